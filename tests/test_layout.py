@@ -25,6 +25,8 @@ MAY_BE_SMALL = re.compile(r"(.*/)?__(init|main)__\.py|shared/(models|codecs|algo
 NAMES_OF_NOTHING = re.compile(r"(.*_)?(helpers?|utils?|managers?|misc|common|stuff)\.py")
 ALGORITHM = re.compile(r"shared/algorithms/(?:[a-z]+/)?(?!_|base)[a-z_]+\.py")
 ERRORS = "shared/errors.py"
+LIBRARIES_OWN = {"_state"}
+"""Names of libraries' own that are ours too: of a client of paho, whether it is connected."""
 SAID_ELSEWHERE = re.compile(r"(as in|as those of|see) `")
 """A docstring that sends its reader to another one for the arguments."""
 
@@ -132,7 +134,47 @@ def test_the_sources_are_found():
     assert circle(imports | {"shared.errors": {"shared.config"}})
 
 
-@pytest.mark.parametrize("breaks", [breaks_in_folders, breaks_in_files, breaks_in_functions, breaks_in_classes])
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def defined_names(tree: ast.Module) -> Iterator[str]:
+    """Yield what a file gives a name to: functions, classes, variables, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the private names of others that a file uses, with their lines: read, set, imported or patched."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.ImportFrom(names=names):
+                yield from ((node.lineno, one.name) for one in names)
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                yield node.lineno, name
+
+
+def breaks_in_tests() -> Iterator[str]:
+    """What the packages keep to themselves; a test's own names, and those of libraries, are left out."""
+    ours = {name for tree in TREES.values() for name in defined_names(tree) if is_private(name)}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        forbidden = ours - LIBRARIES_OWN - set(defined_names(tree))
+        for line, name in private_names(tree):
+            if name in forbidden:
+                yield f"{path.relative_to(ROOT)}:{line}: {name} is private: go by a public name, or make it one"
+
+
+@pytest.mark.parametrize(
+    "breaks", [breaks_in_folders, breaks_in_files, breaks_in_functions, breaks_in_classes, breaks_in_tests]
+)
 def test_the_layout_keeps_its_rules(breaks):
     found = sorted(breaks())
     assert not found, "\n".join(found)

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     for check in run_checks(options.config, options.root, fix=options.fix):
         checks.append(check)
         if options.format == "table":
-            _print(_format_check(check, terminal_columns(sys.stdout), in_colour=in_colour))
+            _print(format_check(check, terminal_columns(sys.stdout), in_colour=in_colour))
     if options.format == "json":
         _print([msgspec.json.encode(checks).decode()])
     else:
@@ -108,8 +108,14 @@ def _load_profile(name: str) -> Profile:
         return UNKNOWN_PROFILE  # told already
 
 
-def _format_check(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
-    """Return a check as lines: state, name and finding in columns, the remedy below."""
+def format_check(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
+    """Return a check as lines: state, name and finding in columns, the remedy below.
+
+    Args:
+        check: What was found.
+        width: Columns of the terminal; None where it is none.
+        in_colour: Whether the state is coloured.
+    """
     lines = format_columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
     lines += fold_text(f"      -> {check.remedy}", width) if check.remedy else []
     if in_colour:

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         shape = options.format or ("table" if sys.stdout.isatty() else "json")
         asyncio.run(_watch(board, options.watch, in_table=shape == "table"))
     else:
-        found = asyncio.run(_ask_twice(board))
+        found = asyncio.run(ask_twice(board))
         if options.link:
             link = asyncio.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
@@ -128,7 +128,7 @@ def _ask_probes(board: Board) -> ProbeResult:
     return replace(found, readings=found.readings | {TOTAL_WATTS: total}, absent=others)
 
 
-async def _ask_twice(board: Board) -> ProbeResult:
+async def ask_twice(board: Board) -> ProbeResult:
     """Ask once, and again where a counter or a model has the watts only then."""
     found = _ask_probes(board)
     if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL_WATTS not in found.readings:

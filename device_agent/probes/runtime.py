@@ -165,7 +165,7 @@ def load_verdicts(state_dir: Path, board: str) -> dict[str, Verdict]:
     """Load the verdicts on the versions that are installed now, on a board of this kind, by library."""
     return {
         library: verdict
-        for library, verdict in _read_cache(state_dir).items()
+        for library, verdict in read_verdicts(state_dir).items()
         if library in PACKAGES
         and verdict.version
         and verdict.version == find_version(library)
@@ -177,12 +177,13 @@ def store_verdict(state_dir: Path, verdict: Verdict) -> None:
     """Store a verdict that will stand; where the disk does not take it, the next start tries again."""
     if verdict.state not in LASTING_STATES:
         return
-    verdicts = _read_cache(state_dir) | {verdict.library: verdict}
+    verdicts = read_verdicts(state_dir) | {verdict.library: verdict}
     with contextlib.suppress(OSError):
         replace_file(state_dir / CACHE_NAME, msgspec.json.encode(verdicts), durable=False)
 
 
-def _read_cache(state_dir: Path) -> dict[str, Verdict]:
+def read_verdicts(state_dir: Path) -> dict[str, Verdict]:
+    """Return all verdicts that were stored, by library, of whatever version and board; none where nothing was."""
     try:
         return msgspec.json.decode((state_dir / CACHE_NAME).read_bytes(), type=dict[str, Verdict])
     except (OSError, msgspec.MsgspecError):

@@ -77,17 +77,17 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
     limit = config.trainer.memory_mb * checks.MIB if config else 0
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
     if config:
-        yield from _examine_state(Path(config.state_dir), config.outbox_mb * checks.MIB)
+        yield from examine_state_folder(Path(config.state_dir), config.outbox_mb * checks.MIB)
     for library in runtime.PACKAGES:
         verdict = runtime.smoke_test(library, smoke_s, board=profile.id)
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
         lacking = runtime.find_missing_isa(LIVE_ROOT, library, profile)
-        is_needed = _is_needed(library, config)
+        is_needed = is_library_needed(library, config)
         yield checks.check_library(verdict, lacking, platform.machine(), is_needed=is_needed, is_packaged=is_packaged())
 
 
-def _is_needed(library: str, config: AgentConfig | None) -> bool:
+def is_library_needed(library: str, config: AgentConfig | None) -> bool:
     """Return whether a board is of no use without a library: torch to train, ONNX Runtime to serve or to evaluate."""
     trains = config is None or (config.data is not None and config.trainer.trains)
     return trains if library == "torch" else config is not None and (config.serve is not None or not trains)
@@ -108,7 +108,8 @@ def examine_broker(config: AgentConfig) -> Check:
     return checks.check_broker(config.broker, said)
 
 
-def _examine_state(folder: Path, outbox_bytes: int) -> Iterator[Check]:
+def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
+    """Check that the agent may write its state, and has room for an outbox of that many bytes."""
     refused, free_bytes = "", 0
     try:  # the folder itself is left to the agent, whose user is to own it
         there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())

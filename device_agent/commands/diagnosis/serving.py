@@ -41,7 +41,7 @@ def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) 
     yield checks.check_runtime(runtime.find_version("onnxruntime"), providers, serve.provider)
     refusal, is_taken = _ask_port(serve.port)
     yield checks.check_port(serve.port, refusal, is_taken=is_taken, agent_runs=agent_runs)
-    found = _Releases(serve, folder)
+    found = ExaminedReleases(serve, folder)
     yield checks.check_releases(found.folders, found.records, found.damages, found.refusals)
     try:
         battery = runs_on_battery(Path(config.board.root))
@@ -81,7 +81,7 @@ def _available(profile: Profile) -> float | None:
     return found.value if found else None
 
 
-class _Releases:
+class ExaminedReleases:
     """The releases of a board: of folders that its file names, and what rollouts brought.
 
     Attributes:

@@ -155,13 +155,13 @@ def running_configuration(port: int) -> tuple[Path, list[str]] | None:
             words = process.cmdline()
             if process.name() == PROGRAM and "-c" in words[:-1]:
                 path = Path(process.cwd(), words[words.index("-c") + 1])
-                return path, _with_included(path.read_text().splitlines())
+                return path, read_included(path.read_text().splitlines())
         except (psutil.Error, OSError, ValueError):
             continue
     return None
 
 
-def _with_included(lines: list[str]) -> list[str]:
+def read_included(lines: list[str]) -> list[str]:
     """Return lines of a configuration with those of the files that it includes, as Debian's does."""
     folders = [Path(words[1]) for line in lines if len(words := line.split()) > 1 and words[0] == "include_dir"]
     files = [path for folder in folders for path in sorted(folder.glob("*.conf"))]

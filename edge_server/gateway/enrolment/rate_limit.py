@@ -17,11 +17,14 @@ class RateLimit:
 
     Args:
         clock: Monotonic seconds.
+
+    Attributes:
+        left: Attempts that each source has, and when that was so; the one that asked last is last.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, source: str) -> float:
         """Count an attempt; return 0 if it may be answered, else the seconds until the next may.
@@ -30,19 +33,19 @@ class RateLimit:
             source: The address; of IPv6 the network of one site is one source.
         """
         group, now = _group(source), self._clock()
-        left, at = self._left.pop(group, (BURST, now))
+        left, at = self.left.pop(group, (BURST, now))
         left = min(BURST, left + (now - at) * PER_S)
         may = left >= 1.0
-        self._left[group] = (left - 1.0 if may else left, now)
-        if len(self._left) > MOST_SOURCES:
-            self._left.popitem(last=False)
+        self.left[group] = (left - 1.0 if may else left, now)
+        if len(self.left) > MOST_SOURCES:
+            self.left.popitem(last=False)
         return 0.0 if may else (1.0 - left) / PER_S
 
     def give_back(self, source: str) -> None:
         """Forget an attempt that was granted."""
         group = _group(source)
-        if found := self._left.get(group):
-            self._left[group] = (min(BURST, found[0] + 1.0), found[1])
+        if found := self.left.get(group):
+            self.left[group] = (min(BURST, found[0] + 1.0), found[1])
 
 
 def _group(source: str) -> str:

@@ -62,12 +62,13 @@ class EnrolmentService:
         registrar: Knows what to answer.
         context: Returns the TLS settings for the next connection.
         request_s: Seconds that a request may take.
+        open_by_source: Connections that are open, by address.
     """
 
     registrar: Registrar
     context: Callable[[], ssl.SSLContext]
     request_s: float = REQUEST_S
-    _open: Counter[str] = field(default_factory=Counter)
+    open_by_source: Counter[str] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -101,10 +102,10 @@ class EnrolmentService:
                 await asyncio.sleep(REST_S)
                 continue
             source = str(address[0])
-            if self._open.total() >= MOST_OPEN or self._open[source] >= MOST_OPEN_EACH:
+            if self.open_by_source.total() >= MOST_OPEN or self.open_by_source[source] >= MOST_OPEN_EACH:
                 sock.close()
                 continue
-            self._open[source] += 1
+            self.open_by_source[source] += 1
             task = loop.create_task(self._serve(sock, source), name="request")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -126,9 +127,9 @@ class EnrolmentService:
         except (OSError, TimeoutError, FieldFleetError) as error:  # ssl.SSLError is an OSError
             log.debug("connection from %s: %s", source, error)
         finally:
-            self._open[source] -= 1
-            if not self._open[source]:
-                del self._open[source]
+            self.open_by_source[source] -= 1
+            if not self.open_by_source[source]:
+                del self.open_by_source[source]
 
     async def _secure(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()

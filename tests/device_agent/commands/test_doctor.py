@@ -88,7 +88,7 @@ def test_what_keeps_it_from_training_ends_with_1(tmp_path, libraries) -> None:
     assert "SIGILL" in checks["torch"].finding
     assert "install another release" in checks["torch"].remedy
     assert "start the broker" in checks["broker"].remedy
-    assert runtime._read_cache(tmp_path / "state")["torch"].state == "sigill"
+    assert runtime.read_verdicts(tmp_path / "state")["torch"].state == "sigill"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_table_has_a_line_for_each_check_and_one_for_its_fix(tmp_path) -> No
     assert "\n      -> name it with --config FILE\n" in printed
     assert "\x1b" not in printed
     assert printed.splitlines()[-1].endswith("in order")
-    (line,) = command._format_check(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
+    (line,) = command.format_check(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
     assert line.startswith("\x1b[31mBAD \x1b[0m  disk")
 
 
@@ -179,6 +179,6 @@ def test_who_may_not_write_the_folder_is_told_how_to_get_it() -> None:
         (folder / "taken").write_text("")
         with as_nobody():
             for name in ("mine/state", "mine", "new", "taken"):
-                (check,) = islice(examine._examine_state(folder / name, 0), 1)
+                (check,) = islice(examine.examine_state_folder(folder / name, 0), 1)
                 assert (check.name, check.state) == ("disk", "bad"), name
                 assert "install -d -o USER" in check.remedy

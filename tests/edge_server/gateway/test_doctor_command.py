@@ -114,5 +114,5 @@ def test_a_secret_that_is_gone_is_told(tmp_path):
 
 def test_settings_of_included_files_count(tmp_path):
     (tmp_path / "own.conf").write_text("max_queued_messages 10\n")
-    lines = examine._with_included([f"include_dir {tmp_path}"])
+    lines = examine.read_included([f"include_dir {tmp_path}"])
     assert [one.state for one in examine.examine_limits(lines, "a file")] == ["bad"]

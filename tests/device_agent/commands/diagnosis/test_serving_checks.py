@@ -138,12 +138,12 @@ def test_settings_are_told_with_who_says_so() -> None:
 )
 def test_a_library_is_needed_by_boards_that_use_it(library, sections, is_needed) -> None:
     config = AgentConfig(**{"device": "a", "state_dir": "s", "data": Data(source="digits"), **sections})
-    assert examine._is_needed(library, config) == is_needed
+    assert examine.is_library_needed(library, config) == is_needed
 
 
 def _examined_releases(state_dir, folders) -> tuple[list[str], list[str]]:
     """Return what cannot be served, and for which folders the agent does not start."""
-    found = serving._Releases(ServeConfig(releases=[str(one) for one in folders]), state_dir)
+    found = serving.ExaminedReleases(ServeConfig(releases=[str(one) for one in folders]), state_dir)
     return found.damages, found.refusals
 
 
