@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=KINDS, default="amd64")
     arch = parser.parse_args().arch
-    in_own_mounts()
+    in_own_mounts("tests.install.check")
     check(arch)
 
 

@@ -43,11 +43,11 @@ CPU revision\t: 3
 BOOKS = ("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
 
 
-def in_own_mounts() -> None:
-    """Start this program anew in a name space of mounts of its own, unless that is where it is."""
+def in_own_mounts(program: str) -> None:
+    """Start this program, by its module's name, anew in a name space of mounts of its own, unless it is in one."""
     if os.environ.get("FIELDFLEET_MOUNTS") != "own":
         os.environ["FIELDFLEET_MOUNTS"] = "own"
-        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", "tests.install.check", *sys.argv[1:]])
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", program, *sys.argv[1:]])
 
 
 def make_base(arch: str) -> Path:
@@ -134,8 +134,8 @@ class System:
 
 
 @contextmanager
-def fresh(arch: str) -> Iterator[System]:
-    """Lay a throw-away system over the cached one of a processor."""
+def fresh(arch: str, called: str = "") -> Iterator[System]:
+    """Lay a throw-away system over the cached one of a processor; several at once are told apart by their names."""
     missing = [
         tool
         for tool in ("debootstrap", *(["proot", "qemu-aarch64-static"] if arch == "arm64" else []))
@@ -143,7 +143,7 @@ def fresh(arch: str) -> Iterator[System]:
     ]
     if os.geteuid() != 0 or missing:
         sys.exit(f"fresh systems need root and {', '.join(missing) or 'its rights'}: as root, apt-get install them")
-    base, layer = make_base(arch), BUILD / f"{arch}.layer"
+    base, layer = make_base(arch), BUILD / f"{called or arch}.layer"
     rmtree(layer, ignore_errors=True)
     upper, work, merged, share = (layer / name for name in ("upper", "work", "root", "share"))
     for folder in (upper, work, merged, share):
