@@ -22,8 +22,7 @@ from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
-from shared.transfer.frames import WaitingPieces
-from shared.transfer.sender import Sender
+from shared.transfer.sender import Sender, WaitingPieces
 from shared.transport.base import Transport
 
 T = TypeVar("T", bound=Mapping[str, object])

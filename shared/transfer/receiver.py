@@ -16,7 +16,7 @@ from shared.errors import WireError
 from shared.protocol import payload
 from shared.protocol.messages import BLOCK_BYTES, Room, Transfer, Want
 from shared.transfer import frames
-from shared.transfer.frames import MAX_FRAME_BYTES, MAX_WINDOW, Assembly, Frame
+from shared.transfer.frames import MAX_FRAME_BYTES, MAX_WINDOW, Frame
 from shared.transfer.pace import Pace
 
 
@@ -38,6 +38,9 @@ class Sink(Protocol):
 
 
 S = TypeVar("S", bound=Sink)
+
+_LACKING, _ASKED, _HERE = 0, 1, 2
+FIRST_WINDOW = 1
 
 EXPECTED_WINDOWS = 4
 """Of one sender, asked for and not come, that are remembered."""
@@ -231,6 +234,108 @@ class Receiver(Generic[S]):
         if not self.is_hopeless:
             self._begin()
         raise WireError("digest of the whole does not hold", reason="digest")
+
+
+class Assembly:
+    """What of one transfer has come, what was asked for, and what to ask for next. Knows no bytes and no time.
+
+    Args:
+        transfer: What is to come.
+        have: A byte a block, 1 where an earlier process has received it; empty for nothing.
+    """
+
+    def __init__(self, transfer: Transfer, have: bytes = b"") -> None:
+        self.transfer = transfer
+        self._blocks = bytearray(have.replace(b"\1", b"\2")) or bytearray(transfer.blocks)
+        self.lacking = self._blocks.count(_LACKING)
+        self._asked = self._next = 0
+        self._window = FIRST_WINDOW
+
+    @property
+    def complete(self) -> bool:
+        """Whether every block has come."""
+        return self.lacking == 0
+
+    def expect(self, stop: int) -> None:
+        """Note that the blocks before `stop` are under way unasked; to be said before anything was asked for.
+
+        Whoever is sent so much needs no first window: its sender knows the link.
+        """
+        stop = min(stop, self.transfer.blocks)
+        lacking = self._blocks.count(_LACKING, 0, stop)
+        self._blocks[:stop] = self._blocks[:stop].replace(bytes([_LACKING]), bytes([_ASKED]))
+        self._asked, self._next, self._window = self._asked + lacking, stop, MAX_WINDOW
+
+    def accept(self, frame: Frame) -> bool:
+        """Note a frame; tell whether anything in it is new.
+
+        Raises:
+            WireError: It does not fit the transfer.
+        """
+        start, stop = self.span(frame)
+        new = stop - start - self._blocks.count(_HERE, start, stop)
+        self._asked -= self._blocks.count(_ASKED, start, stop)
+        self._blocks[start:stop] = bytes([_HERE]) * (stop - start)
+        self.lacking -= new
+        return new > 0
+
+    def holds(self, start: int, stop: int) -> bool:
+        """Tell whether every one of these blocks has come."""
+        return self._blocks.count(_HERE, start, stop) == stop - start
+
+    def span(self, frame: Frame) -> tuple[int, int]:
+        """Return the blocks that a frame carries.
+
+        Raises:
+            WireError: It does not fit the transfer.
+        """
+        size, count = self.transfer.size, self.transfer.blocks
+        stop = frame.start - -frame.data.nbytes // BLOCK_BYTES
+        if frame.count != count or not frame.start < stop <= count:
+            raise WireError(f"blocks {frame.start} to {stop} of {frame.count}, expected {count}", reason="shape")
+        if frame.data.nbytes != min(stop * BLOCK_BYTES, size) - frame.start * BLOCK_BYTES:
+            raise WireError(f"frame of {frame.data.nbytes} bytes at block {frame.start}", reason="truncated")
+        return frame.start, stop
+
+    def ask(self, window: int, frame_bytes: int) -> list[tuple[int, int]]:
+        """Return ranges of blocks to ask for now: none while more than half a window is under way.
+
+        The first windows are small, so that little is sent twice where a link turns out to be slow or broken.
+
+        Args:
+            window: Most frames under way.
+            frame_bytes: Bytes of payload in a frame.
+        """
+        frame = frame_bytes // BLOCK_BYTES
+        window = min(window, self._window) * frame
+        room = window - self._asked
+        if self.complete or 2 * room < window:
+            return []
+        self._window = min(2 * self._window, MAX_WINDOW)
+        ranges: list[tuple[int, int]] = []
+        while room > 0 and len(ranges) < MAX_WINDOW and (start := self._blocks.find(_LACKING, self._next)) >= 0:
+            end, stop = self._run_end(start, room), start + room
+            if stop < end:
+                stop -= stop % frame  # so that devices on one transmission ask for the same frames
+            if stop <= start:
+                break
+            stop = min(stop, end)
+            self._blocks[start:stop] = bytes([_ASKED]) * (stop - start)
+            self._asked += stop - start
+            self._next, room = stop, room - (stop - start)
+            ranges.append((start, stop))
+        return ranges
+
+    def _run_end(self, start: int, room: int) -> int:
+        """Return where the blocks that lack from `start` on end, looking no further than needed."""
+        limit = min(start + room + 1, len(self._blocks))
+        ends = [self._blocks.find(state, start, limit) for state in (_ASKED, _HERE)]
+        return min((end for end in ends if end >= 0), default=limit)
+
+    def forget(self) -> None:
+        """Take everything asked for as lost; the next `ask` starts at the first block that lacks."""
+        self._blocks = self._blocks.replace(bytes([_ASKED]), bytes([_LACKING]))
+        self._asked, self._next, self._window = 0, 0, FIRST_WINDOW
 
 
 class Expected:

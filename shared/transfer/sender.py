@@ -6,6 +6,7 @@ returns is to be published in order, and what does not arrive will be asked for 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,7 @@ from shared.protocol import payload
 from shared.protocol.messages import BLOCK_BYTES, Room, Transfer, Want
 from shared.protocol.payload import Scattered
 from shared.transfer import frames
+from shared.transfer.frames import MAX_WINDOW
 
 
 class Source(Protocol):
@@ -95,3 +97,55 @@ class Sender:
     def _cut(self, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         for start, stop in pieces:
             yield self.frame(start, stop)
+
+
+class WaitingPieces:
+    """Pieces that wait to be sent to one receiver: at most a window of them, and none that overlap.
+
+    A receiver that asks for blocks anew, in frames of another size, takes the place of its earlier wish.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: dict[int, int] = {}
+
+    def add(self, start: int, stop: int) -> bool:
+        """Let a piece wait, if there is room; tell whether others were taken out for it."""
+        first = bisect_left(self._starts, start)
+        if first and self._stops[self._starts[first - 1]] > start:
+            first -= 1
+        last = bisect_left(self._starts, stop, lo=first)
+        gone = self._starts[first:last]
+        if not gone and len(self._starts) >= MAX_WINDOW:
+            return False
+        for each in gone:
+            del self._stops[each]
+        self._starts[first:last] = [start]
+        self._stops[start] = stop
+        return gone not in ([], [start])
+
+    def pop(self, start: int) -> int:
+        """Take out the piece that begins there; return where it ends."""
+        self._starts.remove(start)
+        return self._stops.pop(start)
+
+    def take(self) -> list[tuple[int, int]]:
+        """Take out all, in order."""
+        pieces = [(start, self._stops[start]) for start in self._starts]
+        self.clear()
+        return pieces
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._starts, self._stops = [], {}
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate where pieces begin, in order."""
+        return iter(self._starts)
+
+    def __contains__(self, start: int) -> bool:
+        """Tell whether a piece that begins there waits."""
+        return start in self._stops
+
+    def __len__(self) -> int:
+        return len(self._starts)

@@ -14,10 +14,9 @@ from typing import Literal, TypeAlias
 from edge_server.rounds.split.kept_answers import KeptAnswers
 from shared.protocol.messages import Features
 from shared.tensors.tree import Tree
-from shared.transfer.frames import WaitingPieces
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
-from shared.transfer.sender import Sender
+from shared.transfer.sender import Sender, WaitingPieces
 
 PATIENCE = 2
 """Deadlines in a row that one device may cost the others."""

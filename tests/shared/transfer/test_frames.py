@@ -13,7 +13,8 @@ from shared.errors import WireError
 from shared.protocol.messages import BLOCK_BYTES, Transfer, Want
 from shared.protocol.payload import Scattered
 from shared.transfer import frames as chunks
-from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, Assembly, Frame
+from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, Frame
+from shared.transfer.receiver import Assembly
 
 MANY = settings(max_examples=150, derandomize=True, deadline=None)
 DIGEST = bytes(range(16))
