@@ -17,9 +17,8 @@ from edge_server.rounds.aggregate import median_of
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
-from edge_server.rounds.split.features_in import FeaturesIn
-from edge_server.rounds.split.gradients_out import GradientsOut
 from edge_server.rounds.split.kept_answers import Shelf
+from edge_server.rounds.split.payloads import StepPayloads
 from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
 from shared.codecs import CODECS
@@ -32,7 +31,6 @@ from shared.runtime.clock import Clock
 from shared.runtime.executor import Effect, Worker, background, uninterrupted
 from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
-from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender
@@ -57,8 +55,7 @@ class SplitRound:
     Attributes:
         top: The server's part of the network.
         barrier: Which step is open, and the sessions of the devices.
-        features: Receives what comes up.
-        gradients: Sends what goes down.
+        payloads: Receives what comes up, and sends what goes down.
         shelf: Room for what went down, in the round.
         answers: Says what nobody waits for, to each device as often as it is due.
         most_size: A step goes on without features larger than this many times the median of those that are here, and
@@ -71,8 +68,7 @@ class SplitRound:
     worker: Worker
     top: TopModel
     barrier: Barrier
-    features: FeaturesIn
-    gradients: GradientsOut
+    payloads: StepPayloads
     shelf: Shelf
     answers: Answers
     most_size: float = 0.0
@@ -121,12 +117,12 @@ class SplitRound:
         if begins_anew:
             log.info("round %d: %s begins its session anew", self._gather.number, session.device)
         session.at = offer.step
-        self.features.expect_push(session)
-        await self._announce(session, offer)
+        self.payloads.expect_push(session)
+        await self.payloads.announce(session, offer)
 
     async def _take(self, session: DeviceSession, offer: Features) -> None:
         try:
-            await self.features.begin(session, offer)
+            await self.payloads.begin(session, offer)
         except WireError as error:
             self._refuse(session, error)
         self._wake.set()  # from now on a silence is to be noticed
@@ -144,7 +140,7 @@ class SplitRound:
         session = self.barrier.sessions.get(device) or DeviceSession(
             device
         )  # a stranger's frame is checked all the same
-        is_new = await self.features.take(session, data)
+        is_new = await self.payloads.take(session, data)
         if is_new and session.receiver and session.receiver.complete:
             self._wake.set()
         return is_new
@@ -156,12 +152,12 @@ class SplitRound:
     def want(self, device: str, want: Want) -> None:
         """Send what a device asks for of its last gradient."""
         if session := self.barrier.sessions.get(device):
-            self.gradients.answer(session, want)
+            self.payloads.answer_want(session, want)
 
     async def returned(self, device: str) -> None:
         """Note that a device has connected anew."""
         if session := self.barrier.sessions.get(device):
-            await self.features.ask_anew(session)
+            await self.payloads.ask_anew(session)
 
     async def serve(self, reachable: Callable[[], Awaitable[bool]]) -> None:
         """Serve step after step, until cancelled.
@@ -169,16 +165,16 @@ class SplitRound:
         Args:
             reachable: Waits until the broker is there; tells whether it was there already. No deadline runs meanwhile.
         """
-        async with background(self.gradients.send()):
+        async with background(self.payloads.send_gradients()):
             while True:
                 self._wake.clear()
                 for device in self._gather.failed:
                     self.barrier.drop(device)
-                for session in self.features.coming():
+                for session in self.payloads.coming():
                     if session.receiver and session.receiver.complete:
                         await self._read(session, session.receiver)
                 if self.barrier.left_s(self.clock()) > 0:
-                    await self.features.ask_again()
+                    await self.payloads.ask_again()
                     await self._until_due()
                 elif self.barrier.awaited and not await reachable():
                     self.barrier.postpone(self.clock())
@@ -192,7 +188,7 @@ class SplitRound:
         except WireError as error:
             if session.receiver is not receiver:
                 return  # it has begun anew meanwhile
-            if await self.features.retry(session, error):
+            if await self.payloads.retry(session, error):
                 self._gather.refused["digest"] += 1
             else:
                 session.receiver = None
@@ -240,14 +236,14 @@ class SplitRound:
         offers = {device: _offer(sessions[device]) for device in devices}
         # All of it before anything is waited for: offers come meanwhile.
         features = {device: sessions[device].take_features() for device in devices}
-        await asyncio.gather(*(self.features.send(device, message) for device, message in skips.items()))
+        await asyncio.gather(*(self.payloads.tell(device, message) for device, message in skips.items()))
         if devices:
             self._keep(number, await self._compute(number, features))
         for device in offers:
-            self.features.expect_push(sessions[device])
+            self.payloads.expect_push(sessions[device])
         # One that does earlier steps again comes to this one later.
         due = [(sessions[device], offer) for device, offer in offers.items() if sessions[device].at >= number]
-        await asyncio.gather(*(self._announce(session, offer) for session, offer in due))
+        await asyncio.gather(*(self.payloads.announce(session, offer) for session, offer in due))
 
     def _keep(self, number: int, gradients: Mapping[str, Sender]) -> None:
         was_full = self.shelf.is_full
@@ -262,17 +258,12 @@ class SplitRound:
 
     async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
         """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
-        link, transport = self.features.link, self.features.transport
-        frame_bytes = frames.largest_frame(link.frame_bytes, transport.max_payload_bytes)
         step = Effect(SPLIT_STEP, self.top.serve)
-        return await uninterrupted(self.worker(step, number, features, frame_bytes))
-
-    async def _announce(self, session: DeviceSession, offer: Features) -> None:
-        await self.gradients.announce(session, offer, self.features.pace(session.device), self.features.window)
+        return await uninterrupted(self.worker(step, number, features, self.payloads.frame_bytes))
 
     async def _until_due(self) -> None:
         """Wait until something has come, or the step is due."""
-        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.features.coming() else LONG_S)
+        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.payloads.coming() else LONG_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._wake.wait()
@@ -318,10 +309,9 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
     us = algorithm, model, copy_state(state, device), codec, assignments, plan.seed
     top = TopModel(*us, before=(number - 1) * steps, examples=own, device=device)
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
-    features = FeaturesIn(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
-    gradients, shelf = GradientsOut(server.site, server.transport, server.clock), Shelf(link.kept_gradients_mb << 20)
-    ways, most = (barrier, features, gradients, shelf, server.answers), plan.round.most_norm
-    return SplitRound(server.clock, server.worker, top, *ways, most)
+    payloads = StepPayloads(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
+    ways = barrier, payloads, Shelf(link.kept_gradients_mb << 20), server.answers
+    return SplitRound(server.clock, server.worker, top, *ways, plan.round.most_norm)
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:

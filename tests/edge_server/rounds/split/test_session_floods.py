@@ -11,7 +11,7 @@ from edge_server.fleet.answers import BURST
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.broadcast import COPIES, MORE_BYTES, MORE_PER_S
 from edge_server.rounds.split.device_session import PATIENCE, DeviceSession
-from edge_server.rounds.split.gradients_out import GradientsOut
+from edge_server.rounds.split.payloads import StepPayloads
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Transfer, Want
 from shared.protocol.topics import topic
@@ -105,16 +105,16 @@ def test_who_asks_for_its_gradients_without_end_is_sent_some_copies_and_little_f
 
     async def play() -> None:
         loop, broker, data = asyncio.get_running_loop(), MemoryTransport(), bytes(1 << 20)
-        gradients = GradientsOut(SITE, broker, loop.time)
+        gradients = StepPayloads(SITE, broker, loop.time, LinkConfig(), {}, {})
 
         async def ask(name: str, steps: int, times: int) -> float:
-            async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.send()):
+            async with broker.subscribe(topic(SITE, name, "gradient")) as inbox, background(gradients.send_gradients()):
                 for step in range(steps):
                     sent = Sender.of_parts([memoryview(step.to_bytes(8, "big")), memoryview(data)], 32 << 10)
                     session = DeviceSession(name, gradient=sent)
                     want = Want(digest=sent.transfer.digest, frame_bytes=32 << 10, ranges=[(0, sent.transfer.blocks)])
                     for _ in range(times):
-                        gradients.answer(session, want)
+                        gradients.answer_want(session, want)
                         await asyncio.sleep(0.01)
                 return sum(len(said) for _, said in inbox.taken()) / len(data)
 

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
+from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.split.device_session import DeviceSession
-from edge_server.rounds.split.gradients_out import GradientsOut
 from edge_server.rounds.split.kept_answers import Shelf
+from edge_server.rounds.split.payloads import StepPayloads
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Want
 from shared.protocol.topics import parse_channel
 from shared.transfer import frames as chunks
 from shared.transfer.frames import MAX_WINDOW
-from shared.transfer.pace import Pace
 from shared.transfer.sender import Sender
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import virtual
@@ -60,19 +60,23 @@ def test_an_offer_while_others_are_told_that_they_are_late_spoils_no_step(tmp_pa
     virtual(play())
 
 
+def payloads_over(broker: MemoryTransport) -> StepPayloads:
+    return StepPayloads("lab", broker, asyncio.get_running_loop().time, LinkConfig(), {}, {})
+
+
 def test_who_asks_for_its_gradient_without_end_is_sent_a_window_of_it():
     """Wishes that overlap: nothing of it waits twice, and another's frame goes behind one of them."""
 
     async def play() -> None:
         broker, data = MemoryTransport(), bytes(200 * BLOCK_BYTES)
-        gradients, sent = GradientsOut("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
+        gradients, sent = payloads_over(broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
         greedy, other = DeviceSession("greedy", gradient=sent), DeviceSession("other", gradient=sent)
         for number in range(1000):
             ranges = [(number % 100, 200)]
-            gradients.answer(greedy, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=ranges))
-        gradients.answer(other, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=[(0, 2)]))
+            gradients.answer_want(greedy, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=ranges))
+        gradients.answer_want(other, Want(digest=sent.transfer.digest, frame_bytes=BLOCK_BYTES, ranges=[(0, 2)]))
         async with broker.subscribe("#") as inbox:
-            task = asyncio.create_task(gradients.send())
+            task = asyncio.create_task(gradients.send_gradients())
             await asyncio.sleep(1)
             task.cancel()
             names = [name.split("/")[-2] for name, _ in inbox.taken()]
@@ -87,7 +91,7 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
 
     async def play() -> None:
         broker, data = MemoryTransport(), bytes(4 * BLOCK_BYTES)
-        gradients, sent = GradientsOut("lab", broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
+        gradients, sent = payloads_over(broker), Sender.of_parts([memoryview(data)], BLOCK_BYTES)
         about = {"run": "trial", "round": 1, "device": "a", "start": bytes(16), "step": 1, "params": sent.transfer}
         offer = Features(**about, room=Room(blocks=1 << 40))
         session = DeviceSession("a")
@@ -95,8 +99,8 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
         session.answers.put(1, sent, Shelf(0))
         async with broker.subscribe("#") as inbox:
             for _ in range(100):
-                await gradients.announce(session, offer, Pace(1.0, 0.0, BLOCK_BYTES), 16)
-            task = asyncio.create_task(gradients.send())
+                await gradients.announce(session, offer)
+            task = asyncio.create_task(gradients.send_gradients())
             await asyncio.sleep(1)
             task.cancel()
             frames = [data for _, data in inbox.taken() if chunks.is_frame(data)]
