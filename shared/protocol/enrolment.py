@@ -9,6 +9,7 @@ POST /join            JoinRequest -> JoinAnswer     the first key that comes wit
 POST /joined          Joined -> nothing             the board has proven its certificate: the token is closed
 POST /renew           RenewRequest -> RenewAnswer   over a connection that the certificate to be renewed authenticates
 POST /renew-expired   RenewRequest -> RenewAnswer   by a request that the same key signed
+GET  /install.sh, /packages/...                      files, see `edge_server.gateway.packages.download`
 
 Whatever is refused is answered by a Refusal, status 4xx.
 """

@@ -65,6 +65,8 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
         "--pattern", default="pi-{:02}", metavar="NAME", help="with --count: their names, from 1 on; default: pi-{:02}"
     )
     parser.add_argument("--csv", action="store_true", help="as lines of device,token,id,expires")
+    help_ = "print the line that installs the agent on a bare board, joins and starts it; `packages add` comes before"
+    parser.add_argument("--install", action="store_true", help=help_)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the QR code of the token there too")
     parser.add_argument("--address", default="", metavar="HOST", help="of the gateway; default: the site's first")
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import hashlib
 import logging
 import signal
 import sys
@@ -19,6 +20,8 @@ from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
 from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
+from edge_server.gateway.packages.download import Shelf, install_script
+from edge_server.gateway.packages.store import read_index
 from edge_server.gateway.revocation.revoke import readmit
 from edge_server.gateway.site_folder import open_folder
 from edge_server.gateway.state import SiteState, read_state
@@ -71,9 +74,8 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
     state = read_state(site.folder)
     place = (_address(state, options.address), options.port, site.root_digest())
     rows = []
-    for name in names:
-        if site.is_denied(name):
-            _readmit(site, name)
+    for name in filter(site.is_denied, names):
+        _readmit(site, name)
     with site.edit() as ledger:
         ledger.tokens = without_old(ledger.tokens, site.utc_s())
         for name in names:
@@ -84,9 +86,10 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
     if options.csv:
         _write_csv(rows)
         return
+    has_packages = bool(read_index(site.folder).releases)
     for name, line, token_id, _ in rows:
-        known_before = name in state.accounts
-        _print_token(name, line, token_id, options.ttl, again=known_before)
+        installs = install_line(place, line) if options.install or has_packages else ""
+        _print_token((name, line, token_id), options, again=name in state.accounts, installs=installs)
     if options.svg:
         _write_svg(rows[0][1], options.svg)
 
@@ -143,12 +146,32 @@ def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
     return names
 
 
-def _print_token(name: str, line: str, token_id: str, ttl_s: float, *, again: bool) -> None:
-    out = sys.stdout
+def install_line(place: tuple[str, int, bytes], line: str) -> str:
+    """Return what makes a bare board a device: it fetches the script, runs it if it is this gateway's, and that alone.
+
+    The token is no argument of a command, which others on the board may see.
+
+    Args:
+        place: Host and port of the enrolment service, and the root's digest.
+        line: The token.
+    """
+    host = f"[{place[0]}]" if ":" in place[0] else place[0]
+    digest = hashlib.sha256(install_script()).hexdigest()
+    fetched = f"curl -fsSk https://{host}:{place[1]}/install.sh -o install.sh"
+    return f"{fetched} && echo '{digest}  install.sh' | sha256sum -c - && echo {line} | sudo sh install.sh"
+
+
+def _print_token(made: tuple[str, str, str], options: argparse.Namespace, *, again: bool, installs: str) -> None:
+    (name, line, token_id), out = made, sys.stdout
+    if options.install:
+        out.write(f"{installs}\n")
+        return
     if not out.isatty():
         out.write(f"{line}\n")
         return
-    write_text(out, f"{name}: once, within {ttl_s / 60:g} minutes (token {token_id}). On the board:", "")
+    write_text(out, f"{name}: once, within {options.ttl / 60:g} minutes (token {token_id}). On the board:", "")
+    if installs:
+        out.write(f"{installs}\n\nor, where the agent is installed:\n\n")
     out.write(f"  device-agent join -\n\nand then this line, or the code:\n\n{line}\n\n")
     qr_code(line).terminal(out, compact=True)
     if again:
@@ -261,7 +284,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
-    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()))
+    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()), shelf=Shelf(site.folder))
     service.context()  # what is wrong with it is better said now
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -66,6 +66,7 @@ class Request:
         body: As it came.
         source: From which address.
         peer: The certificate by which the connection is authenticated, DER; empty where there is none.
+        range: What part of a file is wanted, as HTTP's header has it; empty for all.
     """
 
     method: str
@@ -73,6 +74,7 @@ class Request:
     body: bytes = b""
     source: str = ""
     peer: bytes = b""
+    range: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The enrolment service: HTTPS on the gateway, one request a connection, everything bounded.
 
-Its own hundred lines in place of a framework's thousands: six paths, all answers short, and nothing that is not needed
-can be asked. What is bounded: connections in all and of one address, the handshake, the time of a request as a whole,
-its head and its body. A certificate of the client is asked for and not required: a board that joins has none yet.
+Its own hundred lines in place of a framework's thousands: a few paths, and nothing that is not needed can be asked.
+What is bounded: connections in all and of one address, the handshake, the time of a request as a whole, its head and
+its body; of files, downloads in all and to one address, what of each is in memory, and how slowly it may be read. A
+certificate of the client is asked for and not required: a board that joins has none yet.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
+from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, Shelf, Streams
 from shared.errors import ConfigError, FieldFleetError, WireError
 from shared.protocol.enrolment import MOST_HEAD, body_length, http_date, parse_head
 from shared.runtime.executor import in_thread
@@ -29,7 +31,15 @@ HANDSHAKE_S, REQUEST_S = 5.0, 10.0
 BACKLOG = 64
 REST_S = 0.1
 """After the system had no room for another connection."""
-PHRASES = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests"}
+PHRASES = {
+    200: "OK",
+    206: "Partial Content",
+    416: "Range Not Satisfiable",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    429: "Too Many Requests",
+}
 
 
 def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
@@ -63,12 +73,16 @@ class EnrolmentService:
         context: Returns the TLS settings for the next connection.
         request_s: Seconds that a request may take.
         open_by_source: Connections that are open, by address.
+        shelf: What boards may fetch; None where there is nothing.
+        streams: Downloads under way.
     """
 
     registrar: Registrar
     context: Callable[[], ssl.SSLContext]
     request_s: float = REQUEST_S
     open_by_source: Counter[str] = field(default_factory=Counter)
+    shelf: Shelf | None = None
+    streams: Streams = field(default_factory=Streams)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -113,10 +127,13 @@ class EnrolmentService:
     async def _serve(self, sock: socket.socket, source: str) -> None:
         """Answer one connection, whatever comes on it."""
         try:
-            async with asyncio.timeout(self.request_s):
+            async with asyncio.timeout(self.request_s) as patience:
                 reader, writer = await self._secure(sock)
                 try:
-                    writer.write(_encode(await self._answer(reader, writer, source), self.registrar.utc_s()))
+                    found = await self._answer(reader, writer, source)
+                    answer = await self._send(writer, found, source, patience) if isinstance(found, Download) else found
+                    if answer:
+                        writer.write(_encode(answer, self.registrar.utc_s()))
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
@@ -131,6 +148,18 @@ class EnrolmentService:
             if not self.open_by_source[source]:
                 del self.open_by_source[source]
 
+    async def _send(
+        self, writer: asyncio.StreamWriter, download: Download, source: str, patience: asyncio.Timeout
+    ) -> Answer | None:
+        """Send a file; return what is answered instead where too many are fetched already."""
+        with self.streams.place(source) as has_room:
+            if not has_room:
+                return refusal("busy", status=503, retry_s=AGAIN_S)
+            patience.reschedule(asyncio.get_running_loop().time() + self.streams.patience_s(download))
+            writer.write(_head(download.status, download.lines(), self.registrar.utc_s()))
+            await self.streams.send(writer, download)
+        return None
+
     async def _secure(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
         try:
@@ -141,17 +170,21 @@ class EnrolmentService:
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=1.0
+            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=STALL_S
         )
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> Answer:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
+    ) -> Answer | Download:
         secured = writer.get_extra_info("ssl_object")
         try:
             request = await read_request_of(reader, source, secured.getpeercert(binary_form=True) or b"")
         except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return refusal("malformed")
         try:
+            if self.shelf and (found := await in_thread(self.shelf.find, request)):
+                return found
             async with self._turn:
                 return await in_thread(self.registrar.answer, request)
         except (FieldFleetError, OSError) as error:
@@ -176,20 +209,20 @@ async def read_request_of(reader: asyncio.StreamReader, source: str, peer: bytes
     method, path, version = [*first.split(" "), "", "", ""][:3]
     if first.count(" ") != 2 or version not in ("HTTP/1.1", "HTTP/1.0"):  # noqa: PLR2004 - three words
         raise WireError("not a request of HTTP/1.1", reason="malformed")
-    return Request(method, path, await reader.readexactly(body_length(headers)), source, peer)
+    part = "" if "if-range" in headers else headers.get("range", "")
+    return Request(method, path, await reader.readexactly(body_length(headers)), source, peer, part)
 
 
 def _encode(answer: Answer, utc_s: float) -> bytes:
-    lines = [
-        f"HTTP/1.1 {answer.status} {PHRASES.get(answer.status, 'Service Unavailable')}",
-        f"Date: {http_date(utc_s)}",
-        f"Content-Type: {answer.kind}",
-        f"Content-Length: {len(answer.body)}",
-        "Connection: close",
-    ]
+    lines = [f"Content-Type: {answer.kind}", f"Content-Length: {len(answer.body)}"]
     if answer.retry_s:
         lines.append(f"Retry-After: {int(answer.retry_s) + 1}")
-    return "\r\n".join([*lines, "", ""]).encode("ascii") + answer.body
+    return _head(answer.status, lines, utc_s) + answer.body
+
+
+def _head(status: int, lines: list[str], utc_s: float) -> bytes:
+    first = f"HTTP/1.1 {status} {PHRASES.get(status, 'Service Unavailable')}"
+    return "\r\n".join([first, f"Date: {http_date(utc_s)}", *lines, "Connection: close", "", ""]).encode("ascii")
 
 
 def listening(host: str, port: int) -> socket.socket:

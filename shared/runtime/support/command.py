@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="folders", type=Path, action="append", default=[], metavar="DIR", help=help_)
     help_ = f"address of an index that pip could use; default: pip's own; {TORCH_INDEX} names one more, for torch"
     parser.add_argument("--index", action="append", default=[], metavar="URL", help=help_)
+    help_ = "certificates that the index must be signed by, such as a site's root; default: the system's"
+    parser.add_argument("--ca", type=Path, default=None, metavar="FILE", help=help_)
     parser.add_argument("--list", action="store_true", help="print the files' names and SHA-256, and do nothing")
     parser.add_argument("--anyway", action="store_true", help="even where memory is too little")
 
@@ -72,7 +74,7 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
         require_memory(purpose)
     require_disk(extras, choice, downloads=not options.folders)
     os.umask(0o022)  # what is brought is for the service's user to read
-    install(choice, purpose, extras, list(_sources(options, choice, extras)), say)
+    install(choice, purpose, extras, list(_sources(options, choice, extras)), say, ca=str(options.ca or ""))
     say(f"{WANTED[purpose]}: in place; {_taken_up(SERVICES[purpose])}")
     return 0
 

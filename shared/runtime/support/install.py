@@ -82,7 +82,7 @@ def require_disk(extras: Path, choice: Choice, *, downloads: bool) -> None:
         raise ConfigError(f"{extras}: it takes {needs // MIB} MiB and {free // MIB} MiB are free; {remedy}")
 
 
-def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[str], say: Say) -> None:
+def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[str], say: Say, *, ca: str = "") -> None:
     """Bring wheels and put them in place of what was there.
 
     Args:
@@ -91,6 +91,7 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
         extras: The folder.
         sources: As `bring`.
         say: Is told what is done.
+        ca: As `bring`.
 
     Raises:
         ConfigError: As `bring`, or this user may not write there.
@@ -98,7 +99,7 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
     """
     name = name_of(choice, purpose)
     try:
-        bring(choice.wheels, extras / WHEELS, sources, say)
+        bring(choice.wheels, extras / WHEELS, sources, say, ca)
         new = extras / NEW
         shutil.rmtree(new, ignore_errors=True)
         say(f"unpacking {choice.unpacked / 1e6:.0f} MB")

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-FORMATS = '"""Forms of state files."""\nFORMATS: Mapping[str, int] = {"journal": 1, "releases": 2}\n'
+FORMATS = '{"journal": 1, "releases": 2}'
 CONTROL = """Package: {name}
 Version: {version}+deb12
 Architecture: {arch}
@@ -51,8 +51,10 @@ def deb(
     formats: str = FORMATS,
 ) -> bytes:
     """Return a package."""
-    home = f"./opt/fieldfleet/{version}/lib/python{python}/site-packages/device_agent"
-    files: dict[str, str | bytes] = {f"{home}/state_formats.py": formats, f"{home}/filling": filling}
+    home = f"./opt/fieldfleet/{version}"
+    files: dict[str, str | bytes] = {f"{home}/lib/filling": filling}
+    if formats:
+        files[f"{home}/formats.json"] = formats
     control = CONTROL.format(name=name, version=version, arch=arch, python=python)
     return archive(
         {

@@ -53,7 +53,7 @@ def test_a_package_says_what_it_is(tmp_path):
 
 
 def test_a_version_from_before_there_were_forms_of_state(tmp_path):
-    path = put_deb(tmp_path, formats="x = 1\n")
+    path = put_deb(tmp_path, formats="")
     assert read_deb(path).formats == {}
 
 
@@ -67,8 +67,9 @@ BROKEN = {
     "server": deb(name="fieldfleet-server"),
     "other-processor": deb(arch="riscv64"),
     "no-tar": archive({"debian-binary": b"2.0\n", "control.tar.xz": b"x" * 99, "data.tar.xz": b"y" * 99}),
-    "formats-that-run": deb(formats="FORMATS = __import__('os').system('false')\n"),
-    "formats-of-words": deb(formats="FORMATS = {'journal': 'new'}\n"),
+    "formats-none": deb(formats="["),
+    "formats-of-words": deb(formats='{"journal": "new"}'),
+    "formats-below-zero": deb(formats='{"journal": -1}'),
     "size-none": b"!<arch>\n" + b"control.tar.xz".ljust(48) + b"-12".ljust(10) + b"`\n",
 }
 
@@ -77,8 +78,8 @@ BROKEN = {
 def test_what_is_no_package_of_the_agent_is_refused_and_nothing_is_taken_in(site, tmp_path, name):
     path = tmp_path / f"{name}.deb"
     path.write_bytes(BROKEN[name])
-    with pytest.raises(ConfigError, match=r"make deb|not of its form"):
-        add_packages(site, [put_deb(tmp_path / "good"), path])
+    with pytest.raises(ConfigError, match=r"make deb|not of its form|journal has"):
+        add_packages(site, [put_deb(tmp_path / "good", "0.3.9"), path])
     assert read_index(site.path) == PackageIndex()
 
 
@@ -123,7 +124,7 @@ def test_a_version_never_changes(site, tmp_path):
     with pytest.raises(ConfigError, match="never changes"):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
     with pytest.raises(ConfigError, match="another form"):
-        add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
+        add_packages(site, [put_deb(tmp_path, arch="amd64", formats='{"journal": 9}')])
     assert list(package_faults(site.path)) == []
 
 

@@ -1,0 +1,222 @@
+#!/bin/sh
+# Makes a bare board a device of a site: installs the agent from the site's gateway, joins, sets up, starts it.
+#
+#     echo TOKEN | sudo sh install.sh [--infer | --no-setup] [--data FOLDER]
+#
+# The token is read from standard input, since others may see command lines. Whoever answers is believed nothing before
+# the root certificate has the SHA-256 that the token names; what comes then is compared with what the site signed for.
+# The same again is no harm: what is done stays. Exit codes: 0 all is done; 1 a step failed, and its remedy is told.
+set -eu
+
+etc=${FIELDFLEET_ETC:-/etc/fieldfleet}
+state=${FIELDFLEET_STATE:-/var/lib/fieldfleet}
+purpose=train
+data=
+
+say() { printf '%s\n' "$*"; }
+fail() {
+    printf 'install.sh: %s\n' "$*" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --infer) purpose=infer ;;
+        --no-setup) purpose= ;;
+        --data)
+            [ $# -gt 1 ] || fail '--data: name the folder with the examples of this board'
+            data=$2
+            shift
+            ;;
+        ff1,*) fail 'give the token on standard input (echo TOKEN | sudo sh install.sh): others may see command lines' ;;
+        *) fail "$1: no such option; there are --infer, --no-setup and --data FOLDER" ;;
+    esac
+    shift
+done
+case $data in *[\"\\]* | *'
+'*) fail '--data: a folder with such a name cannot be written down; rename it' ;; esac
+
+[ "$(id -u)" = 0 ] || fail 'only root may install: put sudo before sh'
+if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
+    fail 'this is no Debian, Ubuntu or Raspberry Pi OS: install by pip, as device_agent/README.md says'
+fi
+if ! command -v python3 >/dev/null; then
+    say 'Python comes first'
+    apt-get install -y --no-install-recommends python3 ||
+        fail 'python3 cannot be installed: connect the board to its package mirror once, or put python3 into its image'
+fi
+
+if [ -t 0 ]; then printf 'token: ' >&2; fi
+read -r token || [ -n "${token:-}" ] || fail 'no token on standard input: edge-server enrol NAME, on the gateway, prints one'
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+chmod 755 "$work" # for apt's own user
+
+arch=$(dpkg --print-architecture)
+# Prints the gateway's address, the package's file and version, and how many wheels the gateway has.
+found=$(FIELDFLEET_TOKEN=$token python3 -I - "$work" "$arch" <<'PYTHON'
+import base64, hashlib, json, os, re, ssl, sys, time, urllib.error, urllib.request
+
+work, arch = sys.argv[1:]
+python = "%d.%d" % sys.version_info[:2]
+ATTEMPTS, PATIENCE_S, BLOCK, MOST_INDEX = 30, 60, 1 << 18, 16 << 20
+
+
+def fail(text):
+    sys.exit("install.sh: " + text)
+
+
+def unpad(text):
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+try:
+    form, address, root, _, _ = os.environ.pop("FIELDFLEET_TOKEN").strip().split(",")
+    pinned, (host, _, port) = unpad(root), address.rpartition(":")
+    if form != "ff1" or len(pinned) != 32 or not host or not 0 < int(port) < 1 << 16:
+        raise ValueError
+except ValueError:
+    fail("that is no token, or not all of it: copy the whole line, from ff1 to its end")
+site = "https://" + address
+
+
+def get(path, context, begin=0):
+    asked = urllib.request.Request(site + path, headers={"Range": "bytes=%d-" % begin} if begin else {})
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
+    return urllib.request.build_opener(*handlers).open(asked, timeout=PATIENCE_S)
+
+
+def told(path, context, most):
+    try:
+        with get(path, context) as answer:
+            return answer.read(most)
+    except urllib.error.HTTPError as error:
+        fail("%s%s: the gateway answers %s; is its fieldfleet older than this script?" % (site, path, error))
+    except (OSError, ValueError) as error:
+        fail("%s%s: %s; is the gateway on, in this network, and its fieldfleet-enrolment running?" % (site, path, error))
+
+
+anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+shown = told("/ca.pem", anybody, 1 << 16).decode("ascii", "replace")
+blocks = re.findall("-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\\s]+-----END CERTIFICATE-----", shown)
+own = []
+for block in blocks:
+    try:
+        if hashlib.sha256(ssl.PEM_cert_to_DER_cert(block)).digest() == pinned:
+            own.append(block)
+    except ValueError:
+        continue
+if not own:
+    fail("%s shows another CA than the token names; nothing was installed and nothing secret sent. Either the token is "
+         "of another site, or somebody stands between: compare with `edge-server site check` on the gateway" % site)
+with open(os.path.join(work, "root.pem"), "w") as file:
+    file.write(own[0] + "\n")
+
+known = ssl.create_default_context(cadata=own[0])
+known.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME: this board's clock may not have been set yet
+try:
+    index = json.loads(told("/packages/index.json", known, MOST_INDEX))
+    manifests = [json.loads(base64.b64decode(one["manifest"])) for one in index["releases"]]
+    wheels = len(index["wheels"])
+    builds = [(one["serial"], one["version"], build) for one in manifests for build in one["builds"]
+              if (build["arch"], build["python"]) == (arch, python)]
+    kinds = sorted({build["arch"] + " with Python " + build["python"] for one in manifests for build in one["builds"]})
+except (ValueError, KeyError, TypeError) as error:
+    fail("the gateway's index of packages cannot be read (%s); is its fieldfleet of another version?" % error)
+if not builds:
+    fail("the gateway has no agent for %s with Python %s (it has: %s); there: edge-server packages add FILE.deb"
+         % (arch, python, ", ".join(kinds) or "none"))
+_, version, build = max(builds, key=lambda one: one[0])
+name, size, sha256 = str(build["file"]), int(build["size"]), str(build["sha256"])
+if not re.fullmatch("[a-z0-9][A-Za-z0-9.+~_-]*[.]deb", name) or not re.fullmatch("[0-9][0-9A-Za-z.+~-]*", version):
+    fail("the gateway's index names %r, which is no package" % name)
+
+path, cause = os.path.join(work, name), ""
+print("agent %s, %.1f MB" % (version, size / 1e6), file=sys.stderr)
+for _ in range(ATTEMPTS):
+    had = os.path.getsize(path) if os.path.exists(path) else 0
+    if had >= size:
+        break
+    try:
+        with get("/packages/" + name, known, had) as answer, open(path, "ab" if answer.status == 206 else "wb") as file:
+            while block := answer.read(BLOCK):
+                file.write(block)
+                if file.tell() > size:
+                    break
+    except urllib.error.HTTPError as error:
+        cause = str(error)
+        time.sleep(min(60, int(error.headers.get("Retry-After") or 1)))
+    except (OSError, ValueError) as error:
+        cause = str(error)
+        time.sleep(1)
+with open(path, "ab+") as file:
+    file.seek(0)
+    whole = hashlib.sha256(file.read(size + 1)).hexdigest() == sha256
+if not whole:
+    fail("%s did not come as the site signed it%s; nothing was installed: the same again, and on the gateway "
+         "edge-server site check" % (name, " (%s)" % cause if cause else ""))
+os.chmod(path, 0o644)
+print(site, name, version, wheels)
+PYTHON
+) || exit 1
+read -r site file version wheels <<EOT
+$found
+EOT
+
+present=$(dpkg-query -W -f '${Version}' fieldfleet-agent 2>/dev/null || true)
+if [ -n "$present" ] && dpkg --compare-versions "$present" ge "$(dpkg-deb -f "$work/$file" Version)"; then
+    say "agent $present is installed"
+else
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$work/$file" ||
+        fail "apt could not install agent $version: mend what it says (sudo apt-get -f install), then the same again"
+fi
+
+# Of whose packages this board installs upgrades: root's file, which the agent cannot write.
+mkdir -p "$etc"
+if [ -f "$etc/upgrades.pem" ] && ! cmp -s "$work/root.pem" "$etc/upgrades.pem"; then
+    say "$etc/upgrades.pem was of another site, and is this one's now"
+fi
+cp "$work/root.pem" "$etc/.upgrades.pem.part"
+chmod 644 "$etc/.upgrades.pem.part"
+mv "$etc/.upgrades.pem.part" "$etc/upgrades.pem"
+
+if [ ! -f "$etc/agent.toml" ]; then
+    {
+        printf '# Made by install.sh; yours from now on. device-agent doctor says what it lacks.\n'
+        printf 'state_dir = "%s"\n' "$state"
+        if [ "$purpose" = infer ]; then
+            printf '\n[serve]\n'
+        else
+            printf '\n[data]\n'
+        fi
+        if [ "$purpose" != infer ] && [ -n "$data" ]; then
+            printf 'source = "folder"\npath = "%s"\nholdout = 0.1\n' "$data"
+        elif [ "$purpose" != infer ]; then
+            printf 'source = "digits" # handwritten digits to try with; for your own: "folder" and path = "/srv/examples"\n'
+        fi
+    } >"$etc/.agent.toml.part"
+    chmod 644 "$etc/.agent.toml.part"
+    mv "$etc/.agent.toml.part" "$etc/agent.toml"
+fi
+
+printf '%s\n' "$token" | runuser -u fieldfleet -- device-agent join --config "$etc/agent.toml" - ||
+    fail 'this board has not joined: do what the line above says, then the same again'
+
+if [ -n "$purpose" ]; then
+    if [ "$wheels" -gt 0 ]; then
+        device-agent setup "$purpose" --index "$site/packages/wheels" --ca "$etc/upgrades.pem"
+    else
+        device-agent setup "$purpose"
+    fi || fail "device-agent setup $purpose did not end well: do what it says, or on the gateway edge-server packages add-wheels; then the same again"
+fi
+
+if [ -d /run/systemd/system ]; then
+    systemctl enable fieldfleet-agent
+    systemctl restart fieldfleet-agent || fail 'the agent does not start: journalctl -u fieldfleet-agent says why'
+    say 'joined, and the agent runs: journalctl -u fieldfleet-agent'
+else
+    say "joined; without systemd start it by: runuser -u fieldfleet -- device-agent run --config $etc/agent.toml"
+fi

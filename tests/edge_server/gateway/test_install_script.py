@@ -1,0 +1,278 @@
+"""`install.sh` by dash, at a real enrolment service: what it believes, what it installs, and what it says if it cannot.
+
+Root's commands (apt, dpkg, runuser, systemctl) are small stand-ins that write down what they were asked; on fresh
+systems `make fresh` runs the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess  # noqa: TID251 - runs a linter
+import sys
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from edge_server.__main__ import build_parser
+from edge_server.cli.gateway.enrol import enrol
+from edge_server.gateway.enrolment.service import EnrolmentService, service_context
+from edge_server.gateway.enrolment.site import EnrolmentSite
+from edge_server.gateway.enrolment.tokens import make_token
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.packages.download import Shelf, Streams, install_script
+from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index
+from edge_server.gateway.site_folder import SiteFolder
+from shared.protocol.enrolment import Token, format_token
+from shared.runtime.clock import utc_seconds
+from tests.edge_server.gateway.packages_of import put_deb
+
+GUARD_S = 120.0
+SCRIPT = Path(__file__).parents[3] / "edge_server/gateway/packages/install.sh"
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+STUBS = {
+    "id": "echo 0",
+    "dpkg": 'case $1 in --print-architecture) echo arm64 ;; --compare-versions) [ "$2" = "$4" ] ;; esac',
+    "dpkg-query": '[ -f "$CALLS.installed" ] && cat "$CALLS.installed"',
+    "dpkg-deb": "echo 0.4.0+deb12",
+    "apt-get": 'for last; do :; done; cp "$last" "$CALLS.deb"; echo 0.4.0+deb12 >"$CALLS.installed"',
+    "runuser": 'shift 3; exec "$@"',
+    "device-agent": 'case $1 in join) read -r line; echo "token $line" >>"$CALLS" ;; esac; exit "${AGENT_CODE:-0}"',
+    "systemctl": ":",
+}
+
+pytestmark = pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
+
+
+@pytest.fixture
+def site(tmp_path):
+    folder = SiteFolder(tmp_path / "site")
+    initialise(folder, Wanted("roof", ("127.0.0.1",)), datetime.fromtimestamp(utc_seconds(), UTC))
+    add_packages(folder, [put_deb(tmp_path / "debs", python=HERE, filling=os.urandom(300_000))])
+    return folder
+
+
+@pytest.fixture
+def board(tmp_path):
+    """A board's folder, with commands that note what they are asked."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, body in STUBS.items():
+        (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n')
+        (tools / name).chmod(0o755)
+    (tools / "python3").symlink_to(sys.executable)
+    return tmp_path
+
+
+@asynccontextmanager
+async def serving(site, streams=None):
+    place = EnrolmentSite(site.path)
+    service = EnrolmentService(
+        place.registrar(),
+        lambda: service_context(*place.pair()),
+        shelf=Shelf(site.path),
+        streams=streams or Streams(),
+    )
+    async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
+        yield port
+
+
+def token_of(site, port, *, root=b""):
+    place = ("127.0.0.1", port, root or EnrolmentSite(site.path).root_digest())
+    made = make_token("pi-01", place, 900.0, utc_seconds())[0]
+    return Token(made.host, made.port, made.root, made.id, made.secret)
+
+
+async def install(board, token, *options, **more):
+    """Run the script; return its code, what it said, and what it had others do."""
+    calls = board / "calls"
+    calls.unlink(missing_ok=True)
+    environment = {
+        "PATH": f"{board / 'bin'}:{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "FIELDFLEET_ETC": str(board / "etc"),
+        "FIELDFLEET_STATE": str(board / "state"),
+        **more,
+    }
+    words = ("dash", str(SCRIPT), *options)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, env=environment
+    )
+    said, _ = await process.communicate(f"{token}\n".encode())
+    done = calls.read_text().splitlines() if calls.exists() else []
+    return process.returncode, said.decode(), done
+
+
+def run(site, board, *options, streams=None, change=lambda line: line, **more):
+    async def go():
+        async with serving(site, streams) as port:
+            line = format_token(token_of(site, port))
+            return line, await install(board, change(line), *options, **more)
+
+    return asyncio.run(go())
+
+
+def test_a_bare_board_becomes_a_device(site, board):
+    line, (code, said, done) = run(site, board)
+    assert code == 0, said
+    [build] = read_index(site.path).manifests()[0].builds
+    assert (board / "calls.deb").read_bytes() == (site.path / PACKAGES / build.file).read_bytes()
+    assert (board / "etc/upgrades.pem").read_bytes() == (site.path / "ca/root.crt").read_bytes()
+    assert f'state_dir = "{board / "state"}"' in (board / "etc/agent.toml").read_text()
+    ours = [one for one in done if one.startswith(("apt-get", "runuser", "device-agent", "token"))]
+    assert [one.split()[0] for one in ours] == ["apt-get", "runuser", "device-agent", "token", "device-agent"]
+    assert ours[3] == f"token {line}"
+    assert ours[4] == "device-agent setup train"
+    assert not any(line in one for one in done if not one.startswith("token"))  # of no command line
+
+
+def test_the_same_again_is_no_harm_and_an_edited_file_stays(site, board):
+    run(site, board)
+    (board / "etc/agent.toml").write_text("mine = 1\n")
+    (board / "etc/upgrades.pem").write_text("of another site\n")
+    _, (code, said, done) = run(site, board, "--no-setup")
+    assert code == 0, said
+    assert (board / "etc/agent.toml").read_text() == "mine = 1\n"
+    assert (board / "etc/upgrades.pem").read_bytes() == (site.path / "ca/root.crt").read_bytes()
+    assert "was of another site" in said
+    assert not any(one.startswith(("apt-get", "device-agent setup")) for one in done)
+
+
+def test_setup_takes_the_gateways_wheels_where_it_has_them(site, board):
+    (board / "wheels").mkdir()
+    (board / "wheels" / "numpy-2-py3-none-any.whl").write_bytes(b"numpy")
+    add_wheels(site, board / "wheels")
+    _, (code, said, done) = run(site, board, "--infer")
+    assert code == 0, said
+    [setup] = [one for one in done if one.startswith("device-agent setup")]
+    assert setup.startswith("device-agent setup infer --index https://127.0.0.1:")
+    assert setup.endswith(f"/packages/wheels --ca {board / 'etc/upgrades.pem'}")
+
+
+def test_another_ca_than_the_tokens_is_believed_nothing(site, board):
+    async def go():
+        async with serving(site) as port:
+            return await install(board, format_token(token_of(site, port, root=hashlib.sha256(b"other").digest())))
+
+    code, said, done = asyncio.run(go())
+    assert code == 1
+    assert "another CA than the token names" in said
+    assert all(one.startswith(("id", "dpkg --print")) for one in done)
+    assert not (board / "etc").exists()
+
+
+def test_a_package_that_is_not_what_was_signed_is_not_installed(site, board):
+    [path] = (site.path / PACKAGES).glob("*.deb")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    _, (code, said, done) = run(site, board)
+    assert code == 1
+    assert "did not come as the site signed it" in said
+    assert not any(one.startswith("apt-get") for one in done)
+
+
+def test_a_download_that_is_cut_off_goes_on_where_it_was(site, board):
+    class Cut(Streams):
+        """Hangs up in the middle of its first download."""
+
+        async def send(self, writer, download):
+            begun.append(download.begin)
+            if len(begun) == 1:
+                with download.path.open("rb") as file:
+                    writer.write(file.read(100_000))
+                await writer.drain()
+                raise ConnectionError("cut off")
+            await super().send(writer, download)
+
+    begun: list[int] = []
+    _, (code, said, _) = run(site, board, streams=Cut())
+    assert code == 0, said
+    assert begun[0] == 0
+    assert begun[-1] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "told"),
+    [
+        ((), lambda line: line[:-30], "copy the whole line"),
+        ((), lambda _: "nonsense", "copy the whole line"),
+        ((), lambda _: "", "no token|copy the whole line"),
+        (("ff1,secret",), lambda line: line, "on standard input"),
+        (("--quick",), lambda line: line, "no such option"),
+        (("--data",), lambda line: line, "name the folder"),
+    ],
+)
+def test_what_it_is_not_told_rightly_it_says(site, board, options, change, told):
+    _, (code, said, done) = run(site, board, *options, change=change)
+    assert code == 1
+    assert any(one in said for one in told.split("|"))
+    assert not any(one.startswith(("apt-get", "device-agent")) for one in done)
+
+
+def test_a_gateway_without_a_package_for_this_board_says_which_it_has(site, board):
+    (board / "bin" / "dpkg").write_text("#!/bin/sh\necho riscv64\n")
+    _, (code, said, _) = run(site, board)
+    assert code == 1
+    assert f"no agent for riscv64 with Python {HERE} (it has: arm64 with Python {HERE})" in said
+
+
+def test_nobody_who_answers_and_a_join_that_fails_are_told(site, board):
+    async def alone():
+        async with serving(site) as port:
+            line = format_token(token_of(site, port))
+        return await install(board, line)
+
+    code, said, _ = asyncio.run(alone())
+    assert (code, "is the gateway on" in said) == (1, True)
+    _, (code, said, done) = run(site, board, AGENT_CODE="5")
+    assert (code, "has not joined" in said) == (1, True)
+    assert not any(one.startswith(("device-agent setup", "systemctl")) for one in done)
+
+
+def test_enrol_prints_the_line_that_does_it(site, board, capsys):
+    """The very line, by a real shell and curl: nothing is run that is not the script of this gateway."""
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+
+    async def go(spoil):
+        async with serving(site) as port:
+            enrol(
+                options := build_parser().parse_args(
+                    ["enrol", "pi-01", "--folder", str(site.path), "--install", "--port", str(port)]
+                )
+            )
+            assert options.device == "pi-01"
+            line = spoil(capsys.readouterr().out.strip().replace("sudo sh", "sh"))
+            environment = {
+                "PATH": f"{board / 'bin'}:{os.environ['PATH']}",
+                "CALLS": str(board / "calls"),
+                "FIELDFLEET_ETC": str(board / "etc"),
+            }
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(
+                *("dash", "-c", line), stdout=pipe, stderr=asyncio.subprocess.STDOUT, env=environment, cwd=board
+            )
+            said, _ = await process.communicate()
+            return process.returncode, said.decode()
+
+    digest = hashlib.sha256(install_script()).hexdigest()
+    code, said = asyncio.run(go(lambda line: line.replace(digest, digest[::-1])))
+    assert code != 0, said
+    assert not (board / "calls").exists()
+    code, said = asyncio.run(go(lambda line: line))
+    assert code == 0, said
+    assert "device-agent setup train" in (board / "calls").read_text()
+
+
+def test_no_linter_has_anything_against_it():
+    assert install_script() == SCRIPT.read_bytes()
+    linter = shutil.which("shellcheck")
+    if not linter:
+        pytest.skip("shellcheck is not installed")
+    words = [linter, "--shell=dash", SCRIPT]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - a file of ours
+    assert done.returncode == 0, done.stdout
