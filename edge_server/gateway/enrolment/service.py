@@ -72,17 +72,17 @@ class EnrolmentService:
         registrar: Knows what to answer.
         context: Returns the TLS settings for the next connection.
         request_s: Seconds that a request may take.
-        open_by_source: Connections that are open, by address.
         shelf: What boards may fetch; None where there is nothing.
         streams: Downloads under way.
+        open_by_source: Connections that are open, by address.
     """
 
     registrar: Registrar
     context: Callable[[], ssl.SSLContext]
     request_s: float = REQUEST_S
-    open_by_source: Counter[str] = field(default_factory=Counter)
     shelf: Shelf | None = None
     streams: Streams = field(default_factory=Streams)
+    open_by_source: Counter[str] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 

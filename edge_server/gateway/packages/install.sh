@@ -33,9 +33,6 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-case $data in *[\"\\]* | *'
-'*) fail '--data: a folder with such a name cannot be written down; rename it' ;; esac
-
 [ "$(id -u)" = 0 ] || fail 'only root may install: put sudo before sh'
 if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
     fail 'this is no Debian, Ubuntu or Raspberry Pi OS: install by pip, as device_agent/README.md says'
@@ -183,26 +180,14 @@ cp "$work/root.pem" "$etc/.upgrades.pem.part"
 chmod 644 "$etc/.upgrades.pem.part"
 mv "$etc/.upgrades.pem.part" "$etc/upgrades.pem"
 
-if [ ! -f "$etc/agent.toml" ]; then
-    {
-        printf '# Made by install.sh; yours from now on. device-agent doctor says what it lacks.\n'
-        printf 'state_dir = "%s"\n' "$state"
-        if [ "$purpose" = infer ]; then
-            printf '\n[serve]\n'
-        else
-            printf '\n[data]\n'
-        fi
-        if [ "$purpose" != infer ] && [ -n "$data" ]; then
-            printf 'source = "folder"\npath = "%s"\nholdout = 0.1\n' "$data"
-        elif [ "$purpose" != infer ]; then
-            printf 'source = "digits" # handwritten digits to try with; for your own: "folder" and path = "/srv/examples"\n'
-        fi
-    } >"$etc/.agent.toml.part"
+if [ "$purpose" = infer ] && [ ! -f "$etc/agent.toml" ]; then
+    printf '# Made by install.sh; yours from now on.\nstate_dir = "%s"\n\n[serve] # models that rollouts bring\n' "$state" \
+        >"$etc/.agent.toml.part"
     chmod 644 "$etc/.agent.toml.part"
     mv "$etc/.agent.toml.part" "$etc/agent.toml"
 fi
-
-printf '%s\n' "$token" | runuser -u fieldfleet -- device-agent join --config "$etc/agent.toml" - ||
+if [ -n "$data" ]; then set -- --data "$data"; else set --; fi
+printf '%s\n' "$token" | device-agent join --config "$etc/agent.toml" "$@" - ||
     fail 'this board has not joined: do what the line above says, then the same again'
 
 if [ -n "$purpose" ]; then
@@ -214,8 +199,8 @@ if [ -n "$purpose" ]; then
 fi
 
 if [ -d /run/systemd/system ]; then
-    systemctl enable fieldfleet-agent
-    systemctl restart fieldfleet-agent || fail 'the agent does not start: journalctl -u fieldfleet-agent says why'
+    systemctl enable --quiet fieldfleet-agent
+    systemctl start fieldfleet-agent || fail 'the agent does not start: journalctl -u fieldfleet-agent says why'
     say 'joined, and the agent runs: journalctl -u fieldfleet-agent'
 else
     say "joined; without systemd start it by: runuser -u fieldfleet -- device-agent run --config $etc/agent.toml"

@@ -55,7 +55,11 @@ def name(site):
 @asynccontextmanager
 async def running(gateway, tmp_path, site, **terms):
     service = EnrolmentService(
-        gateway.registrar, lambda: server_context(tmp_path), GUARD_S, Shelf(site.path), Streams(**terms)
+        gateway.registrar,
+        lambda: server_context(tmp_path),
+        GUARD_S,
+        shelf=Shelf(site.path),
+        streams=Streams(**terms),
     )
     async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
         yield service, port

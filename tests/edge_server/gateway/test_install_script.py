@@ -1,6 +1,6 @@
 """`install.sh` by dash, at a real enrolment service: what it believes, what it installs, and what it says if it cannot.
 
-Root's commands (apt, dpkg, runuser, systemctl) are small stand-ins that write down what they were asked; on fresh
+Root's commands (apt, dpkg, systemctl) are small stand-ins that write down what they were asked; on fresh
 systems `make fresh` runs the real ones.
 """
 
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess  # noqa: TID251 - runs a linter
 import sys
+import tomllib
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +41,6 @@ STUBS = {
     "dpkg-query": '[ -f "$CALLS.installed" ] && cat "$CALLS.installed"',
     "dpkg-deb": "echo 0.4.0+deb12",
     "apt-get": 'for last; do :; done; cp "$last" "$CALLS.deb"; echo 0.4.0+deb12 >"$CALLS.installed"',
-    "runuser": 'shift 3; exec "$@"',
     "device-agent": 'case $1 in join) read -r line; echo "token $line" >>"$CALLS" ;; esac; exit "${AGENT_CODE:-0}"',
     "systemctl": ":",
 }
@@ -118,16 +118,18 @@ def run(site, board, *options, streams=None, change=lambda line: line, **more):
 
 
 def test_a_bare_board_becomes_a_device(site, board):
-    line, (code, said, done) = run(site, board)
+    line, (code, said, done) = run(site, board, "--data", "/srv/my examples")
     assert code == 0, said
     [build] = read_index(site.path).manifests()[0].builds
     assert (board / "calls.deb").read_bytes() == (site.path / PACKAGES / build.file).read_bytes()
     assert (board / "etc/upgrades.pem").read_bytes() == (site.path / "ca/root.crt").read_bytes()
-    assert f'state_dir = "{board / "state"}"' in (board / "etc/agent.toml").read_text()
-    ours = [one for one in done if one.startswith(("apt-get", "runuser", "device-agent", "token"))]
-    assert [one.split()[0] for one in ours] == ["apt-get", "runuser", "device-agent", "token", "device-agent"]
-    assert ours[3] == f"token {line}"
-    assert ours[4] == "device-agent setup train"
+    ours = [one for one in done if one.startswith(("apt-get", "device-agent", "token"))]
+    assert ours[0].startswith("apt-get install -y")
+    assert ours[1:] == [
+        f"device-agent join --config {board / 'etc/agent.toml'} --data /srv/my examples -",
+        f"token {line}",
+        "device-agent setup train",
+    ]
     assert not any(line in one for one in done if not one.startswith("token"))  # of no command line
 
 
@@ -152,6 +154,8 @@ def test_setup_takes_the_gateways_wheels_where_it_has_them(site, board):
     [setup] = [one for one in done if one.startswith("device-agent setup")]
     assert setup.startswith("device-agent setup infer --index https://127.0.0.1:")
     assert setup.endswith(f"/packages/wheels --ca {board / 'etc/upgrades.pem'}")
+    written = tomllib.loads((board / "etc/agent.toml").read_text())
+    assert written == {"state_dir": str(board / "state"), "serve": {}}
 
 
 def test_another_ca_than_the_tokens_is_believed_nothing(site, board):
