@@ -20,7 +20,7 @@ from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
 from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
-from edge_server.gateway.packages.download import Shelf, install_script
+from edge_server.gateway.packages.download import PackageShelf, install_script
 from edge_server.gateway.packages.store import read_index
 from edge_server.gateway.revocation.revoke import readmit
 from edge_server.gateway.site_folder import open_folder
@@ -284,7 +284,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
-    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()), shelf=Shelf(site.folder))
+    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()), shelf=PackageShelf(site.folder))
     service.context()  # what is wrong with it is better said now
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
-from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, Shelf, Streams
+from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, PackageShelf, Streams
 from shared.errors import ConfigError, FieldFleetError, WireError
 from shared.protocol.enrolment import MOST_HEAD, body_length, http_date, parse_head
 from shared.runtime.executor import in_thread
@@ -80,7 +80,7 @@ class EnrolmentService:
     registrar: Registrar
     context: Callable[[], ssl.SSLContext]
     request_s: float = REQUEST_S
-    shelf: Shelf | None = None
+    shelf: PackageShelf | None = None
     streams: Streams = field(default_factory=Streams)
     open_by_source: Counter[str] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

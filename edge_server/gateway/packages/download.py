@@ -84,7 +84,7 @@ def install_script() -> bytes:
 
 
 @dataclass
-class Shelf:
+class PackageShelf:
     """What a site's boards may fetch; read anew when the index was written.
 
     Attributes:

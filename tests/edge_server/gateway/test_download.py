@@ -18,7 +18,7 @@ import pytest
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.service import EnrolmentService
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.packages.download import Download, Shelf, Streams, find_range, install_script
+from edge_server.gateway.packages.download import Download, PackageShelf, Streams, find_range, install_script
 from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index, remove_packages
 from edge_server.gateway.site_folder import SiteFolder
 from shared.protocol.enrolment import parse_head
@@ -58,7 +58,7 @@ async def running(gateway, tmp_path, site, **terms):
         gateway.registrar,
         lambda: server_context(tmp_path),
         GUARD_S,
-        shelf=Shelf(site.path),
+        shelf=PackageShelf(site.path),
         streams=Streams(**terms),
     )
     async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
@@ -130,7 +130,7 @@ def test_nothing_but_what_the_index_names_is_there(tmp_path, site, name):
 def test_what_is_taken_away_is_gone_at_once(tmp_path):
     folder = SiteFolder(tmp_path / "site")
     initialise(folder, Wanted("roof", ("gateway.local",)), NOW)
-    shelf = Shelf(folder.path)
+    shelf = PackageShelf(folder.path)
     assert json.loads(shelf.find(Request("GET", "/packages/index.json")).body)["releases"] == []
     [manifest] = add_packages(folder, [put_deb(tmp_path)])
     path = f"/packages/{manifest.builds[0].file}"
@@ -140,7 +140,7 @@ def test_what_is_taken_away_is_gone_at_once(tmp_path):
 
 
 def test_other_paths_and_methods_are_not_its_own(site):
-    shelf = Shelf(site.path)
+    shelf = PackageShelf(site.path)
     assert shelf.find(Request("GET", "/ca.pem")) is None
     assert shelf.find(Request("POST", "/packages/index.json")) is None
     assert shelf.find(Request("GET", "/install.sh")).body == install_script()
@@ -264,10 +264,10 @@ def test_who_reads_too_slowly_is_hung_up_on_and_makes_room(tmp_path, site, name)
 
 
 def test_a_page_of_a_project_is_as_pip_reads_it(site):
-    page = Shelf(site.path).find(Request("GET", "/packages/wheels/torch/"))
+    page = PackageShelf(site.path).find(Request("GET", "/packages/wheels/torch/"))
     [file] = json.loads(page.body)["files"]
     assert file["filename"] == TORCH
     assert file["url"] == "../" + TORCH.replace("+", "%2B")
     assert re.fullmatch("[0-9a-f]{64}", file["hashes"]["sha256"])
-    found = json.loads(Shelf(site.path).find(Request("GET", "/packages/wheels/typing-extensions/")).body)
+    found = json.loads(PackageShelf(site.path).find(Request("GET", "/packages/wheels/typing-extensions/")).body)
     assert found["files"][0]["filename"].startswith("typing_extensions")

@@ -25,7 +25,7 @@ from edge_server.gateway.enrolment.service import EnrolmentService, service_cont
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.enrolment.tokens import make_token
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.packages.download import Shelf, Streams, install_script
+from edge_server.gateway.packages.download import PackageShelf, Streams, install_script
 from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index
 from edge_server.gateway.site_folder import SiteFolder
 from shared.protocol.enrolment import Token, format_token
@@ -74,7 +74,7 @@ async def serving(site, streams=None):
     service = EnrolmentService(
         place.registrar(),
         lambda: service_context(*place.pair()),
-        shelf=Shelf(site.path),
+        shelf=PackageShelf(site.path),
         streams=streams or Streams(),
     )
     async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
