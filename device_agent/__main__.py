@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "say what keeps this board from measuring and training, and how to mend it",
     "support-bundle": "write one file for whoever helps, without what is secret",
     "setup": "bring PyTorch or ONNX Runtime onto a board that has the agent's package",
+    "upgrade": "take a new version of the agent that the site signed; the one before is back if it fails",
     "calibrate": "fit this board's power model with real training; about four minutes",
     "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",
     "profile": "show this board's firmware profile; plan or apply clocks and power mode",

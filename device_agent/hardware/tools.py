@@ -10,6 +10,7 @@ import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +102,19 @@ class ChildExit:
 
 def run_module(module: str, *arguments: str, timeout_s: float) -> ChildExit:
     """Run a module of ours in an interpreter of its own, which may die without taking this process along."""
+    return run_command([sys.executable, "-m", module, *arguments], timeout_s=timeout_s)
+
+
+def run_command(command: Sequence[str], timeout_s: float) -> ChildExit:
+    """Run a command of ours, or one that the operator named, without a shell.
+
+    Args:
+        command: Its words.
+        timeout_s: Seconds after which it is ended.
+    """
     try:
-        done = subprocess.run(  # noqa: S603 - this interpreter, no shell
-            [sys.executable, "-m", module, *arguments],
+        done = subprocess.run(  # noqa: S603 - no shell, and nobody else's words
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
@@ -112,7 +123,7 @@ def run_module(module: str, *arguments: str, timeout_s: float) -> ChildExit:
     except subprocess.TimeoutExpired:
         return ChildExit(None, "", "")
     except OSError as error:
-        return ChildExit(EXIT_CANNOT_START, "", f"{sys.executable}: {error.strerror}")
+        return ChildExit(EXIT_CANNOT_START, "", f"{command[0]}: {error.strerror}")
     return ChildExit(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
 

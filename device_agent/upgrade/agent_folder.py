@@ -1,0 +1,210 @@
+"""The agent's folder as root sees it: believed in nothing, read within bounds, as the user whose folder it is.
+
+An agent that was taken over may put anything there: links to what it may not read, pipes that never end, files that
+change while they are read. As its own user root can read nothing there that it could not; what is used is a copy in
+memory, of a bounded size, and is verified after it was read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from device_agent.upgrade.record import BUSY, FOLDER, MOST_BYTES, PROOF, WANTED, Proof, Wanted, decode_small
+from device_agent.upgrade.state_formats import FILE, KINDS, WrittenFormats, decode_formats, encode_formats
+from shared.errors import ConfigError, CorruptFile
+from shared.protocol.packages import MOST_SIGNED
+from shared.runtime.durable import replace_file, sync
+
+PACKAGE, MANIFEST = ".deb", ".json"
+ASIDE = "aside"
+PRIVATE_FOLDER = 0o700
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+T = TypeVar("T")
+
+
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    """Be the user whose folder it is while the block lasts; nothing changes where this process is not root.
+
+    Args:
+        folder: That folder.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        about = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; name the agent's file by --config") from error
+    groups, group = os.getgroups(), os.getegid()
+    os.setgroups([about.st_gid])
+    os.setegid(about.st_gid)
+    os.seteuid(about.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
+
+
+@dataclass(frozen=True)
+class AgentFolder:
+    """The folder of an agent's state.
+
+    Attributes:
+        state_dir: That folder.
+    """
+
+    state_dir: Path
+
+    def wanted(self) -> Wanted | None:
+        """Return which version the agent was told to take; None for none.
+
+        Raises:
+            CorruptFile: The file says no such thing.
+            ConfigError: It cannot be read.
+        """
+        return self._small(WANTED, Wanted)
+
+    def proof(self) -> Proof | None:
+        """Return the proof of a running agent; None for none that can be read."""
+        try:
+            return self._small(PROOF, Proof)
+        except (ConfigError, CorruptFile):
+            return None
+
+    def signed(self, version: str) -> bytes:
+        """Return the signed manifest of a version that the agent fetched."""
+        return self._need(f"{version}{MANIFEST}", MOST_SIGNED)
+
+    def package(self, version: str, size: int) -> bytes:
+        """Return the package of a version that the agent fetched.
+
+        Args:
+            version: Its name.
+            size: Its bytes, by its manifest.
+        """
+        return self._need(f"{version}{PACKAGE}", size)
+
+    def is_busy(self) -> bool:
+        """Tell whether the agent says that a task runs."""
+        try:
+            with as_owner(self.state_dir):
+                descriptor = os.open(self.state_dir / FOLDER / BUSY, os.O_RDONLY | _PLAIN)
+        except (OSError, ConfigError):
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(descriptor)
+        return False
+
+    def formats(self) -> WrittenFormats:
+        """Return the newest forms that were written there.
+
+        Raises:
+            ConfigError: The file is damaged.
+        """
+        with as_owner(self.state_dir):
+            data = _read_bounded(self.state_dir / FILE, MOST_BYTES)
+        return WrittenFormats(formats={}) if data is None else decode_formats(data, str(self.state_dir / FILE))
+
+    def set_aside(self, kinds: Collection[str], version: str) -> None:
+        """Move what a version cannot read out of its way, and lower the forms; done twice, nothing more happens.
+
+        Args:
+            kinds: Of state files.
+            version: That comes.
+        """
+        written = self.formats()
+        with as_owner(self.state_dir):
+            aside = self._aside(version)
+            if not (aside / FILE).exists():
+                replace_file(aside / FILE, encode_formats(written.formats, written.version))
+            for name in _files_of(kinds):
+                if (self.state_dir / name).exists() and not (aside / name).exists():
+                    (self.state_dir / name).rename(aside / name)
+            left = {name: number for name, number in written.formats.items() if name not in kinds}
+            replace_file(self.state_dir / FILE, encode_formats(left, written.version))
+            sync(aside)
+
+    def bring_back(self, kinds: Collection[str], version: str) -> None:
+        """Undo `set_aside`; what the version wrote meanwhile takes the place of what was aside, and is not deleted.
+
+        Args:
+            kinds: As there.
+            version: As there.
+        """
+        with as_owner(self.state_dir):
+            aside = self._aside(version)
+            for name in _files_of(kinds):
+                if (aside / name).exists():
+                    if (self.state_dir / name).exists():
+                        (self.state_dir / name).rename(_unused(aside / f"{name}.of-{version}"))
+                    (aside / name).rename(self.state_dir / name)
+            if (data := _read_bounded(aside / FILE, MOST_BYTES)) is not None:
+                replace_file(self.state_dir / FILE, data)
+                (aside / FILE).unlink()
+            sync(self.state_dir)
+
+    def _aside(self, version: str) -> Path:
+        folder = self.state_dir / FOLDER / f"{ASIDE}-{version}"
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        return folder
+
+    def _small(self, name: str, kind: type[T]) -> T | None:
+        path = self.state_dir / FOLDER / name
+        with as_owner(self.state_dir):
+            data = _read_bounded(path, MOST_BYTES)
+        return None if data is None else decode_small(data, kind, str(path))
+
+    def _need(self, name: str, most: int) -> bytes:
+        path = self.state_dir / FOLDER / name
+        with as_owner(self.state_dir):
+            data = _read_bounded(path, most)
+        if data is None:
+            raise ConfigError(f"{path} is not there")
+        return data
+
+
+def _files_of(kinds: Collection[str]) -> list[str]:
+    return [name for kind in kinds if kind in KINDS for name in KINDS[kind].files]
+
+
+def _unused(path: Path) -> Path:
+    number, found = 1, path
+    while found.exists():
+        number, found = number + 1, path.with_name(f"{path.name}-{number}")
+    return found
+
+
+def _read_bounded(path: Path, most: int) -> bytes | None:
+    """Return the content of a plain file, up to a byte more than is allowed; None where there is no file.
+
+    Raises:
+        ConfigError: It is no plain file, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _PLAIN)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is no plain file")
+        return file.read(most + 1)

@@ -1,0 +1,73 @@
+"""The agent's service, as far as an upgrade starts and stops it: by `systemctl`, or what understands the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from device_agent.hardware.tools import run_command
+
+UNIT = "fieldfleet-agent.service"
+SYSTEMCTL = ("systemctl",)
+PATIENCE_S, LOOK_S = 90.0, 20.0
+"""Seconds that systemd may take: to end an agent, which has 30 of its own, and for everything else."""
+RUNNING = frozenset({"active", "activating", "reloading"})
+
+
+@dataclass(frozen=True)
+class ServiceSight:
+    """What is seen of a service.
+
+    Attributes:
+        runs: Whether it runs, or is about to.
+        has_failed: Whether it ended and is not started again.
+        restarts: How often it began anew by itself since it was started.
+    """
+
+    runs: bool
+    has_failed: bool = False
+    restarts: int = 0
+
+
+class AgentService(Protocol):
+    """Starts and stops the agent."""
+
+    def stop(self) -> None:
+        """Stop it; when this returns, it is gone, or nobody can stop it."""
+        ...
+
+    def start(self) -> None:
+        """Have it begin, and do not wait; restarts are counted anew."""
+        ...
+
+    def look(self) -> ServiceSight:
+        """Return how it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class SystemdService:
+    """A unit of systemd.
+
+    Attributes:
+        unit: Its name.
+        command: What is asked.
+    """
+
+    unit: str = UNIT
+    command: Sequence[str] = SYSTEMCTL
+
+    def stop(self) -> None:
+        run_command([*self.command, "stop", self.unit], timeout_s=PATIENCE_S)
+
+    def start(self) -> None:
+        run_command([*self.command, "reset-failed", self.unit], timeout_s=LOOK_S)
+        run_command([*self.command, "start", "--no-block", self.unit], timeout_s=LOOK_S)
+
+    def look(self) -> ServiceSight:
+        words = ("show", self.unit, "--property=ActiveState,NRestarts")
+        said = run_command([*self.command, *words], timeout_s=LOOK_S).stdout
+        told = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        state, restarts = told.get("ActiveState", ""), told.get("NRestarts", "")
+        return ServiceSight(state in RUNNING, state == "failed", int(restarts) if restarts.isdecimal() else 0)

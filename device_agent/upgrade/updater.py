@@ -1,0 +1,402 @@
+"""Root's half of an upgrade: verify, lay beside, switch, watch, and keep the new version or go back to the one before.
+
+    offered     it is wanted
+    fetched     its package is read, and is what its site signed
+    verified    it fits this board, and can go on with what the version before left
+    staged      it lies whole beside the one that runs, and starts
+    trial       it runs, and has so many seconds to be connected and heard
+    committed, rolled-back, refused, superseded
+
+Whoever is killed or cut off leaves a record from which the next one goes on, at boot before the agent starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import platform
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from device_agent.hardware.tools import run_command
+from device_agent.upgrade import verdict
+from device_agent.upgrade.agent_folder import AgentFolder
+from device_agent.upgrade.agent_service import AgentService
+from device_agent.upgrade.package_file import MOST_PACKAGE, unpack_package
+from device_agent.upgrade.record import (
+    CURRENT,
+    HOME,
+    RECORD,
+    UPDATER,
+    Proof,
+    UpgradeRecord,
+    Wanted,
+    read_upgrade,
+    write_upgrade,
+)
+from device_agent.upgrade.state_formats import find_losses
+from device_agent.upgrade.verdict import TrialSight
+from device_agent.upgrade.versions import Versions
+from shared.errors import ConfigError, CorruptFile, FieldFleetError
+from shared.protocol.packages import Build, PackageManifest, find_build, read_signed, verify
+from shared.protocol.update import PENDING, Event
+from shared.runtime.clock import Clock, monotonic
+from shared.runtime.durable import unused_name
+
+log = logging.getLogger(__name__)
+
+ROOTS = Path("/etc/fieldfleet/upgrades.pem")
+STATE_DIR = Path("/var/lib/fieldfleet")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+PACKED_HOME = "opt/fieldfleet"
+MOST_ROOTS = 64 << 10
+LOOK_S = 0.5
+START_S = 60.0
+"""Seconds in which a version must be able to say which it is."""
+
+
+@dataclass(frozen=True)
+class UpgradePlace:
+    """Where an upgrade finds everything.
+
+    Attributes:
+        home: Folder of the versions.
+        state_dir: The agent's folder.
+        roots: Root certificates of the sites whose packages are taken, PEM.
+        boot_id: File of the kernel, another for every boot.
+        arch: As dpkg calls this processor.
+        python: Whose libraries the packages bring.
+        interpreter: To which a version's own leads.
+    """
+
+    home: Path = HOME
+    state_dir: Path = STATE_DIR
+    roots: Path = ROOTS
+    boot_id: Path = BOOT_ID
+    arch: str = ARCHES.get(platform.machine(), platform.machine())
+    python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter: str = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class UpgradeRequest:
+    """A version that is wanted, and by whom.
+
+    Attributes:
+        wanted: Which.
+        signed: Returns its signed manifest.
+        package: Returns its package, of which so many bytes are looked at.
+        by_hand: Whether somebody at the board wants it, who may also go to an older one.
+        force: Whether a task may be ended for it.
+        lose: Whether state files that it cannot read are set aside.
+    """
+
+    wanted: Wanted
+    signed: Callable[[], bytes]
+    package: Callable[[int], bytes]
+    by_hand: bool = False
+    force: bool = False
+    lose: bool = False
+
+
+def find_fault(folder: Path) -> str:
+    """Return why a version does not even start, or could not be upgraded from; empty where it does, and could.
+
+    Args:
+        folder: Of the version.
+    """
+    asked = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
+    done = run_command([str(folder / "bin/python3"), *asked], timeout_s=START_S)
+    if done.exit_code == 0:
+        return ""
+    said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it says nothing"]
+    return f"version {folder.name} does not start: {said[0][:200]}"
+
+
+@dataclass
+class Updater:
+    """Upgrades the agent of a board; one process at a time.
+
+    Attributes:
+        place: Where everything is.
+        service: Of the agent.
+        find_fault: Returns why a version in a folder does not even start.
+        clock: Monotonic seconds.
+        look_s: Seconds between two looks at a trial.
+    """
+
+    place: UpgradePlace
+    service: AgentService
+    find_fault: Callable[[Path], str] = find_fault
+    clock: Clock = monotonic
+    look_s: float = LOOK_S
+    record: UpgradeRecord = field(default_factory=UpgradeRecord)
+
+    def __post_init__(self) -> None:
+        """Make what is used at every step."""
+        self.versions, self.agent = Versions(self.place.home), AgentFolder(self.place.state_dir)
+
+    def settle(self) -> UpgradeRecord:
+        """Bring to an end what an earlier process left half done, but for a trial, which begins to be watched anew.
+
+        Raises:
+            ConfigError: The record is of a newer version.
+            Unwritable: The disk takes nothing more.
+        """
+        self.record = self._read()
+        self.versions.sweep()
+        if self.record.state in PENDING:
+            self._follow("superseded", "it was cut off before it was tried")
+        elif verdict.is_going_back(self.record):
+            self._go_back()
+        elif self.record.state == "trial":
+            self._resume_trial()
+        self._tidy()
+        return self.record
+
+    def _read(self) -> UpgradeRecord:
+        try:
+            return read_upgrade(self.place.home)
+        except CorruptFile as error:
+            log.warning("%s: it is set aside, and what runs goes on", error)
+            path = self.place.home / RECORD
+            path.rename(unused_name(path))
+            return UpgradeRecord()
+
+    def _write(self, record: UpgradeRecord) -> None:
+        if record != self.record:
+            write_upgrade(self.place.home, record)
+            self.record = record
+
+    def _follow(self, event: Event, reason: str = "", **change: object) -> None:
+        self._write(verdict.advance(self.record, event, reason, **change))
+        log.info("version %s: %s%s", self.record.to, self.record.state, f": {reason}" if reason else "")
+
+    def _resume_trial(self) -> None:
+        boot = self.place.boot_id.read_text().strip()
+        is_reboot = boot != self.record.boot
+        self._write(verdict.count_resumed(self.record, boot))
+        current = self.versions.current()
+        if current == self.record.from_ and self.record.from_ != self.record.to:
+            self._switch(self.record.to)
+        elif found := verdict.judge(self.record, TrialSight(current)):
+            self._end_trial(*found)
+        elif not is_reboot and not self.service.look().runs:
+            self.service.start()
+
+    async def finish(self) -> UpgradeRecord:
+        """Watch what is on trial to its end."""
+        began = self.clock()
+        while self.record.state == "trial":
+            if found := verdict.judge(self.record, self._look(self.clock() - began)):
+                self._end_trial(*found)
+            else:
+                await asyncio.sleep(self.look_s)
+        self._tidy()
+        return self.record
+
+    def _look(self, seconds: float) -> TrialSight:
+        seen = self.service.look()
+        proof = self.agent.proof()
+        is_proven = proof == Proof(version=self.record.to, nonce=self.record.nonce)
+        return TrialSight(self.versions.current(), seconds, is_proven, seen.restarts, seen.has_failed)
+
+    def _end_trial(self, event: Event, reason: str) -> None:
+        if event == "passed":
+            self._follow("passed")
+            self.versions.switch(UPDATER, self.record.to)
+        elif event == "back":  # somebody else saw to what runs
+            self._follow("back", reason)
+        else:
+            self._write(verdict.condemn(self.record, reason))
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Have the version before run again, of which a record says that it is to."""
+        record, goal = self.record, verdict.goal_of(self.record)
+        if self.versions.current() in (record.to, goal):
+            self._switch(goal, back=True)
+            self.versions.switch(UPDATER, goal)
+        self._follow("worse" if record.state == "trial" else "back", record.reason)
+
+    def _switch(self, version: str, *, back: bool = False) -> None:
+        """Have another version run; its agent begins anew, since nobody knows what was cut off before."""
+        if not self.versions.is_there(version):
+            raise ConfigError(f"{self.place.home / version} is gone: install a package, `apt install ./FILE.deb`")
+        self.service.stop()
+        try:
+            self._move_state(version, back=back)
+            self.versions.switch(CURRENT, version)
+        finally:
+            self.service.start()  # whichever the link leads to
+
+    def _move_state(self, version: str, *, back: bool) -> None:
+        """Set aside what a version cannot read, or bring it back; a disk that refuses keeps no version from running."""
+        if not self.record.lost:
+            return
+        try:
+            if back:
+                self.agent.bring_back(self.record.lost, self.record.to)
+            else:
+                self.agent.set_aside(self.record.lost, version)
+        except (FieldFleetError, OSError) as error:
+            log.warning("state files stay where they are: %s", error)
+
+    def _tidy(self) -> None:
+        if self.record.state == "committed" and self.versions.current() == self.record.to != self.versions.updater():
+            self.versions.switch(UPDATER, self.record.to)  # cut off between the record and this
+        kept = verdict.kept_versions(self.record, self.versions.current())
+        self._write(replace(self.record, serials=verdict.known_serials(self.record.serials, kept)))
+        with suppress(OSError):  # what cannot be removed costs room alone
+            self.versions.tidy(kept)
+
+    def go_back(self, reason: str) -> UpgradeRecord:
+        """Go back to the version before, from a trial or from one that was kept.
+
+        Args:
+            reason: Why.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        record = self.record
+        goal = record.from_ if record.state == "trial" else record.previous
+        if record.state not in ("trial", "committed") or not self.versions.is_there(goal):
+            raise ConfigError("there is no version before the one that runs: install its package, `apt install`")
+        self._write(verdict.condemn(record, reason))
+        self._go_back()
+        self._tidy()
+        return self.record
+
+    async def take(self, request: UpgradeRequest) -> UpgradeRecord:
+        """Take a version, if it may be, and return what became of it; nothing is on trial before.
+
+        Args:
+            request: Which, and what of it.
+        """
+        wanted, current = request.wanted, self.versions.current()
+        if not request.by_hand and self._is_done(wanted, current):
+            return self.record
+        is_back = wanted.version == self.record.previous and self.record.state == "committed"
+        if is_back and not request.by_hand and self.versions.is_there(wanted.version):
+            self._write(replace(self.record, deployment=wanted.deployment, attempt=wanted.attempt))
+            return self.go_back(f"{wanted.deployment or 'the gateway'} goes back to version {wanted.version}")
+        self._write(verdict.take_wish(self.record, wanted, current))
+        if wanted.version == current:
+            self._follow("known", from_=self.record.previous)
+            return self.record
+        try:
+            self._prepare(request)
+        except (FieldFleetError, OSError) as error:
+            self._follow("refused", str(error))
+            self._tidy()
+            return self.record
+        if await self._may_stop(request):
+            self._begin_trial()
+        else:
+            self._follow("superseded", "another one is wanted by now")
+        return await self.finish()
+
+    def _is_done(self, wanted: Wanted, current: str) -> bool:
+        """Tell whether just this wish was fulfilled or refused before."""
+        record, wish = self.record, (wanted.deployment, wanted.attempt)
+        if record.state == "rolled-back" and (record.from_, record.deployment, record.attempt) == (current, *wish):
+            return wanted.version in (record.to, current)
+        return record.is_of(wanted) and record.state not in ("none", "superseded")
+
+    def _prepare(self, request: UpgradeRequest) -> None:
+        """Have a version lie beside the one that runs, as far as it is one for this board.
+
+        Raises:
+            FieldFleetError: It is not; the message says why.
+            OSError: A disk or a file refuses.
+        """
+        wanted = request.wanted
+        if not self.versions.is_there(self.record.from_):
+            told = f"{self.place.home / CURRENT} leads to no version"
+            raise ConfigError(f"{told}: install the package, `apt install ./FILE.deb`")
+        if not request.by_hand and (failed := verdict.find_failure(self.record, wanted)):
+            raise ConfigError(f"it failed here before: {failed}")
+        manifest = verify(read_signed(request.signed()), self._roots())
+        if manifest.version != wanted.version:
+            raise ConfigError(f"the manifest is of version {manifest.version}, and {wanted.version} is wanted")
+        build = find_build(manifest, self.place.arch, self.place.python)
+        package = self._read_package(request, build)
+        self._follow("fetched")
+        losses = self._check_board(request, manifest)
+        serials = self.record.serials | {manifest.version: manifest.serial}
+        self._follow("verified", serials=serials, lost=tuple(losses))
+        self._lay(manifest.version, build, package)
+        self._follow("staged")
+
+    def _roots(self) -> bytes:
+        try:
+            with self.place.roots.open("rb") as file:
+                return file.read(MOST_ROOTS)
+        except FileNotFoundError as error:
+            told = f"{self.place.roots} is not there, so that no package can be believed"
+            raise ConfigError(f"{told}: `sudo device-agent upgrade trust` on a board that has joined") from error
+
+    def _read_package(self, request: UpgradeRequest, build: Build) -> bytes:
+        if build.size > MOST_PACKAGE:
+            raise ConfigError(f"{build.file} has {build.size} bytes, more than {MOST_PACKAGE}")
+        package = request.package(build.size)
+        if len(package) != build.size or hashlib.sha256(package).hexdigest() != build.sha256:
+            raise CorruptFile(f"the package is not {build.file}, which its site signed: its SHA-256 or size is another")
+        return package
+
+    def _check_board(self, request: UpgradeRequest, manifest: PackageManifest) -> dict[str, str]:
+        """Return what the version cannot read of the agent's folder, where that is allowed; refuse it elsewhere."""
+        runs = self.record.serials.get(self.record.from_, 0)
+        if manifest.serial < runs and not request.by_hand:
+            told = f"version {manifest.version} is older than {self.record.from_}, which runs"
+            raise ConfigError(f"{told}; at the board: `sudo device-agent upgrade install FILE.deb`")
+        losses = find_losses(self.agent.formats().formats, manifest.formats)
+        if losses and not request.lose:
+            kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
+            told = f"version {manifest.version} cannot read what was written here, and would lose ({kept})"
+            raise ConfigError(f"{told}; `device-agent upgrade install FILE.deb --lose` sets it aside and goes on")
+        if request.by_hand and not request.force and not self.service.look().runs:
+            raise ConfigError("the agent's service does not run, so that nothing can be proven: start it first")
+        return losses
+
+    def _lay(self, version: str, build: Build, package: bytes) -> None:
+        versions, home = self.versions, self.place.home
+        laid = versions.package_of(version)
+        if not versions.is_there(version) or laid not in ("", build.sha256):
+            if version == self.record.previous:
+                self._write(replace(self.record, previous=""))
+            folder = f"{PACKED_HOME}/{version}"
+            size = sum(len(one.content) for one in unpack_package(package, folder, self.place.interpreter))
+            versions.require_room(size)
+            versions.lay(version, build.sha256, unpack_package(package, folder, self.place.interpreter))
+        if fault := self.find_fault(home / version):
+            raise ConfigError(fault)
+
+    async def _may_stop(self, request: UpgradeRequest) -> bool:
+        """Wait until the agent runs and no task does; False where another version is wanted by then."""
+        while not request.force and (self.agent.is_busy() or not self.service.look().runs):
+            if not request.by_hand and self._is_other_wanted(request.wanted):
+                return False
+            await asyncio.sleep(self.look_s)
+        return True
+
+    def _is_other_wanted(self, wanted: Wanted) -> bool:
+        try:
+            return self.agent.wanted() not in (wanted, None)
+        except FieldFleetError:
+            return False
+
+    def _begin_trial(self) -> None:
+        boot = self.place.boot_id.read_text().strip()
+        self.versions.switch(UPDATER, self.record.from_)
+        self._follow("switched", nonce=secrets.token_hex(16), boot=boot, boots=1)
+        self._switch(self.record.to)

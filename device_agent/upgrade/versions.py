@@ -1,0 +1,149 @@
+"""Versions of the agent side by side in one folder, and the two links that say which one runs and which one upgrades.
+
+HOME/0.4.0/                 a whole version: it came under its name by one rename, once all of it was on the disk
+HOME/0.4.0/.laid            SHA-256 of its package, where we laid it; what dpkg laid has none, and is dpkg's to remove
+HOME/current -> 0.4.0       replaced by one rename
+HOME/.new, HOME/.gone       half of a version that comes or goes; swept away
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_agent.upgrade.package_file import MIB, PackedEntry
+from device_agent.upgrade.record import CURRENT, UPDATER
+from shared.errors import ConfigError, CorruptFile
+from shared.runtime.durable import explain_disk_errors, sync
+
+MARK, NEW, GONE = ".laid", ".new", ".gone"
+SPARE_BYTES = 64 * MIB
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
+FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o755, 0o644, 0o755
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions in a folder.
+
+    Attributes:
+        home: That folder.
+    """
+
+    home: Path
+
+    def current(self) -> str:
+        """Return the version that runs; empty where no link says so."""
+        return self._read(CURRENT)
+
+    def updater(self) -> str:
+        """Return the version that upgrades; empty where no link says so."""
+        return self._read(UPDATER)
+
+    def _read(self, link: str) -> str:
+        path = self.home / link
+        return path.readlink().name if path.is_symlink() else ""
+
+    def is_there(self, version: str) -> bool:
+        """Tell whether a version is here, whole."""
+        return bool(VERSION.fullmatch(version)) and (self.home / version).is_dir()
+
+    def package_of(self, version: str) -> str:
+        """Return the SHA-256 of the package that a version was laid from; empty where dpkg laid it."""
+        try:
+            return (self.home / version / MARK).read_text()
+        except OSError:
+            return ""
+
+    def sweep(self) -> None:
+        """Remove halves of versions that an earlier process left."""
+        for name in (NEW, GONE):
+            shutil.rmtree(self.home / name, ignore_errors=True)
+
+    def require_room(self, size: int) -> None:
+        """Refuse what would fill the disk.
+
+        Raises:
+            ConfigError: It would.
+        """
+        free = shutil.disk_usage(self.home).free
+        if free < size + SPARE_BYTES:
+            needs = (size + SPARE_BYTES) // MIB
+            raise ConfigError(f"{self.home}: it takes {needs} MiB and {free // MIB} MiB are free; make room there")
+
+    def lay(self, version: str, sha256: str, entries: Iterable[PackedEntry]) -> None:
+        """Lay a version beside the others; when this returns, all of it is on the disk.
+
+        Args:
+            version: Its name.
+            sha256: Of its package.
+            entries: What is in it.
+
+        Raises:
+            CorruptFile: As `package_file.unpack_package`.
+            Unwritable: The disk takes nothing more.
+        """
+        new, final = self.home / NEW, self.home / version
+        self.sweep()
+        with explain_disk_errors(new):
+            for entry in entries:
+                _lay_entry(new / entry.path, entry)
+            compileall.compile_dir(new, quiet=2, stripdir=str(new), prependdir=str(final))
+            (new / MARK).write_text(sha256)
+            os.sync()  # each file alone would take a thousand waits
+            if final.exists():
+                final.rename(self.home / GONE)
+            new.rename(final)
+            sync(self.home)
+        self.sweep()
+
+    def switch(self, link: str, version: str) -> None:
+        """Have a link lead to a version; when this returns, it does so after a power cut too.
+
+        Args:
+            link: `current` or `updater`.
+            version: That is here.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        if not self.is_there(version):
+            raise ConfigError(
+                f"{self.home / version} is gone; `sudo apt install --reinstall` of the package mends that"
+            )
+        part = self.home / f".{link}.part"
+        with explain_disk_errors(part):
+            part.unlink(missing_ok=True)
+            part.symlink_to(version)
+            part.replace(self.home / link)
+            sync(self.home)
+
+    def tidy(self, kept: Iterable[str]) -> None:
+        """Remove the versions that we laid and that nobody needs any more; what dpkg laid stays."""
+        kept = {*kept, self.current(), self.updater()}
+        for path in sorted(self.home.iterdir()):
+            is_ours = VERSION.fullmatch(path.name) and path.is_dir() and (path / MARK).is_file()
+            if is_ours and path.name not in kept:
+                path.rename(self.home / GONE)
+                self.sweep()
+
+
+def _lay_entry(path: Path, entry: PackedEntry) -> None:
+    if entry.kind == "folder":
+        path.mkdir(mode=FOLDER_MODE)
+        path.chmod(FOLDER_MODE)
+    elif entry.kind == "link":
+        path.symlink_to(entry.content.decode())
+    else:
+        mode = PROGRAM_MODE if entry.is_program else FILE_MODE
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(entry.content)
+        except FileExistsError:
+            raise CorruptFile(f"the package has {entry.path[:100]!r} twice") from None

@@ -1,0 +1,121 @@
+"""Packages as dpkg makes them are read, and what no package of ours holds is refused as a whole."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import subprocess  # noqa: TID251 - dpkg-deb makes a package
+import tarfile
+
+import pytest
+
+from device_agent.upgrade import package_file
+from device_agent.upgrade.package_file import unpack_package
+from shared.errors import CorruptFile
+from tests.device_agent.upgrade.packages import (
+    INTERPRETER,
+    archive,
+    deb,
+    folder_of,
+    member,
+    package,
+    tree_of,
+)
+
+FOLDER = "opt/fieldfleet/2"
+HOME = [folder_of(f"./{one}") for one in ("", "opt/", "opt/fieldfleet/", f"{FOLDER}/", f"{FOLDER}/bin/")]
+
+
+def unpacked(data):
+    return list(unpack_package(data, FOLDER, INTERPRETER))
+
+
+def test_just_the_folder_of_its_version_is_taken():
+    tree = tree_of("2")
+    found = unpacked(package("2", tree))
+    assert {one.path: one.content for one in found if one.kind == "file"} == tree
+    assert {one.path for one in found if one.is_program} == {"agent.sh"}
+    assert [(one.path, one.content.decode()) for one in found if one.kind == "link"] == [("bin/python3", INTERPRETER)]
+    assert {one.path for one in found if one.kind == "folder"} == {"", "bin", "lib"}
+
+
+def test_a_package_of_dpkg_is_read(tmp_path):
+    if not shutil.which("dpkg-deb"):
+        pytest.skip("dpkg-deb is not installed here")
+    long = "a" * 90
+    home = tmp_path / "root" / FOLDER
+    for path, content in ((f"{long}/{long}/module.py", "X = 1\n"), ("bin/tool", "#!/bin/sh\n")):
+        (home / path).parent.mkdir(parents=True)
+        (home / path).write_text(content)
+    (home / "bin/tool").chmod(0o755)
+    (home / "bin/python3").symlink_to(INTERPRETER)
+    control = tmp_path / "root/DEBIAN/control"
+    control.parent.mkdir()
+    control.write_text("Package: x\nVersion: 2\nArchitecture: all\nMaintainer: x <x@y>\nDescription: x\n")
+    built = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tmp_path / "root"), str(tmp_path / "x.deb")]
+    subprocess.run(built, check=True, capture_output=True)  # noqa: S603
+    found = {one.path: one for one in unpacked((tmp_path / "x.deb").read_bytes())}
+    assert found[f"{long}/{long}/module.py"].content == b"X = 1\n"
+    assert found["bin/tool"].is_program
+    assert found["bin/python3"].kind == "link"
+
+
+REFUSED = {
+    "a link out": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="../../x"), "leads out"),
+    "a link to the root": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="/etc/shadow"), "leads out"),
+    "another interpreter": (member(f"./{FOLDER}/bin/python3", type=tarfile.SYMTYPE, linkname="/bin/sh"), "leads out"),
+    "an absolute name": (member(f"/{FOLDER}/a", b"x"), "leads out"),
+    "a name that climbs": (member(f"./{FOLDER}/../../../etc/x", b"x"), "leads out"),
+    "a name that climbs elsewhere": (member("./usr/../../x", b"x"), "leads out"),
+    "a device": (member(f"./{FOLDER}/a", type=tarfile.CHRTYPE), "neither a file"),
+    "a pipe": (member(f"./{FOLDER}/a", type=tarfile.FIFOTYPE), "neither a file"),
+    "a hard link": (member(f"./{FOLDER}/a", type=tarfile.LNKTYPE, linkname="/etc/shadow"), "neither a file"),
+    "set-user-id": (member(f"./{FOLDER}/a", b"x", mode=0o4755), "another user"),
+    "set-group-id": (member(f"./{FOLDER}/a", b"x", mode=0o2755), "another user"),
+    "a file without its folder": (member(f"./{FOLDER}/none/a", b"x"), "folder is not"),
+    "a folder twice": (folder_of(f"./{FOLDER}/bin/"), "twice"),
+    "a file as the folder": (member(f"./{FOLDER}", b"x"), "twice"),
+    "a header of POSIX": (member(f"./{FOLDER}/a", b"x", type=tarfile.XHDTYPE), "is no file"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_no_package_of_ours_holds_is_refused(what):
+    entry, why = REFUSED[what]
+    with pytest.raises(CorruptFile, match=why):
+        unpacked(deb(archive(*HOME, entry)))
+
+
+def test_a_link_below_its_folder_is_taken_and_nothing_is_written_through_it():
+    link = member(f"./{FOLDER}/bin/a", type=tarfile.SYMTYPE, linkname="../bin/b")
+    assert unpacked(deb(archive(*HOME, link)))[-1].content == b"../bin/b"
+    through = member(f"./{FOLDER}/bin/a/x", b"x")
+    with pytest.raises(CorruptFile, match="folder is not"):
+        unpacked(deb(archive(*HOME, link, through)))
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "why"),
+    [("MOST_FILE", 10, "bytes, more than"), ("MOST_UNPACKED", 9000, "unpacks to more"), ("MOST_ENTRIES", 3, "entries")],
+)
+def test_what_it_claims_to_hold_is_bounded(monkeypatch, name, most, why):
+    data = package("2", tree_of("2"))
+    monkeypatch.setattr(package_file, name, most)
+    with pytest.raises(CorruptFile, match=why):
+        unpacked(data)
+
+
+def test_a_file_of_the_largest_size_takes_no_memory_that_was_not_sent():
+    info, _ = member(f"./{FOLDER}/a")
+    info.size = package_file.MOST_FILE
+    with pytest.raises(CorruptFile, match="too soon"):
+        unpacked(deb(lzma.compress(b"".join(tarfile.TarInfo.tobuf(one[0]) for one in [*HOME, (info, b"")]))))
+
+
+def test_a_package_of_another_version_is_told_so():
+    with pytest.raises(CorruptFile, match="no folder opt/fieldfleet/2"):
+        unpacked(package("3", tree_of("3")))
+    data = package("2", tree_of("2"))
+    with pytest.raises(CorruptFile, match="follows its archive"):
+        unpacked(deb(archive(*HOME) + b"\0"))
+    assert unpacked(data)

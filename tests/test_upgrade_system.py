@@ -1,0 +1,130 @@
+"""A board takes a new version of its agent: the command, the agents, the broker and the signatures are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import subprocess  # noqa: TID251 - the updater is killed
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from device_agent.upgrade.record import FOLDER, read_upgrade
+from device_agent.upgrade.updater import ARCHES
+from edge_server.fleet import broker
+from shared.protocol.packages import read_manifest, read_signed
+from tests.device_agent.agent_side import write_config
+from tests.device_agent.upgrade import services
+from tests.device_agent.upgrade.packages import UpgradeBoard, manifest_of, package
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 120.0
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(platform.machine() not in ARCHES, reason="no packages are made for this processor"),
+]
+
+
+def real_tree(version: str, config: Path) -> dict[str, bytes]:
+    """Return the files of a version that runs this checkout's agent."""
+    run = f"exec {sys.executable} -m device_agent run --config {config}\n"
+    script = f"echo {version} > $3/running\ncd {ROOT}\nFIELDFLEET_HOME=$1 {run}"
+    python = f'#!/bin/sh\nshift\ncd {ROOT}\nexec {sys.executable} "$@"\n'  # -I would not find this checkout
+    return {services.PROGRAM: script.encode(), "bin/python3": python.encode()}
+
+
+class RealBoard(UpgradeBoard):
+    """A board that upgrades itself by the command."""
+
+    def command(self, *words: str) -> list[str]:
+        """Return a command line of `device-agent upgrade`."""
+        service = f"{sys.executable} {services.__file__} {self.home} {self.state} {self.kept}"
+        told = ["--home", str(self.home), "--config", str(self.folder / "agent.toml")]
+        told += ["--roots", str(self.folder / "roots.pem")]
+        told += ["--systemctl", service] if words[0] != "status" else []
+        return [sys.executable, "-m", "device_agent", "upgrade", *words, *told]
+
+    def upgrade(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one to its end."""
+        return subprocess.run(  # noqa: S603 - ours
+            self.command(*words), cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
+
+    def fetch_real(self, version: str, config: Path) -> None:
+        """Have the agent fetch a package for this machine."""
+        self.trees[version] = real_tree(version, config)
+        data = package(version, self.trees[version])
+        [build] = read_manifest(read_signed(manifest_of(version, data)).manifest).builds
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        ours = type(build)(
+            file=build.file, arch=ARCHES[platform.machine()], python=python, sha256=build.sha256, size=build.size
+        )
+        (self.state / FOLDER / f"{version}.deb").write_bytes(data)
+        (self.state / FOLDER / f"{version}.json").write_bytes(manifest_of(version, data, builds=(ours,)))
+
+    def wait_for(self, state: str) -> None:
+        """Wait until the record says so."""
+        limit = time.monotonic() + LIMIT_S
+        while read_upgrade(self.home).state != state:
+            assert time.monotonic() < limit, read_upgrade(self.home)
+            time.sleep(0.01)  # noqa: TID251 - in a thread
+
+
+@pytest.fixture
+def board(tmp_path):
+    """Return a board on which a version runs that says nothing."""
+    made = RealBoard(tmp_path / "board")
+    made.service.start()
+    yield made
+    made.service.stop()
+
+
+def test_a_version_is_cut_off_in_its_trial_goes_on_and_is_kept_and_one_that_never_connects_is_not(board):
+    """And what the command says of it."""
+
+    async def story(port: int) -> None:
+        config = write_config(board.folder, port)
+        write_config(board.folder / "nowhere", broker.free_port())
+        await asyncio.to_thread(upgrade_and_fail, board, config, board.folder / "nowhere/agent.toml")
+
+    async def go() -> None:
+        async with broker.running(board.folder / "broker") as running:
+            await story(running.port)
+
+    for name in ("broker", "nowhere"):
+        (board.folder / name).mkdir()
+    asyncio.run(asyncio.wait_for(go(), 4 * LIMIT_S))
+
+
+def upgrade_and_fail(board: RealBoard, good: Path, nowhere: Path) -> None:
+    text = nowhere.read_text().replace(f"{nowhere.parent}/state", f"{board.state}")
+    nowhere.write_text(text)
+    board.fetch_real("2", good)
+    board.want("2")
+    first = subprocess.Popen(board.command("wanted"), cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: S603
+    board.wait_for("trial")
+    first.kill()
+    first.wait(LIMIT_S)
+    board.service.kill()
+    done = board.upgrade("wanted")
+    assert done.returncode == 0, done.stderr
+    record = read_upgrade(board.home)
+    assert (record.state, record.to, record.from_) == ("committed", "2", "1"), record
+    assert (board.current(), board.service.running()) == ("2", "2")
+
+    board.fetch_real("3", nowhere)
+    board.want("3", probation_s=4.0)
+    assert board.upgrade("wanted").returncode == 0
+    record = read_upgrade(board.home)
+    assert (record.state, "not connected and heard" in record.reason) == ("rolled-back", True), record
+    assert (board.current(), board.service.running()) == ("2", "2")
+    said = json.loads(board.upgrade("status", "--format", "json").stdout)
+    assert (said["current"], said["state"], said["to"], said["from"], len(said["trusts"])) == (
+        *("2", "rolled-back", "3", "2"),
+        1,
+    )
+    assert "version 2 runs, 1 ran before and is kept\nversion 3: rolled-back" in board.upgrade("status").stdout
