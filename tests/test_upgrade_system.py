@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from device_agent.upgrade.place import ARCHES
 from device_agent.upgrade.record import FOLDER, read_upgrade
-from device_agent.upgrade.updater import ARCHES
 from edge_server.fleet import broker
 from shared.protocol.packages import read_manifest, read_signed
 from tests.device_agent.agent_side import write_config

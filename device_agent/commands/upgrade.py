@@ -15,9 +15,10 @@ from device_agent.identity.credentials import CA, CURRENT, FOLDER, MEMBERSHIP, r
 from device_agent.upgrade.agent_folder import AgentFolder, as_owner
 from device_agent.upgrade.agent_service import SYSTEMCTL, UNIT, SystemdService
 from device_agent.upgrade.package_file import MOST_PACKAGE
+from device_agent.upgrade.place import ROOTS, STATE_DIR, UpgradePlace, UpgradeRequest
 from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, Wanted, find_home, read_upgrade
 from device_agent.upgrade.trusted_roots import find_root, pin_of, trusted_pins
-from device_agent.upgrade.updater import ROOTS, STATE_DIR, Updater, UpgradePlace, UpgradeRequest
+from device_agent.upgrade.updater import Updater
 from device_agent.upgrade.verdict import next_attempt
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile, FieldFleetError

@@ -95,6 +95,8 @@ def _find_data(data: bytes) -> memoryview:
         if size > len(data) - begin:
             raise _damaged(f"its part {name} ends too soon")
         place = begin + size + size % 2
+    if len(data) > place:
+        raise _damaged("something follows its last part")
     return memoryview(data)[begin : begin + size]
 
 

@@ -25,25 +25,26 @@ class StateKind:
     """A kind of state file.
 
     Attributes:
-        number: Of the form that this version writes; it reads that and all older ones.
         files: Their names in the agent's folder.
         holds: What is lost with them.
     """
 
-    number: int
     files: tuple[str, ...]
     holds: str
 
 
+FORMATS: Mapping[str, int] = {"calibration": 1, "clocks": 1, "identity": 1, "outbox": 1, "releases": 1, "state": 1}
+"""The form that this version writes of each kind; it reads that and all older ones. Whoever changes what such a file
+looks like so that an older version cannot read it, counts it up here. A gateway reads this line of a package."""
+
 KINDS: Mapping[str, StateKind] = {
-    "outbox": StateKind(1, ("outbox",), "updates that the server has not taken yet"),
-    "state": StateKind(1, ("state",), "what the device keeps of its runs, its own model too"),
-    "releases": StateKind(1, ("releases",), "the models that it serves"),
-    "identity": StateKind(1, ("identity",), "its key and certificate: it must join anew"),
-    "calibration": StateKind(1, ("calibration.json",), "the fit of its power model"),
-    "clocks": StateKind(1, ("clocks.json",), "how clocks and power mode were before the agent changed them"),
+    "outbox": StateKind(("outbox",), "updates that the server has not taken yet"),
+    "state": StateKind(("state",), "what the device keeps of its runs, its own model too"),
+    "releases": StateKind(("releases",), "the models that it serves"),
+    "identity": StateKind(("identity",), "its key and certificate: it must join anew"),
+    "calibration": StateKind(("calibration.json",), "the fit of its power model"),
+    "clocks": StateKind(("clocks.json",), "how clocks and power mode were before the agent changed them"),
 }
-"""Whoever changes what one of these files looks like so that an older version cannot read it, counts it up here."""
 
 
 class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +57,6 @@ class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
 
     formats: dict[str, int]
     version: str = ""
-
-
-def known_formats(kinds: Mapping[str, StateKind] = KINDS) -> dict[str, int]:
-    """Return the forms that this version writes, by kind; what a manifest of it says."""
-    return {name: kind.number for name, kind in kinds.items()}
 
 
 def decode_formats(data: bytes, place: str) -> WrittenFormats:
@@ -106,18 +102,18 @@ def find_losses(written: Mapping[str, int], known: Mapping[str, int]) -> dict[st
     return {name: KINDS[name].holds if name in KINDS else f"files of the kind {name}" for name in sorted(unreadable)}
 
 
-def check_formats(state_dir: Path, kinds: Mapping[str, StateKind] = KINDS) -> None:
+def check_formats(state_dir: Path, known: Mapping[str, int] = FORMATS) -> None:
     """Refuse to work in a folder that a newer version wrote in so that this one cannot read it.
 
     Args:
         state_dir: The agent's folder.
-        kinds: What this version knows.
+        known: What this version writes.
 
     Raises:
         ConfigError: It did: what would be lost, and which version to take.
     """
     written = read_formats(state_dir)
-    losses = find_losses(written.formats, known_formats(kinds))
+    losses = find_losses(written.formats, known)
     if losses:
         kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
         newer = f"version {written.version}" if written.version else "a newer version"
@@ -127,18 +123,18 @@ def check_formats(state_dir: Path, kinds: Mapping[str, StateKind] = KINDS) -> No
         )
 
 
-def raise_formats(state_dir: Path, version: str, kinds: Mapping[str, StateKind] = KINDS) -> bool:
+def raise_formats(state_dir: Path, version: str, known: Mapping[str, int] = FORMATS) -> bool:
     """Write down that this version writes here; returns whether a form was raised.
 
     Args:
         state_dir: The agent's folder.
         version: This one.
-        kinds: What it writes.
+        known: What it writes.
 
     Raises:
         Unwritable: The disk takes nothing more.
     """
-    written, known = read_formats(state_dir).formats, known_formats(kinds)
+    written = read_formats(state_dir).formats
     highest = written | {name: max(number, written.get(name, 0)) for name, number in known.items()}
     if highest == written:
         return False

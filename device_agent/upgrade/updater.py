@@ -15,9 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import platform
 import secrets
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,14 +23,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from device_agent.hardware.tools import run_command
 from device_agent.upgrade import verdict
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.agent_service import AgentService
 from device_agent.upgrade.package_file import MOST_PACKAGE, unpack_package
+from device_agent.upgrade.place import UpgradePlace, UpgradeRequest, find_fault
 from device_agent.upgrade.record import (
     CURRENT,
-    HOME,
     RECORD,
     UPDATER,
     Proof,
@@ -52,73 +49,9 @@ from shared.runtime.durable import unused_name
 
 log = logging.getLogger(__name__)
 
-ROOTS = Path("/etc/fieldfleet/upgrades.pem")
-STATE_DIR = Path("/var/lib/fieldfleet")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 PACKED_HOME = "opt/fieldfleet"
 MOST_ROOTS = 64 << 10
 LOOK_S = 0.5
-START_S = 60.0
-"""Seconds in which a version must be able to say which it is."""
-
-
-@dataclass(frozen=True)
-class UpgradePlace:
-    """Where an upgrade finds everything.
-
-    Attributes:
-        home: Folder of the versions.
-        state_dir: The agent's folder.
-        roots: Root certificates of the sites whose packages are taken, PEM.
-        boot_id: File of the kernel, another for every boot.
-        arch: As dpkg calls this processor.
-        python: Whose libraries the packages bring.
-        interpreter: To which a version's own leads.
-    """
-
-    home: Path = HOME
-    state_dir: Path = STATE_DIR
-    roots: Path = ROOTS
-    boot_id: Path = BOOT_ID
-    arch: str = ARCHES.get(platform.machine(), platform.machine())
-    python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
-    interpreter: str = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-
-
-@dataclass(frozen=True)
-class UpgradeRequest:
-    """A version that is wanted, and by whom.
-
-    Attributes:
-        wanted: Which.
-        signed: Returns its signed manifest.
-        package: Returns its package, of which so many bytes are looked at.
-        by_hand: Whether somebody at the board wants it, who may also go to an older one.
-        force: Whether a task may be ended for it.
-        lose: Whether state files that it cannot read are set aside.
-    """
-
-    wanted: Wanted
-    signed: Callable[[], bytes]
-    package: Callable[[int], bytes]
-    by_hand: bool = False
-    force: bool = False
-    lose: bool = False
-
-
-def find_fault(folder: Path) -> str:
-    """Return why a version does not even start, or could not be upgraded from; empty where it does, and could.
-
-    Args:
-        folder: Of the version.
-    """
-    asked = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
-    done = run_command([str(folder / "bin/python3"), *asked], timeout_s=START_S)
-    if done.exit_code == 0:
-        return ""
-    said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it says nothing"]
-    return f"version {folder.name} does not start: {said[0][:200]}"
 
 
 @dataclass

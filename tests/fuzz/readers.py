@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.fuzz import coded, configs, damages, enrolments, frames, journals, payloads, tensors, texts, wires
+from tests.fuzz import coded, configs, damages, enrolments, frames, journals, packages, payloads, tensors, texts, wires
 from tests.fuzz.files import FILES
 from tests.fuzz.texts import TEXTS
 from tests.fuzz.trees import cut_and_spliced
@@ -79,6 +79,15 @@ READERS: Mapping[str, Reader] = {
     ),
     "chain of CAs": Reader(enrolments.chain_seeds, enrolments.read_chain, bytes_besides=1 << 20, places=60),
     "token": Reader(enrolments.token_seeds, enrolments.read_token, notices="cut"),
+    "agent's package": Reader(
+        *(packages.package_seeds, packages.read_package),
+        bytes_besides=2 << 20,
+        longest=4096,
+        places=60,
+        notices="length",
+        damages=packages.package_damages(),
+    ),
+    "upgrade's record": Reader(packages.record_seeds, packages.read_record, notices="cut", is_choosy=False),
     "npz": _of_file("npz", "cut"),
     "idx": _of_file("idx", "length"),
     "idx.gz": _of_file("idx.gz", "cut"),

@@ -113,10 +113,9 @@ def test_the_root_of_the_joined_site_is_written_down(board, typed, monkeypatch):
     folder = board.state / FOLDER / CURRENT
     folder.mkdir(parents=True)
     pin = x509.load_pem_x509_certificate(root).fingerprint(SHA256()).hex()
-    membership = Membership(
-        device="pi", site="roof", token="abc",  # noqa: S106 host="h", port=1, root=pin, broker_host="h", broker_port=1,
-        not_before_utc_s=0.0, not_after_utc_s=1.0,
-    )  # fmt: skip
+    told = {"token": "abc", "host": "h", "port": 1, "broker_host": "h", "broker_port": 1}
+    dates = {"not_before_utc_s": 0.0, "not_after_utc_s": 1.0}
+    membership = Membership(device="pi", site="roof", root=pin, **told, **dates)
     (folder / MEMBERSHIP).write_bytes(msgspec.json.encode(membership))
     (folder / CA).write_bytes(chain)
     assert typed("trust")[0] == 2  # its own root is not among them

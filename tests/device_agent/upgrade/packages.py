@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from device_agent.upgrade.place import UpgradePlace, UpgradeRequest
 from device_agent.upgrade.record import FOLDER, WANTED, Wanted
-from device_agent.upgrade.updater import Updater, UpgradePlace, UpgradeRequest
+from device_agent.upgrade.updater import Updater
 from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of
 from shared.protocol.packages import AGENT, Build, PackageManifest, sign, write_signed
 from tests.device_agent.upgrade.services import PROGRAM, StandInService

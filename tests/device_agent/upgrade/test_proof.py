@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import fcntl
 import json
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from device_agent.upgrade import record as records
+from device_agent.upgrade import state_formats
 from device_agent.upgrade.proof import Proving, hold_busy
 from device_agent.upgrade.record import (
     BUSY,
@@ -23,11 +25,19 @@ from device_agent.upgrade.record import (
     running_version,
     write_upgrade,
 )
-from device_agent.upgrade.state_formats import FILE, KINDS, check_formats, find_losses, raise_formats, read_formats
+from device_agent.upgrade.state_formats import (
+    FILE,
+    FORMATS,
+    KINDS,
+    check_formats,
+    find_losses,
+    raise_formats,
+    read_formats,
+)
 from shared.errors import ConfigError, CorruptFile
 
 TRIAL = UpgradeRecord(state="trial", from_="1", to="2", nonce="abc", boots=1)
-NEWER = {**KINDS, "outbox": replace(KINDS["outbox"], number=2)}
+NEWER = {**FORMATS, "outbox": 2}
 
 
 def test_a_record_comes_back_as_it_was_and_says_from_and_to(tmp_path):
@@ -97,7 +107,7 @@ def test_a_version_that_is_not_on_trial_proves_nothing(tmp_path, virtually, othe
         write_upgrade(home, TRIAL)
     virtually(Proving(home, tmp_path, "1").run())
     assert not (tmp_path / FOLDER).exists()
-    assert read_formats(tmp_path).formats == {name: kind.number for name, kind in KINDS.items()}
+    assert read_formats(tmp_path).formats == dict(FORMATS)
 
 
 def test_that_a_task_runs_is_told_by_a_lock_that_falls_with_it(tmp_path):
@@ -126,3 +136,9 @@ def test_a_version_does_not_begin_where_a_newer_one_wrote_what_it_cannot_read(tm
 def test_kinds_that_a_version_does_not_know_are_no_loss():
     assert find_losses({"outbox": 2, "moon": 7}, {"outbox": 1}) == {"outbox": KINDS["outbox"].holds}
     assert find_losses({"moon": 7}, {"moon": 6}) == {"moon": "files of the kind moon"}
+
+
+def test_every_kind_has_a_form_and_a_gateway_can_read_them_off_the_source():
+    assert FORMATS.keys() == KINDS.keys()
+    [line] = [one for one in Path(state_formats.__file__).read_text().splitlines() if one.startswith("FORMATS")]
+    assert ast.literal_eval(line.partition(" = ")[2]) == FORMATS

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import replace
 
 import msgspec
 import pytest
 
+from device_agent.upgrade.place import find_fault
 from device_agent.upgrade.proof import hold_busy
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, write_upgrade
-from device_agent.upgrade.state_formats import FILE, KINDS, known_formats, raise_formats
-from device_agent.upgrade.updater import find_fault
+from device_agent.upgrade.state_formats import FILE, FORMATS, raise_formats
 from device_agent.upgrade.versions import MARK
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import read_manifest, read_signed, write_signed
@@ -206,10 +205,10 @@ def test_going_back_by_hand_and_no_further(board):
 
 
 def test_a_version_that_cannot_read_what_is_there_is_refused_unless_that_may_be_set_aside(board):
-    raise_formats(board.state, "9", {**KINDS, "outbox": replace(KINDS["outbox"], number=2)})
+    raise_formats(board.state, "9", {**FORMATS, "outbox": 2})
     (board.state / "outbox").mkdir()
     (board.state / "outbox/update").write_text("waits")
-    board.fetch("2", formats=known_formats())
+    board.fetch("2", formats=dict(FORMATS))
     board.want("2")
     record = take(board)
     assert record.state == "refused"
@@ -221,11 +220,11 @@ def test_a_version_that_cannot_read_what_is_there_is_refused_unless_that_may_be_
 
 
 def test_what_was_set_aside_comes_back_with_the_version_before(board):
-    raise_formats(board.state, "9", {**KINDS, "outbox": replace(KINDS["outbox"], number=2)})
+    raise_formats(board.state, "9", {**FORMATS, "outbox": 2})
     before = (board.state / FILE).read_bytes()
     (board.state / "outbox").mkdir()
     (board.state / "outbox/update").write_text("waits")
-    board.fetch("2", "crashing", formats=known_formats())
+    board.fetch("2", "crashing", formats=dict(FORMATS))
     board.want("2")
     assert take(board, by_hand=True, lose=True).state == "rolled-back"
     assert (board.state / "outbox/update").read_text() == "waits"
