@@ -52,7 +52,7 @@ class Package:
         wheels: What it brings along.
         home: Of its versions.
         user: As which its services run.
-        services: Their names.
+        services: Their units, in the order in which they are started.
         config: What the operator wrote, which goes with a purge alone.
         groups: Those that read sensors, which the user joins.
     """
@@ -80,8 +80,8 @@ AGENT = Package(
     wheels=LIGHT,
     home="/opt/fieldfleet",
     user="fieldfleet",
-    services=("fieldfleet-agent",),
-    config="/etc/fieldfleet/agent.toml",
+    services=("fieldfleet-upgrade.service", "fieldfleet-upgrade.path", "fieldfleet-agent.service"),
+    config="/etc/fieldfleet/agent.toml /etc/fieldfleet/upgrades.pem",
     groups="video powercap",
 )
 SERVER = Package(
@@ -91,7 +91,7 @@ SERVER = Package(
     wheels=LIGHT + TABLES,
     home="/opt/fieldfleet-server",
     user="fieldfleet-server",
-    services=("fieldfleet-server", "fieldfleet-enrolment"),
+    services=("fieldfleet-server.service", "fieldfleet-enrolment.service"),
     config="/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
 )
 
@@ -218,6 +218,8 @@ def laid_of(package: Package) -> dict[str, str]:
     if package is AGENT:
         return {
             "systemd/fieldfleet-agent.service": f"{units}/fieldfleet-agent.service",
+            "systemd/fieldfleet-upgrade.service": f"{units}/fieldfleet-upgrade.service",
+            "systemd/fieldfleet-upgrade.path": f"{units}/fieldfleet-upgrade.path",
             "systemd/gpu.conf": f"{doc}/gpu.conf",
             "udev/60-fieldfleet.rules": "lib/udev/rules.d/60-fieldfleet.rules",
             "udev/fieldfleet.conf": "usr/lib/tmpfiles.d/fieldfleet-agent.conf",
@@ -280,7 +282,8 @@ def build(package: Package, target: Target, wheel: Path, out: Path) -> Path:
         (library / "_setup.pth").write_text(
             f"{package.home}/extras/current\n"
         )  # what `setup` brings; need not be there
-        (home.parent / "current").symlink_to(target.version)
+        for link in ("current", "updater") if package is AGENT else ("current",):
+            (home.parent / link).symlink_to(target.version)
         lay_files(root, package, target)
         (root / "etc/fieldfleet").mkdir(parents=True)
         write_control(root, package, target)

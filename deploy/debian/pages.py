@@ -16,6 +16,8 @@ FILES = {
         "/etc/fieldfleet/agent.toml": "what the service runs with",
         "/var/lib/fieldfleet": "outbox, device state, payloads, the device's own key",
         "/opt/fieldfleet": "the agent's versions, and what `device-agent setup` brought",
+        "/opt/fieldfleet/upgrade.json": "what became of the version that was offered last",
+        "/etc/fieldfleet/upgrades.pem": "roots of the sites whose packages are taken, by `device-agent upgrade trust`",
     },
     "edge-server": {
         "/etc/fieldfleet/server.toml": "what the service runs with",

@@ -15,11 +15,13 @@ from device_agent.commands.diagnosis.board_text import format_columns
 from device_agent.commands.diagnosis.checks import Check, check_data
 from device_agent.commands.diagnosis.identity import examine_identity, mend_modes
 from device_agent.commands.diagnosis.serving import examine_serving
+from device_agent.commands.diagnosis.upgrades import examine_upgrade
 from device_agent.config import AgentConfig, BoardConfig, load
 from device_agent.hardware.files import is_folder
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
+from device_agent.upgrade.record import find_home
 from shared.errors import ConfigError
 from shared.runtime.text_table import fold_text, terminal_columns
 
@@ -86,6 +88,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         if fix:
             yield from mend_modes(config.broker)
         yield from examine_identity(config)
+        yield from examine_upgrade(find_home(), Path(config.state_dir))
         yield examine.examine_broker(config)
 
 

@@ -97,9 +97,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(options: argparse.Namespace) -> UpgradePlace:
-    path = options.config or CONFIG
-    state_dir = Path(load_file(path).state_dir) if options.config or path.exists() else STATE_DIR
-    return UpgradePlace(home=options.home or find_home() or HOME, state_dir=state_dir, roots=options.roots)
+    told = {"home": options.home or find_home() or HOME, "roots": options.roots}
+    try:
+        return UpgradePlace(state_dir=Path(load_file(options.config or CONFIG).state_dir), **told)
+    except ConfigError as error:
+        if options.config:
+            raise
+        logger.warning("%s; the agent's folder is taken to be %s", error, STATE_DIR)
+        return UpgradePlace(state_dir=STATE_DIR, **told)
 
 
 def _install(updater: Updater, options: argparse.Namespace) -> int:

@@ -202,7 +202,8 @@ class Updater:
         """
         record = self.record
         goal = record.from_ if record.state == "trial" else record.previous
-        if record.state not in ("trial", "committed") or not self.versions.is_there(goal):
+        is_ours = record.state in ("trial", "committed") and self.versions.current() == record.to
+        if not is_ours or not self.versions.is_there(goal):
             raise ConfigError("there is no version before the one that runs: install its package, `apt install`")
         self._write(verdict.condemn(record, reason))
         self._go_back()
@@ -288,7 +289,8 @@ class Updater:
 
     def _check_board(self, request: UpgradeRequest, manifest: PackageManifest) -> dict[str, str]:
         """Return what the version cannot read of the agent's folder, where that is allowed; refuse it elsewhere."""
-        runs = self.record.serials.get(self.record.from_, 0)
+        serials = self.record.serials  # of what dpkg laid nobody knows one
+        runs = serials.get(self.record.from_) or max(serials.values(), default=0)
         if manifest.serial < runs and not request.by_hand:
             told = f"version {manifest.version} is older than {self.record.from_}, which runs"
             raise ConfigError(f"{told}; at the board: `sudo device-agent upgrade install FILE.deb`")

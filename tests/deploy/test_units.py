@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from device_agent.__main__ import EXIT_CONFIG
+from device_agent.upgrade.record import FOLDER, WANTED
 from firmware_profiles import __file__ as profiles
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,38 @@ def test_the_broker_may_do_little(installed):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("unit", OURS)
+def test_systemd_can_read_our_units(installed):
+    """Each key is one that it knows, of a form that it knows."""
+    units = installed / "usr/lib/systemd/system"
+    for path in UNITS.glob("*.path"):
+        shutil.copy(path, units)
+    for name in ("sysinit", "basic", "multi-user", "network-online", "time-sync", "shutdown", "paths"):
+        (units / f"{name}.target").write_text(f"[Unit]\nDescription={name}\n")
+    for name in ("device-agent", "edge-server"):
+        program = installed / "usr/bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    names = [*OURS, *(path.name for path in UNITS.glob("*.path"))]
+    asked = ["systemd-analyze", "verify", "--man=no", f"--root={installed}", *names]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 - its own options
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze is older than 250")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_upgrade_is_decided_before_the_agent_starts_and_may_write_versions_alone():
+    unit = Unit("fieldfleet-upgrade.service")
+    assert unit["Unit"]["Before"] == "fieldfleet-agent.service"
+    service = unit["Service"]
+    assert (service["User"], service["Type"], service["ReadWritePaths"]) == ("root", "notify", "/opt/fieldfleet")
+    assert set(service["CapabilityBoundingSet"].split()) == {"CAP_SETUID", "CAP_SETGID"}
+    assert service["Restart"] == "on-failure"
+    path = Unit("fieldfleet-upgrade.path")["Path"]
+    assert path["PathChanged"] == f"/var/lib/fieldfleet/{FOLDER}/{WANTED}"
+
+
+@pytest.mark.parametrize("unit", [one for one in OURS if one != "fieldfleet-upgrade.service"])
 def test_our_services_come_back_and_survive_their_children(unit):
     service = Unit(unit)["Service"]
     assert service["Type"] == "notify"
