@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from edge_server.gateway.authority import public_key_of
 from edge_server.gateway.broker_files import broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
+from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import package_faults, read_index
 from edge_server.gateway.probe_access import faults
 from edge_server.gateway.reload import RELOAD_LOCK, broker_door, find_broker
@@ -135,7 +136,8 @@ def _pairs(look: _Look) -> Iterator[Finding]:
 
 
 def _modes(look: _Look) -> Iterator[Finding]:
-    private = [*look.site.path.glob("ca/*.key"), *look.site.path.glob("gateway/*.key"), look.site.path / FILE]
+    private = [*look.site.path.glob("ca/*.key"), *look.site.path.glob("gateway/*.key")]
+    private += [one for one in (look.site.path / FILE, look.site.path / ACCOUNTS) if one.exists()]
     wrong = [path for path in private if path.stat().st_mode & OPEN_TO_OTHERS]
     for path in wrong:
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -5,7 +5,7 @@
     gateway/                  key and certificate of the broker (server), of the enrolment service (enrolment), of the
                               server's own connection (edge-server), of the probe, of one that is revoked (revoked),
                               and of who signs packages (packages)
-    state.json                what was signed for whom
+    state.json                its settings; accounts.sqlite has what was signed for whom
     mosquitto.conf acl crl.pem   made from the state
     server.toml               the server's file, which people edit: made anew until they do
 
@@ -32,6 +32,7 @@ from edge_server.gateway.access import acl
 from edge_server.gateway.authority import Role, Subject
 from edge_server.gateway.broker_files import BrokerPlaces, broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair
+from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.state import (
     FILE,
     SiteState,
@@ -260,7 +261,7 @@ def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
 
 def access_of(state: SiteState) -> str:
     """Return the access list that a site's broker must have."""
-    peers = (name.removeprefix(PEER) for name in state.accounts if name.startswith(PEER))
+    peers = (name.removeprefix(PEER) for name in as_accounts(state.accounts).beginning(PEER))
     return acl(state.site, peers, denied_accounts(state), state.generation)
 
 

@@ -1,59 +1,30 @@
-"""What a site has signed and for whom, in one file: every certificate of every account, and who is denied.
+"""What a site is, and what it has signed for whom: its settings in `state.json`, its accounts in a file beside it.
 
-The access list and the revocation list are made from it, so that it is written first and they follow; a crash between
-the two is mended by writing them again. Processes take turns by a lock; they hold it for as long as files take.
+The access list and the revocation list are made from both, so that these are written first, accounts before settings,
+and the lists follow; a crash between them is mended by writing the lists again. Processes take turns by a lock; they
+hold it for as long as files take.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from edge_server.gateway.authority import Issued, Role
+from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
+from edge_server.gateway.enrolment.accounts import Accounts, Signed, SiteAccount, as_accounts, write_accounts
 from shared.config import read
 from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
 
 FILE, LOCK = "state.json", ".state.lock"
-VERSION = 1
+VERSION = 2
 PRIVATE = 0o600
-
-
-class Signed(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate that was signed.
-
-    Attributes:
-        serial: Its number, hexadecimal.
-        authority: Number of the site CA's own certificate, which signed it, hexadecimal.
-        role: Of whom it is for.
-        key: SHA-256 of its public key (SubjectPublicKeyInfo, DER), hexadecimal.
-        not_after_utc_s: Until when it is valid, calendar seconds.
-        revoked: Whether brokers are to refuse it.
-    """
-
-    serial: str
-    authority: str
-    role: Role
-    key: str
-    not_after_utc_s: float
-    revoked: bool = False
-
-
-class SiteAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom brokers know by a common name.
-
-    Attributes:
-        certificates: All that were ever signed for it, in that order.
-        denied: Whether it may do nothing at all: it was revoked, and not enrolled again since.
-    """
-
-    certificates: tuple[Signed, ...] = ()
-    denied: bool = False
 
 
 class SiteState(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +38,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
         bind: The only address at which the broker listens; empty for all.
         broker_user: To whom the broker gives up root's rights; empty for its own choice.
         own_port: Of the broker's listener on loopback for the server's own processes; 0 for the one after `port`.
-        accounts: By common name.
+        accounts: By common name; since version 2 in a file of their own, of which only what changes is read.
         generation: How often the broker was told to take its files anew.
     """
 
@@ -78,7 +49,7 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
     bind: str = ""
     broker_user: str = ""
     own_port: int = 0
-    accounts: dict[str, SiteAccount] = {}
+    accounts: Mapping[str, SiteAccount] = {}
     generation: int = 0
 
     @property
@@ -99,7 +70,8 @@ def read_state(folder: Path) -> SiteState:
     found = read(path, SiteState)
     if found.version > VERSION:
         raise ConfigError(f"{path}: of version {found.version}, and this program knows {VERSION}: update it")
-    return found
+    accounts = Accounts(folder / ACCOUNTS) if found.version == VERSION else Accounts(changed=found.accounts)
+    return msgspec.structs.replace(found, version=VERSION, accounts=accounts)
 
 
 def write_state(folder: Path, state: SiteState) -> None:
@@ -111,8 +83,10 @@ def write_state(folder: Path, state: SiteState) -> None:
     path = folder / FILE
     stat = (path if path.exists() else folder).stat()
     owner = (stat.st_uid, stat.st_gid) if os.geteuid() == 0 else None  # root may write for the service's user
-    data = msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n"
-    replace_file(path, data, mode=PRIVATE, owner=owner)
+    data = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(state, accounts={})), indent=1) + b"\n"
+    write_accounts(folder, state.accounts)
+    if not path.is_file() or path.read_bytes() != data:
+        replace_file(path, data, mode=PRIVATE, owner=owner)
 
 
 @contextmanager
@@ -175,15 +149,14 @@ def with_account(state: SiteState, name: str, account: SiteAccount) -> SiteState
         name: Common name of the account.
         account: In place of what it was.
     """
-    return msgspec.structs.replace(state, accounts={**state.accounts, name: account})
+    return msgspec.structs.replace(state, accounts=as_accounts(state.accounts).with_account(name, account))
 
 
 def denied_accounts(state: SiteState) -> list[str]:
     """Return the names of all that may do nothing, in order."""
-    return sorted(name for name, account in state.accounts.items() if account.denied)
+    return as_accounts(state.accounts).denied()
 
 
 def revoked_serials(state: SiteState, authority: str) -> list[int]:
     """Return the numbers of all certificates of one CA that brokers are to refuse."""
-    signed = (one for account in state.accounts.values() for one in account.certificates)
-    return [int(one.serial, 16) for one in signed if one.revoked and one.authority == authority]
+    return as_accounts(state.accounts).revoked(authority)

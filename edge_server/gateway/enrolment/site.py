@@ -12,6 +12,8 @@ from pathlib import Path
 
 from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
 from edge_server.gateway.certificate_files import authority_id
+from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
+from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.enrolment.ledger import FILE as LEDGER
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
@@ -98,7 +100,9 @@ class EnrolmentSite:
 
     def find_holder(self, key: str) -> Holder | None:
         """Return the device that has certificates for a key, by the key's SHA-256, hexadecimal."""
-        for device, account in read_state(self.folder).accounts.items():
+        accounts = as_accounts(read_state(self.folder).accounts)
+        for device in accounts.with_key(key):
+            account = accounts[device]
             mine = [one for one in account.certificates if one.key == key and one.role == "device"]
             if mine:
                 revoked = account.denied or any(one.revoked for one in mine)
@@ -122,7 +126,8 @@ class EnrolmentSite:
             ConfigError: One of them can be.
         """
         service_key = self.pair()[1]
-        for path in (self.folder / "ca" / "site.key", service_key, self.folder / FILE, self.folder / LEDGER):
+        kept = (self.folder / one for one in (FILE, ACCOUNTS, LEDGER))
+        for path in (self.folder / "ca" / "site.key", service_key, *kept):
             if path.exists() and (too_open := find_openness(path)):
                 raise ConfigError(too_open)
 

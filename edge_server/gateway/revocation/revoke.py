@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from msgspec.structs import replace
 
 from edge_server.gateway import authority
 from edge_server.gateway.authority import Subject
+from edge_server.gateway.enrolment.accounts import SiteAccount
 from edge_server.gateway.probe_access import REFUSED, call
 from edge_server.gateway.reload import AGAIN, Reloaded, broker_door, find_broker, reload_broker, stop_broker
 from edge_server.gateway.site_folder import SiteFolder
-from edge_server.gateway.state import SiteAccount, SiteState, read_state, with_account
+from edge_server.gateway.state import SiteState, read_state, with_account
 from shared.errors import ConfigError, Unreachable
 from shared.protocol.topics import topic
 
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 TAKEOVER_DAYS = 10 / (24 * 60)
 REVOCABLE = ("device", "peer")
+MOST_NAMED = 50
+"""Accounts that are told to whoever names one that is none."""
 
 
 async def revoke(site: SiteFolder, name: str, now: datetime) -> Reloaded:
@@ -80,15 +82,17 @@ def find_account(state: SiteState, name: str) -> SiteAccount:
     Raises:
         ConfigError: There is none of that name, or it is the gateway's own.
     """
-    there = {one: account for one, account in state.accounts.items() if _is(account, lambda role: role in REVOCABLE)}
-    if name not in there:
-        known = ", ".join(sorted(there)) or "none yet"
+    found = state.accounts.get(name)
+    if found is None or not _is_revocable(found):
+        there = sorted(one for one, account in state.accounts.items() if _is_revocable(account))
+        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+        known = f"{', '.join(there[:MOST_NAMED])}{more}" if there else "none yet"
         raise ConfigError(f"{name!r} was never enrolled at site {state.site}; enrolled: {known}")
-    return there[name]
+    return found
 
 
-def _is(account: SiteAccount, matches: Callable[[str], bool]) -> bool:
-    return any(matches(one.role) for one in account.certificates)
+def _is_revocable(account: SiteAccount) -> bool:
+    return any(one.role in REVOCABLE for one in account.certificates)
 
 
 def _denied(account: SiteAccount) -> SiteAccount:

@@ -17,7 +17,8 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
-from edge_server.gateway.state import SiteAccount, SiteState, write_state
+from edge_server.gateway.enrolment.accounts import SiteAccount
+from edge_server.gateway.state import SiteState, write_state
 from edge_server.journal.report_history import FILE, KeptReport, ReportHistory, latest_reports
 from edge_server.journal.sqlite import JOURNAL, salvageable_records
 from shared.protocol import wire

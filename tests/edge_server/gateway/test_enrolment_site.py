@@ -56,9 +56,10 @@ def made(tmp_path_factory):
 def site(made):
     for path in made.glob("*enrolment.*"):
         path.unlink()
-    before = (made / "state.json").read_bytes()
+    before = {path: path.read_bytes() for path in (made / "state.json", made / "accounts.sqlite")}
     yield EnrolmentSite(made, utc_s=lambda: NOW)
-    (made / "state.json").write_bytes(before)
+    for path, data in before.items():
+        path.write_bytes(data)
 
 
 def enrol(site, *words, capsys) -> str:
@@ -241,7 +242,7 @@ def test_without_a_site_it_is_said_what_to_do(tmp_path: Path):
         EnrolmentSite(tmp_path).registrar()
 
 
-@pytest.mark.parametrize("name", ["ca/site.key", "gateway/enrolment.key", "state.json"])
+@pytest.mark.parametrize("name", ["ca/site.key", "gateway/enrolment.key", "state.json", "accounts.sqlite"])
 def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, capsys, name):
     path = site.folder / name
     path.chmod(0o644)

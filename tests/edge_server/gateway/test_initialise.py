@@ -13,9 +13,10 @@ from cryptography import x509
 
 from edge_server.gateway.authority import BACKDATED
 from edge_server.gateway.certificate_files import addresses_in
+from edge_server.gateway.enrolment.accounts import Signed, SiteAccount
 from edge_server.gateway.initialise import Wanted, initialise, link_services
 from edge_server.gateway.site_folder import PAIRS, SiteFolder
-from edge_server.gateway.state import Signed, SiteAccount, locked, read_state, write_state
+from edge_server.gateway.state import locked, read_state, write_state
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError
 
@@ -46,10 +47,10 @@ def folder(tmp_path):
 def test_it_writes_all_there_is(folder):
     pairs = {f"gateway/{name}.{part}" for name in PAIRS for part in ("key", "crt")}
     authorities = {f"ca/{one}" for one in ("root.key", "root.crt", "site.key", "site.crt", "chain.pem")}
-    others = {"state.json", ".state.lock", "acl", "crl.pem", "mosquitto.conf", "server.toml"}
+    others = {"state.json", "accounts.sqlite", ".state.lock", "acl", "crl.pem", "mosquitto.conf", "server.toml"}
     assert set(contents(folder)) == pairs | authorities | others
     for name, path in ((one, folder / one) for one in contents(folder)):
-        private = name.endswith((".key", ".lock", "state.json"))
+        private = name.endswith((".key", ".lock", "state.json", ".sqlite"))
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if private else 0o644), name
 
 
@@ -66,7 +67,11 @@ def test_another_address_makes_another_certificate_of_the_gateway_alone(folder):
     _, changed = made(folder, Wanted(addresses=("10.0.0.7",)))
     certificates = ["gateway/server.crt", "gateway/enrolment.crt"]
     assert sorted(changed) == sorted(["state.json", *certificates])
-    assert {one for one, data in contents(folder).items() if data != before[one]} == {"state.json", *certificates}
+    assert {one for one, data in contents(folder).items() if data != before[one]} == {
+        "state.json",
+        "accounts.sqlite",
+        *certificates,
+    }
     assert addresses_in(certificate(folder / "gateway/server.crt"))[:1] == ("10.0.0.7",)
 
 
@@ -152,8 +157,8 @@ def test_the_servers_file_reads(folder):
 
 def test_a_state_of_a_newer_version_is_refused(folder):
     with locked(folder):
-        write_state(folder, msgspec.structs.replace(read_state(folder), version=2))
-    with pytest.raises(ConfigError, match="version 2"):
+        write_state(folder, msgspec.structs.replace(read_state(folder), version=3))
+    with pytest.raises(ConfigError, match="version 3"):
         made(folder)
 
 
@@ -197,7 +202,7 @@ def test_root_gives_each_file_to_who_needs_it(tmp_path):
     initialise(site, ROOF, NOW)
     owners = {one: (tmp_path / "site" / one).owner() for one in contents(tmp_path / "site")}
     assert owners["gateway/server.key"] == "daemon"
-    services = ("gateway/edge-server.key", "ca/site.key", "state.json", ".state.lock")
+    services = ("gateway/edge-server.key", "ca/site.key", "state.json", "accounts.sqlite", ".state.lock")
     assert {owners[one] for one in services} == {"nobody"}
     assert owners["ca/root.key"] == "root"
     assert "user daemon\n" in (tmp_path / "site/mosquitto.conf").read_text()

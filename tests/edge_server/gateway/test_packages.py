@@ -185,7 +185,9 @@ def test_a_site_from_before_there_were_packages_gets_its_signer_by_init(site, tm
     for ending in ("key", "crt"):
         site.gateway(f"packages.{ending}").unlink()
     state = json.loads((site.path / "state.json").read_text())
-    del state["accounts"]["_packages"]
+    accounts = {name: account for name, account in read_state(site.path).accounts.items() if name != "_packages"}
+    state |= {"version": 1, "accounts": msgspec.to_builtins(accounts)}  # which had them in the same file
+    (site.path / "accounts.sqlite").unlink()
     (site.path / "state.json").write_text(json.dumps(state))
     with pytest.raises(ConfigError, match="site init"):
         add_packages(site, [put_deb(tmp_path)])

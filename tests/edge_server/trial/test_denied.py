@@ -9,8 +9,9 @@ from functools import partial
 
 import msgspec
 
+from edge_server.gateway.enrolment.accounts import SiteAccount
 from edge_server.gateway.revocation.denied import LOOK_S, watch_denied
-from edge_server.gateway.state import SiteAccount, SiteState, write_state
+from edge_server.gateway.state import SiteState, write_state
 from edge_server.plan.server_config import ServerConfig, load
 from edge_server.trial.live import deny
 from shared.runtime.executor import background
