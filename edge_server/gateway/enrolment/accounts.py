@@ -80,12 +80,12 @@ class Accounts(Mapping[str, SiteAccount]):
     def __getitem__(self, name: str) -> SiteAccount:
         if name in self.changed:
             return self.changed[name]
-        for (data,) in self._ask("SELECT data FROM accounts WHERE name = ?", name):
+        for (data,) in self.ask("SELECT data FROM accounts WHERE name = ?", name):
             return _DECODER.decode(data)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        yield from (name for (name,) in self._ask("SELECT name FROM accounts") if name not in self.changed)
+        yield from (name for (name,) in self.ask("SELECT name FROM accounts") if name not in self.changed)
         yield from self.changed
 
     def __len__(self) -> int:
@@ -107,19 +107,19 @@ class Accounts(Mapping[str, SiteAccount]):
 
     def denied(self) -> list[str]:
         """Return the names of all that may do nothing, in order."""
-        found = {name for (name,) in self._ask("SELECT name FROM accounts WHERE denied")} - self.changed.keys()
+        found = {name for (name,) in self.ask("SELECT name FROM accounts WHERE denied")} - self.changed.keys()
         return sorted(found | {name for name, account in self.changed.items() if account.denied})
 
     def revoked(self, authority: str) -> list[int]:
         """Return the numbers of all certificates of one CA that brokers are to refuse."""
-        found = {serial for (serial,) in self._ask("SELECT serial FROM revoked WHERE authority = ?", authority)}
+        found = {serial for (serial,) in self.ask("SELECT serial FROM revoked WHERE authority = ?", authority)}
         changed = (one for account in self.changed.values() for one in account.certificates)
         found |= {one.serial for one in changed if one.revoked and one.authority == authority}
         return [int(serial, 16) for serial in sorted(found)]
 
     def with_key(self, key: str) -> list[str]:
         """Return who has certificates for a key, by its SHA-256, hexadecimal."""
-        found = {name for (name,) in self._ask("SELECT name FROM keys WHERE key = ?", key)}
+        found = {name for (name,) in self.ask("SELECT name FROM keys WHERE key = ?", key)}
         return sorted(
             found | {name for name, one in self.changed.items() if any(x.key == key for x in one.certificates)}
         )
@@ -127,10 +127,16 @@ class Accounts(Mapping[str, SiteAccount]):
     def beginning(self, start: str) -> list[str]:
         """Return the names that begin so, in order."""
         last = start[:-1] + chr(ord(start[-1]) + 1)
-        found = {name for (name,) in self._ask("SELECT name FROM accounts WHERE name >= ? AND name < ?", start, last)}
+        found = {name for (name,) in self.ask("SELECT name FROM accounts WHERE name >= ? AND name < ?", start, last)}
         return sorted(found | {name for name in self.changed if name.startswith(start)})
 
-    def _ask(self, query: str, *given: str) -> list[tuple[str]]:
+    def ask(self, query: str, *given: str) -> list[tuple[str]]:
+        """Return what the file says to a query.
+
+        Args:
+            query: SQL.
+            *given: Its parameters.
+        """
         if self._path is None:
             return []
         with reading(self._path) as connection:
@@ -180,7 +186,7 @@ def write_accounts(folder: Path, accounts: Mapping[str, SiteAccount]) -> None:
         with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
             connection.executescript(SCHEMA)
             connection.execute("BEGIN IMMEDIATE")
-            _put(connection, changed.items())
+            put_accounts(connection, changed.items())
             connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         raise Unwritable(f"{path}: {error}; make room there, or run this as the site's user") from error
@@ -199,7 +205,8 @@ def _create(path: Path) -> None:
         os.close(descriptor)
 
 
-def _put(connection: sqlite3.Connection, changed: Iterable[tuple[str, SiteAccount]]) -> None:
+def put_accounts(connection: sqlite3.Connection, changed: Iterable[tuple[str, SiteAccount]]) -> None:
+    """Write accounts in a transaction that is open."""
     rows = [(name, one.denied, msgspec.json.encode(one)) for name, one in changed]
     connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", rows)
     signed = [(name, each) for name, one in changed for each in one.certificates]

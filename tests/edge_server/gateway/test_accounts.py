@@ -39,7 +39,7 @@ class Asked:
     def __init__(self, monkeypatch) -> None:
         self.queries: list[tuple[str, tuple[str, ...]]] = []
         self.rows = 0
-        asking = Accounts._ask
+        asking = Accounts.ask
 
         def ask(accounts, query, *given):
             found = asking(accounts, query, *given)
@@ -47,7 +47,7 @@ class Asked:
             self.rows += len(found)
             return found
 
-        monkeypatch.setattr(Accounts, "_ask", ask)
+        monkeypatch.setattr(Accounts, "ask", ask)
 
     def scans(self, path) -> list[str]:
         """Return the queries that look at every row."""
@@ -124,8 +124,8 @@ def test_a_change_that_is_cut_short_leaves_what_was_there(tmp_path, monkeypatch)
         putting(connection, changed)
         raise Killed
 
-    putting = accounts_module._put
-    monkeypatch.setattr(accounts_module, "_put", dying)
+    putting = accounts_module.put_accounts
+    monkeypatch.setattr(accounts_module, "put_accounts", dying)
     with suppress(Killed):
         write_accounts(tmp_path, {"b-0": SiteAccount(denied=True)})
     assert Accounts(tmp_path / FILE) == boards(3)
