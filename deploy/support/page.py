@@ -6,9 +6,17 @@ python deploy/support/page.py > deploy/SUPPORT.md
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
 
-from shared.runtime.support.table import Row, WheelSet, read_sets, read_table
+from shared.errors import ConfigError
+from shared.runtime.support.table import LEAST_MEMORY_MB, Purpose, Row, System, WheelSet, choose, read_sets, read_table
+
+BOARDS = Path(__file__).parent / "boards.toml"
+Tested = Literal["real", "emulated", "recorded", "not yet"]
 
 TOP = """# Which systems are supported
 
@@ -16,6 +24,16 @@ Written by `python deploy/support/page.py` out of [table.toml](../shared/runtime
 `device-agent setup`, `edge-server setup` and `device-agent doctor` read; the first row that fits a system counts.
 Sizes are what comes over the network. Tested: *real*, on a machine of that kind; *emulated*, its processor in software,
 which shows that it works and not how fast; *recorded*, the choice alone, by the files of such a board; *not yet*.
+
+## By board
+
+What `setup` makes of each, by the table below; *not yet* is not tested, and expected by what is.
+
+| board | system | Python | to train | to serve | a gateway | tested |
+|---|---|---|---|---|---|---|
+"""
+RULES = """
+## By system
 
 | system | Python | to train | to serve | a gateway | tested |
 |---|---|---|---|---|---|
@@ -38,6 +56,62 @@ def rows() -> Iterator[str]:
             yield f"| {told(row)} | {row.python} | {' | '.join(cells)} | {row.tested} |"
 
 
+@dataclass(frozen=True)
+class Board:
+    """A board with one of its systems.
+
+    Attributes:
+        name: For people.
+        system: What runs on it, for people.
+        machine: As `uname -m` prints it.
+        tested: How it was tried.
+        python: Its version; empty for any.
+        l4t: Major version of Jetson's system.
+        lacks: As `System`'s.
+        memory_mb: Least that its system has; 0 for enough.
+        record: Its folder in the reference material.
+        how: What of it was tried.
+    """
+
+    name: str
+    system: str
+    machine: str
+    tested: Tested
+    python: str = ""
+    l4t: int = 0
+    lacks: str = ""
+    memory_mb: int = 0
+    record: str = ""
+    how: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a word that says nothing of how it was tried."""
+        if self.tested not in get_args(Tested):
+            raise ValueError(f"{self.name}: tested is {self.tested!r}; use {', '.join(get_args(Tested))}")
+
+    def row(self) -> str:
+        """Return the board's line of the page."""
+        cells = [self.cell(purpose) for purpose in ("train", "infer", "server")]
+        how = f"{self.tested}: {self.how}" if self.how else self.tested
+        return f"| {self.name} | {self.system} | {self.python or 'any'} | {' | '.join(cells)} | {how} |"
+
+    def cell(self, purpose: Purpose) -> str:
+        """Return what `setup` brings for a purpose, or `no`."""
+        table, sets = read_table(), read_sets()
+        try:
+            choice = choose(table, sets, System(self.machine, self.python, self.l4t, self.lacks), purpose)
+        except ConfigError:
+            return "no"
+        if 0 < self.memory_mb < LEAST_MEMORY_MB[purpose]:
+            return f"no: it wants {LEAST_MEMORY_MB[purpose]} MB of memory"
+        return cell(sets[choice.row.wheels], purpose)
+
+
+def boards() -> list[Board]:
+    """Return all boards of the file."""
+    return [Board(**one) for one in tomllib.loads(BOARDS.read_text())["board"]]
+
+
 def told(row: Row) -> str:
     """Return what the page says of a system."""
     return f"{row.systems}. {row.note[:1].upper()}{row.note[1:]}" if row.note else row.systems
@@ -53,7 +127,8 @@ def cell(wheels: WheelSet, purpose: str) -> str:
 
 def page() -> str:
     """Return the page."""
-    return TOP + "\n".join(rows()) + "\n" + BELOW
+    by_board = "".join(f"{one.row()}\n" for one in boards())
+    return TOP + by_board + RULES + "\n".join(rows()) + "\n" + BELOW
 
 
 if __name__ == "__main__":

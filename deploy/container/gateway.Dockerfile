@@ -1,0 +1,24 @@
+# Broker, enrolment service and edge server of a gateway: one image, so that all three know the same users.
+# After `make deb`, in the repository's root:
+#   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/container/gateway.Dockerfile .
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+ARG TARGETARCH
+# An index that pip could use, with PyTorch for the CPU. Without it the image has no PyTorch, and the server cannot run.
+ARG INDEX=""
+
+COPY build/deb/fieldfleet-server_*+deb12_${TARGETARCH}.deb /tmp/
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends mosquitto /tmp/fieldfleet-server_*.deb \
+    && rm -rf /tmp/*.deb /var/lib/apt/lists/* \
+    && install -d -o fieldfleet-server -g fieldfleet-server /etc/fieldfleet/site \
+    && ln -s site/server.toml /etc/fieldfleet/server.toml \
+    && ln -s /etc/fieldfleet/site/mosquitto.conf /etc/mosquitto/conf.d/fieldfleet.conf
+RUN if [ -n "$INDEX" ]; then edge-server setup --index "$INDEX"; fi
+
+# Debian gives the user its number as the package is installed.
+# hadolint ignore=DL3066
+USER fieldfleet-server
+VOLUME ["/etc/fieldfleet/site", "/var/lib/fieldfleet-server"]
+CMD ["edge-server", "run", "--config", "/etc/fieldfleet/server.toml"]
