@@ -14,9 +14,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from paho.mqtt import client as mqtt
+from paho.mqtt.enums import MQTTErrorCode
 
 from shared.transport.tls import handshake
 
@@ -32,8 +33,9 @@ KEPT_BYTES = 1 << 10
 CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
 """What is read ahead of its turn: of small packets, and behind a large one, where another is likely, whose bytes are
 better received where they are to lie."""
-RECORD_BYTES = 1 << 14
-"""Of TLS at most, and of one read of it: OpenSSL hands out no more at once, and room for more would be made in vain."""
+DECRYPTED_BYTES = 1 << 18
+"""Of TLS's records, 16 KiB each at most, that are taken in one go: as much as is still in the processor's cache when
+it is copied to where it is to lie."""
 PUBLISH, KIND = 0x30, 0xF0
 UNCONFIRMED = 0xF6
 """Of a packet's first byte: its kind, and which quality of service; QoS 0 asks for no answer."""
@@ -72,6 +74,7 @@ class BoundedClient(mqtt.Client):
         self.trouble: OSError | None = None
         self.read_waits_for_room = self.write_waits_for_bytes = False
         self.secured: ssl.SSLSocket | None = None
+        self._decrypted, self._met_behind = memoryview(b""), cast("OSError | None", None)
         self._server_name, self._patience_s = "", 0.0
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
@@ -118,7 +121,7 @@ class BoundedClient(mqtt.Client):
         if self._ping_t:
             self._ping_t = now
 
-    def _sock_recv(self, bufsize: int) -> bytes:
+    def _sock_recv(self, bufsize: int) -> bytes | memoryview:  # type: ignore[override]  # both do
         """Receive bytes of a packet; paho asks for all that it lacks, and keeps what it is given."""
         packet = self._in_packet
         is_large = packet["remaining_length"] > LEAST_BYTES
@@ -137,11 +140,11 @@ class BoundedClient(mqtt.Client):
         self.read_bytes += len(data)
         return data
 
-    def _receive(self, size: int, *, is_large: bool) -> bytes:
+    def _receive(self, size: int, *, is_large: bool) -> bytes | memoryview:
         if not self._ahead:
             if is_large or size >= CHUNK_BYTES or not self.reads_ahead():
                 return self._take(size)
-            self._ahead = memoryview(self._take(self._ahead_bytes))
+            self._ahead = memoryview(bytes(self._take(self._ahead_bytes)))
         if self.closed and not self._in_packet["command"]:
             self._drop_closed()
             if not self._ahead:
@@ -149,42 +152,59 @@ class BoundedClient(mqtt.Client):
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return bytes(data)
 
-    def _take(self, size: int) -> bytes:
-        """Take what the socket has, at most `size` bytes.
+    def _take(self, size: int) -> bytes | memoryview:
+        """Take what the socket has, at most `size` bytes; they may be overwritten when more is taken.
 
         Raises:
             BlockingIOError: Nothing now.
             OSError: The connection is lost.
         """
-        if not self.secured:
-            return super()._sock_recv(size)
+        return self._decrypt(self.secured, size) if self.secured else super()._sock_recv(size)
+
+    def _decrypt(self, secured: ssl.SSLSocket, size: int) -> memoryview:
+        """Take record after record, which OpenSSL hands out one at a time, until there is no room or none is there."""
+        if self._met_behind:
+            raise self._met_behind
+        if not self._decrypted:
+            self._decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.read_waits_for_room = False
+        room, taken = self._decrypted[:size], 0
         try:
-            return self.secured.recv(min(size, RECORD_BYTES))
-        except ssl.SSLWantReadError as wanting:
-            raise BlockingIOError from wanting
-        except ssl.SSLWantWriteError as wanting:
-            self.read_waits_for_room = True
-            raise BlockingIOError from wanting
+            while taken < len(room) and (more := secured.recv_into(room[taken:])):
+                taken += more
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wanting:
+            self.read_waits_for_room = isinstance(wanting, ssl.SSLWantWriteError)
+            if not taken:
+                raise BlockingIOError from wanting
         except OSError as trouble:
-            self.trouble = trouble
-            raise
+            self.trouble = self._met_behind = trouble  # told when what came before it is taken
+            if not taken:
+                raise
+        return room[:taken]
+
+    def _packet_queue(self, command: int, packet: bytes | bytearray, *more: Any, **options: Any) -> MQTTErrorCode:
+        """Queue a packet; paho offers what is left of it to the socket again and again, which copies no view."""
+        view: Any = memoryview(packet)
+        return super()._packet_queue(command, view, *more, **options)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
         """Send what the socket takes. Of what TLS did not take, paho offers the same again, as OpenSSL demands."""
-        if not self.secured:
-            return super()._sock_send(buf)
-        self.write_waits_for_bytes = False
+        return self._encrypt(self.secured, memoryview(buf)) if self.secured else super()._sock_send(buf)
+
+    def _encrypt(self, secured: ssl.SSLSocket, data: memoryview) -> int:
+        """Send record after record, which OpenSSL takes one at a time, until the socket takes no more."""
+        self.write_waits_for_bytes, sent = False, 0
         try:
-            return self.secured.send(buf)
-        except ssl.SSLWantReadError as wanting:
-            self.write_waits_for_bytes = True
-            raise BlockingIOError from wanting
-        except ssl.SSLWantWriteError as wanting:
-            raise BlockingIOError from wanting
+            while sent < len(data):
+                sent += secured.send(data[sent:])
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wanting:
+            self.write_waits_for_bytes = isinstance(wanting, ssl.SSLWantReadError)
+            if not sent:
+                raise BlockingIOError from wanting
         except OSError as trouble:
             self.trouble = trouble
             raise
+        return sent
 
     def _drop_closed(self) -> None:
         """Drop what lies whole at the head of what was read, is of a closed topic, and asks for no answer."""
