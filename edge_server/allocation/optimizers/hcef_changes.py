@@ -127,16 +127,14 @@ def _cheapest(cost: Array, joules: Array, left: float, rest: _Rest) -> Iterator[
     least, stages = np.full(2 * BINS + 1, np.inf), []
     least[BINS + round(left / unit)] = 0.0
     moves = np.rint(joules / unit).astype(int)
+    places, edge = np.arange(len(least)), int(np.abs(moves).max(initial=0))
     for device in range(cost.shape[1]):
-        best, picks = np.full(len(least), np.inf), np.zeros(len(least), np.intp)
-        for option in range(len(cost)):
-            moved, by = np.full(len(least), np.inf), int(moves[option, device])
-            moved[max(0, -by) : len(least) - max(0, by)] = least[max(0, by) : len(least) - max(0, -by)]
-            moved += cost[option, device]
-            better = moved < best
-            best, picks = np.where(better, moved, best), np.where(better, option, picks)
+        reach = np.full(len(least) + 2 * edge, np.inf)  # no more can be left, or overdrawn, than the ends say
+        reach[edge : edge + len(least)] = least
+        moved = reach[places + edge + moves[:, device, None]] + cost[:, device, None]
+        picks = moved.argmin(axis=0)
         stages.append(picks)
-        least = best
+        least = moved[picks, places]
     total = least + rest.cost(unit * np.arange(-BINS, BINS + 1, dtype=np.float64))
     seen: set[bytes] = set()
     for end in np.argsort(total, kind="stable")[: 4 * TRIED]:

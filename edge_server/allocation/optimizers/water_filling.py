@@ -104,12 +104,17 @@ def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sum of ramps at a level, quickly and but for rounding; `settled` are those that no longer move."""
+    """The sum of ramps at a level, quickly and but for rounding; `settled` are those that no longer move.
+
+    Attributes:
+        jumps: Whether any of them is a jump.
+    """
 
     start: Array
     end: Array
     slope: Array
     jump: Array
+    jumps: bool
     settled: float
 
     @classmethod
@@ -118,19 +123,21 @@ class _Sum:
         height, width = ramps.high - ramps.low, ramps.end - ramps.start
         wide = width > NARROW * np.abs(ramps.end)
         slope = np.divide(height, width, out=np.zeros_like(height), where=wide)
-        return cls(ramps.start, ramps.end, slope, np.where(wide, 0.0, height), float(ramps.low.sum()))
+        height[wide] = 0.0  # what is left are jumps
+        return cls(ramps.start, ramps.end, slope, height, bool(height.any()), float(ramps.low.sum()))
 
     def at(self, level: float) -> float:
         """Return the sum, with the jumps that are there."""
         risen = (np.minimum(np.maximum(self.start, level), self.end) - self.start) @ self.slope
-        return float(self.settled + risen + (self.end <= level) @ self.jump)
+        found = float(self.settled + risen)
+        return found + float((self.end <= level) @ self.jump) if self.jumps else found
 
     def only(self, moves: Mask, *, above: bool) -> _Sum:
         """Return the sum with all others settled above their ends or below their starts."""
         full = ((self.end - self.start) * self.slope + self.jump) @ ~moves if above else 0.0
         kept = np.flatnonzero(moves)
         start, end, slope, jump = (one[kept] for one in (self.start, self.end, self.slope, self.jump))
-        return _Sum(start, end, slope, jump, self.settled + float(full))
+        return _Sum(start, end, slope, jump, self.jumps, self.settled + float(full))
 
 
 def _shared(room: float, left: tuple[float, Array], right: tuple[float, Array]) -> Filled:
