@@ -40,10 +40,6 @@ class Energy:
     covered_ratio: float
     uncertainty: float | None
 
-    def increment(self, idle_w: float) -> float:
-        """Return the joules over those of an idle board."""
-        return self.joules - idle_w * self.seconds
-
 
 class _Piece(NamedTuple):
     """A stretch of time in which watts follow a line; `jump` is the whole line's, of which this may be a part."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -86,12 +85,6 @@ class _Measured(Spent):
             yield
         finally:
             self.waits.append((began, self.clock()))
-
-
-class Meter(Protocol):
-    """Measure a block of computation: `with meter.task() as spent: ...`."""
-
-    task: Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -145,22 +145,6 @@ def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryStat
     return "broken", f"ends with exit code {code}: {last}"
 
 
-def load_or_test(library: str, state_dir: Path, board: str, timeout_s: float = 180.0) -> Verdict:
-    """Load the verdict on the installed version on this board, else run the smoke test and store its verdict.
-
-    Args:
-        library: Name of the library, such as `torch`.
-        state_dir: Folder of the agent's state, which keeps the verdicts.
-        board: Id of the profile of this board.
-        timeout_s: Seconds after which the child is killed.
-    """
-    known = load_verdicts(state_dir, board).get(library)
-    if known is None:
-        known = smoke_test(library, timeout_s, board=board)
-        store_verdict(state_dir, known)
-    return known
-
-
 def load_verdicts(state_dir: Path, board: str) -> dict[str, Verdict]:
     """Load the verdicts on the versions that are installed now, on a board of this kind, by library."""
     return {

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import ConfigError, WireError
+from shared.errors import WireError
 from shared.protocol.inference.release import TensorSpec
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.protocol.payload import MAX_DIMENSIONS
@@ -23,27 +23,11 @@ from shared.tensors.bits import pack, packed_bytes, unpack
 
 Features: TypeAlias = NDArray[np.float32]
 
-OPTIONS: Mapping[str, tuple[str, ...]] = {"dense": (), "float16": (), "quantize": ("bits",)}
-"""The codecs, and the options that each takes."""
+CODECS = "dense", "float16", "quantize"
 BITS, MAX_BITS = 8, 16
 _HIGHEST, _MOST_EXPONENT = 15, 126
 """Of `float16`: scaled magnitudes are below two to the first; no power is further from zero than the second."""
 _F32, _F16 = np.dtype("<f4"), np.dtype("<f2")
-
-
-def require_codec(codec: Spec) -> None:
-    """Refuse what features cannot be encoded with.
-
-    Raises:
-        ConfigError: The codec is none of `OPTIONS`, or takes no such option.
-    """
-    if codec.name not in OPTIONS:
-        raise ConfigError(f"codec {codec.name!r}: features of a request travel by one of {', '.join(OPTIONS)}")
-    if unknown := sorted(set(codec.options) - set(OPTIONS[codec.name])):
-        raise ConfigError(f"codec {codec.name!r} has no option {unknown[0]!r} for the features of a request")
-    bits = codec.options.get("bits", BITS)
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MAX_BITS:
-        raise ConfigError(f"codec {codec.name!r}: bits must be 1 to {MAX_BITS}, not {bits!r}")
 
 
 def encode(name: str, features: Features, codec: Spec) -> Payload:
@@ -52,7 +36,7 @@ def encode(name: str, features: Features, codec: Spec) -> Payload:
     Args:
         name: Of the tensor.
         features: Of shape (B, ...) and 2 to 7 dimensions; finite.
-        codec: One that `require_codec` takes.
+        codec: One of `CODECS`; `quantize` takes `bits`, 1 to `MAX_BITS`, 8 where none are told.
     """
     values = np.ascontiguousarray(features, dtype=_F32)
     if codec.name == "dense":
@@ -103,7 +87,7 @@ def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features
         WireError: It is of another codec, or not such a tensor, or its values are no finite numbers.
     """
     if payload.codec not in _READERS:
-        raise WireError(f"features by codec {payload.codec!r}, read are {', '.join(OPTIONS)}", reason="codec")
+        raise WireError(f"features by codec {payload.codec!r}, read are {', '.join(CODECS)}", reason="codec")
     head = expected.name if payload.codec == "dense" else f"~{expected.name}"
     outline = payload.blobs.get(head)
     if outline is None:

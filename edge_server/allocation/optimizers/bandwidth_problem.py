@@ -22,7 +22,6 @@ floor, and `enough_s` says with which T_th all would fit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -55,44 +54,6 @@ class Bandwidth:
     threshold_s: float
     most_pruned: float = 0.95
     most_share: float = 1.0
-
-    @classmethod
-    def of_clocks(  # noqa: PLR0913 - the paper's symbols
-        cls,
-        *,
-        cycles_per_weight: ArrayLike,
-        f_hertz: ArrayLike,
-        up_bits_per_s: ArrayLike,
-        weights: tuple[int, int],
-        steps: tuple[int, int, int],
-        threshold_s: float,
-        bits_per_weight: float = 32.0,
-        most_pruned: float = 0.95,
-    ) -> Self:
-        """Return the problem of devices whose seconds follow from C_k and f_k.
-
-        Args:
-            cycles_per_weight: C_k.
-            f_hertz: f_k.
-            up_bits_per_s: R_k.
-            weights: N_v and N_u.
-            steps: tau_v, warm-up steps, tau_u.
-            threshold_s: T_th.
-            bits_per_weight: q.
-            most_pruned: rho_max.
-        """
-        with np.errstate(all="ignore"):
-            second = np.asarray(cycles_per_weight, np.float64) / np.asarray(f_hertz, np.float64)
-        (personal, shared), (tau_v, tau_w, tau_u) = weights, steps
-        return cls(
-            up_bits_per_s=np.asarray(up_bits_per_s, np.float64),
-            compute_s=tau_u * shared * second,
-            personal_s=tau_v * personal * second if tau_v * personal else 0.0,
-            warm_up_s=tau_w * shared * second if tau_w else 0.0,
-            upload_bits=bits_per_weight * shared,
-            threshold_s=threshold_s,
-            most_pruned=most_pruned,
-        )
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,6 @@ class RolloutState:
         is_its_own = device not in self.given_up or standing(self.plan, told) == "failed"
         return (told.reason if told else "") if is_its_own else self.given_up[device]
 
-    def wave_of(self, device: str) -> int | None:
-        """Return the number of the wave that a board is in, from 0; None for none."""
-        return next((number for number, wave in enumerate(self.waves) if device in wave), None)
-
     def apply(self, record: AnyRolloutRecord) -> None:
         """Take the next record."""
         match record:

@@ -154,15 +154,6 @@ def personal_part(split: str, model: Model, state: State, assignment: Assignment
     return own
 
 
-def copy_personal_part(own: Tree) -> Tree:
-    """Return what a device keeps of its personal part: copies, by the names that `personal_part` looks for."""
-    return {OWN + key: _copy(leaf) for key, leaf in own.items()}
-
-
-def _copy(leaf: Tensor) -> Tensor:
-    return leaf.detach().contiguous().clone()
-
-
 MOMENTUM = "momentum/"
 
 ENDLESS = 1 << 62

@@ -23,7 +23,6 @@ def test_a_ramp_is_exact_and_its_edges_are_interpolated():
     found = integrate_energy(instants((0, 2), (1, 3), (2, 4), (3, 5)), 0.5, 2.5, kind="instant", period_s=1.0)
     assert found.joules == pytest.approx(7.0)
     assert (found.seconds, found.covered_ratio) == (2.0, 1.0)
-    assert found.increment(2.0) == pytest.approx(3.0)
 
 
 def test_a_gap_is_filled_by_the_mean_of_its_ends_and_told():

@@ -69,20 +69,19 @@ def test_the_child_offers_itself_to_the_killer_of_processes(tmp_path, monkeypatc
 
 
 def test_a_verdict_is_remembered_for_its_version_and_board(tmp_path, monkeypatch) -> None:
-    """Another board, another version, a torn file: then it is tried again."""
+    """Not for another board, nor for another version, nor out of a torn file."""
     fake(tmp_path / "bad", "torch", "import os; os.kill(os.getpid(), 4)", monkeypatch)
-    first = runtime.load_or_test("torch", tmp_path, "pi-4", 30.0)
+    first = runtime.smoke_test("torch", 30.0, board="pi-4")
+    runtime.store_verdict(tmp_path, first)
     assert first.state == "sigill"
     assert first.version == runtime.find_version("torch") != ""
     monkeypatch.delenv("PYTHONPATH")
-    assert runtime.load_or_test("torch", tmp_path, "pi-4", 0.0) == first  # no process could have answered in 0 s
     assert runtime.load_verdicts(tmp_path, "pi-4") == {"torch": first}
     assert runtime.load_verdicts(tmp_path, "pi-5") == {}
     runtime.store_verdict(tmp_path, Verdict(library="torch", state="usable", version="1.0", board="pi-4"))
     assert runtime.load_verdicts(tmp_path, "pi-4") == {}
     (tmp_path / runtime.CACHE_NAME).write_bytes(b'{"torch": {"lib')
     assert runtime.load_verdicts(tmp_path, "pi-4") == {}
-    assert runtime.load_or_test("torch", tmp_path, "pi-4", 0.0).state == "timeout"
 
 
 def test_what_the_next_try_may_find_otherwise_is_not_remembered(tmp_path) -> None:

@@ -35,12 +35,6 @@ def wanted(ranges, frame_blocks: int = 1) -> Want:
     return Want(digest=DIGEST, frame_bytes=frame_blocks * BLOCK_BYTES, ranges=ranges)
 
 
-def reason_of(function, *args, **kwargs) -> str:
-    with pytest.raises(WireError) as caught:
-        function(*args, **kwargs)
-    return caught.value.reason
-
-
 @MANY
 @given(st.lists(st.binary(max_size=2500), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 4))
 def test_frames_carry_a_payload(parts, frame_blocks, sent_blocks):

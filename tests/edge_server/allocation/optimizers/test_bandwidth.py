@@ -233,17 +233,9 @@ def test_what_one_more_second_buys_is_what_resolving_finds():
                 assert saved / (step * problem.compute_s[index]) == pytest.approx(told, rel=1e-2, abs=1e-6)
 
 
-def test_seconds_follow_from_cycles_and_clocks():
-    problem = Bandwidth.of_clocks(
-        cycles_per_weight=[20.0, 20.0], f_hertz=[3e9, 0.0], up_bits_per_s=[1e6, 1e6], weights=(1000, 3000),
-        steps=(5, 1, 4), threshold_s=1.0,
-    )  # fmt: skip
-    second = 20 / 3e9
-    assert problem.personal_s[0] == pytest.approx(5 * 1000 * second)
-    assert problem.warm_up_s[0] == pytest.approx(3000 * second)
-    assert problem.compute_s[0] == pytest.approx(4 * 3000 * second)
-    assert problem.upload_bits == 32 * 3000
-    assert solve(problem).bound[1] == Bound.OUT
+def test_a_device_without_a_clock_is_out():
+    found = solve(Bandwidth(np.array([1e6, 1e6]), np.array([8e-5, np.inf]), 3e-5, 2e-5, 32.0 * 3000, 1.0))
+    assert (found.bound[0] == Bound.OUT, found.bound[1] == Bound.OUT) == (False, True)
 
 
 def test_the_server_does_not_load_the_conic_solver():
