@@ -8,7 +8,7 @@ from __future__ import annotations
 from shared.data.augment import AUGMENTS, PICTURES
 from shared.data.examples import Examples
 from shared.data.sources.arrays import Arrays
-from shared.data.sources.read import read_share
+from shared.data.sources.read import read_share, read_whole
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
@@ -20,6 +20,11 @@ def load(spec: Data) -> Examples:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
     return as_examples(read_share(spec), spec)
+
+
+def load_whole(spec: Data) -> Examples:
+    """Return what the devices share, as `read_whole`, and raise as it does."""
+    return as_examples(read_whole(spec), spec)
 
 
 def as_examples(arrays: Arrays, spec: Data) -> Examples:

@@ -12,9 +12,8 @@ import torch
 
 from shared.data.cache import DataCache
 from shared.data.classes import class_names, with_classes
-from shared.data.load import as_examples, load
+from shared.data.load import load, load_whole
 from shared.data.sources.arrays import NO_LABEL
-from shared.data.sources.read import read_whole
 from shared.data.spec import Client, Data, Dirichlet, Drawn, Even, Shards
 from shared.errors import ConfigError
 
@@ -134,7 +133,7 @@ def test_the_server_draws_of_every_class_and_the_devices_share_the_rest(drawn, s
         for index in range(3)
     ]
     everything = torch.cat([server.inputs, *(part.inputs for part in parts)])
-    whole = as_examples(read_whole(Data(source="digits")), Data(source="digits"))
+    whole = load_whole(Data(source="digits"))
     assert len(everything) == len(whole)
     # pictures may be the same twice, so the two sets are compared as sorted rows
     assert sorted(everything.flatten(1).tolist()) == sorted(whole.inputs.flatten(1).tolist())
