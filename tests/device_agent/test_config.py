@@ -124,6 +124,11 @@ def test_a_wrong_key_is_named_with_a_remedy(refused: Callable[[str], str], text:
         ("link", "patience_s = 0", "patience_s must be"),
         ("link", "patience_s = nan", "patience_s must be"),
         ("link", "max_payload_mb = 0", "max_payload_mb 1 or more"),
+        ("serve.cut", "codec = 'masked'", "codec: Invalid enum value 'masked'"),
+        ("serve.cut", "bits = 0", "bits must be 1 to 16"),
+        ("serve.cut", "bits = 17", "bits must be 1 to 16"),
+        ("serve.cut", "bits = 2.5", "bits: Expected `int`, got `float`"),
+        ("serve.cut", "bits = true", "bits: Expected `int`, got `bool`"),
     ],
 )
 def test_a_wrong_key_in_a_section_is_named_with_its_section(
