@@ -19,8 +19,7 @@ from edge_server.gateway.broker_files import broker_conf
 from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import package_faults, read_index
-from edge_server.gateway.probe_access import faults
-from edge_server.gateway.reload import RELOAD_LOCK, broker_door, find_broker
+from edge_server.gateway.reload import RELOAD_LOCK, all_faults, broker_door, find_broker
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, revoked_serials
 from edge_server.plan.server_config import load
@@ -213,7 +212,7 @@ async def _broker(look: _Look) -> list[Finding]:
             conf = look.site.path / "mosquitto.conf"
             return [_bad("broker", f"nobody listens at {place}", f"start mosquitto with {conf}")]
         with locked(look.site.path, RELOAD_LOCK):
-            found = await faults(door, look.site.gateway(""), look.state.site, look.state.generation)
+            found = await all_faults(look.site, look.state, pid)
     except (ConfigError, OSError) as error:
         return [_bad("broker", str(error), "run this as root")]
     if found:

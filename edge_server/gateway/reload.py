@@ -53,6 +53,22 @@ def broker_door(site: SiteFolder, state: SiteState) -> Door:
     return Door(state.bind or "127.0.0.1", state.port, site.ca("root.crt"))
 
 
+async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
+    """Return what a broker does wrong at any of its listeners: for boards, and for the server's own processes.
+
+    Args:
+        site: The folder.
+        state: Of the site.
+        pid: Of the broker. A listener that it opens at a restart alone lets nobody in, and is not asked.
+    """
+    found = await faults(broker_door(site, state), site.gateway(""), state.site, state.generation)
+    if await asyncio.to_thread(find_broker, state.servers_port) == pid:
+        door = Door("127.0.0.1", state.servers_port, site.ca("root.crt"))
+        own = await faults(door, site.gateway(""), state.site, state.generation)
+        found += [f"at its listener for the server, port {state.servers_port}, {one}" for one in own]
+    return found
+
+
 def find_broker(port: int) -> int | None:
     """Return the process of the broker that listens on a port; None where nobody does.
 
@@ -127,7 +143,7 @@ async def _signalled(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
             return [f"it did not heed the new access list within {TAKEN_S:.0f} s"]
         except Unreachable as error:
             return [f"it hung up ({error})"]
-    return await faults(door, site.gateway(""), state.site, state.generation)
+    return await all_faults(site, state, pid)
 
 
 async def _has_taken(witness: Caller | None, door: Door, site: SiteFolder, topic: str) -> bool:

@@ -10,6 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_server.gateway import reload
+from edge_server.gateway.check import check_site
 from edge_server.gateway.probe_access import call
 from edge_server.gateway.reload import Reloaded, find_broker, reload_broker
 from edge_server.gateway.site_folder import make_broker_files
@@ -131,5 +132,27 @@ def test_another_program_at_the_port_is_left_alone(tmp_path):
         async with server:
             with pytest.raises(ConfigError, match="not mosquitto"):
                 await reload_broker(site.folder)
+
+    run(scene())
+
+
+def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
+    """A broker that lets in the revoked there alone is stopped at the next reload, and `site check` says where."""
+
+    async def scene():
+        site = make_site(tmp_path)
+        conf, own = site.path / "mosquitto.conf", read_state(site.path).servers_port
+        boards, _, servers = conf.read_text().rpartition(f"listener {own}")
+        kept = (line for line in servers.splitlines() if not line.startswith("crlfile"))
+        conf.write_text("\n".join([f"{boards}listener {own}{next(kept)}", *kept, ""]))
+        await site.start()
+        try:
+            told = [one.told for one in await check_site(site.folder, now()) if one.about == "broker"]
+            assert told == [f"at its listener for the server, port {own}, it lets in who has a revoked certificate"]
+            found = await reload_broker(site.folder)
+            assert found.faults == tuple(told)
+            assert not await site.listens()
+        finally:
+            await site.stop()
 
     run(scene())
