@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import logging
 from copy import deepcopy
@@ -22,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from device_agent.identity.certificates import trusted_chain
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
-from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
+from edge_server.gateway.enrolment.registrar import LATE_S, Answer, Holder, Request, refusal
 from edge_server.gateway.enrolment.service import read_request_of
 from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
 from shared.errors import ConfigError, EnrolmentFailed, WireError
@@ -33,7 +34,15 @@ from tests.fuzz.trees import cut_and_spliced, damaged
 OPEN, CLOSED, LATE, WITHDRAWN = "aaaaaa", "bbbbbb", "cccccc", "dddddd"
 SECRETS = {name: name[0].upper() * 22 for name in (OPEN, CLOSED, LATE, WITHDRAWN)}
 NAMES = {OPEN: "pi-03", CLOSED: "pi-04", LATE: "pi-05", WITHDRAWN: "pi-06"}
+APPROVED, ASKING, REVOKED = LATE_KEYS = ("pi-07", "pi-08", "pi-09")
+"""Boards that were away for more than the 180 days."""
 GRANTS = ("/join", "/renew", "/renew-expired")
+
+
+@cache
+def _late() -> dict[str, bytes]:
+    """Return requests of keys whose certificates ended long ago: approved by the operator, not, and revoked."""
+    return {name: request_of(new_key()) for name in LATE_KEYS}
 
 
 @cache
@@ -47,6 +56,11 @@ def _before() -> tuple[Gateway, bytes, bytes, bytes]:
             device=NAMES[name], digest=digest_of(secret), made_utc_s=NOW - 9, expires_utc_s=expires,
             revoked=name == WITHDRAWN, closed=name == CLOSED, key="0" * 64 if name == CLOSED else "",
         )  # fmt: skip
+    for name, pem in _late().items():
+        holder = Holder(name, NOW - 2 * LATE_S, revoked=name == REVOKED)
+        gateway.holders[hashlib.sha256(public_of_request(pem)).hexdigest()] = holder
+    digests = {holder.device: digest for digest, holder in gateway.holders.items()}
+    gateway.ledger.approved = {APPROVED: digests[APPROVED], REVOKED: digests[REVOKED], ASKING: digests[APPROVED]}
     peer = x509.load_pem_x509_certificate(issued.certificate).public_bytes(Encoding.DER)
     return gateway, request_of(key), peer, request_of(new_key())
 
@@ -57,7 +71,7 @@ def _post(path: str, body: object) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    """Return a request of each kind that is granted."""
+    """Return a request of each kind that is granted, and of late boards that are not."""
     _, known, _, new = _before()
     said = {"token": OPEN, "secret": SECRETS[OPEN], "request": new.decode()}
     return [
@@ -67,13 +81,15 @@ def seeds() -> list[bytes]:
         _post("/joined", {"token": CLOSED, "secret": SECRETS[CLOSED]}),
         _post("/renew", {"request": known.decode()}),
         _post("/renew-expired", {"request": known.decode()}),
+        *(_post("/renew-expired", {"request": pem.decode()}) for pem in _late().values()),
     ]
 
 
 def read(data: bytes) -> str:
     """Answer a request; what is granted is checked against what came."""
     before, _, peer, _ = _before()
-    gateway = Gateway(ledger=EnrolmentLedger(tokens=dict(before.ledger.tokens)), holders=dict(before.holders))
+    ledger = EnrolmentLedger(tokens=dict(before.ledger.tokens), approved=dict(before.ledger.approved))
+    gateway = Gateway(ledger=ledger, holders=dict(before.holders))
     request = _request(data, peer)
     logging.disable(logging.CRITICAL)  # a million alarms help nobody
     try:
@@ -82,6 +98,8 @@ def read(data: bytes) -> str:
         logging.disable(logging.NOTSET)
     if answer.status != 200:
         assert not gateway.issued
+        assert gateway.ledger.approved == before.ledger.approved  # an approval is used up by a certificate alone
+        assert gateway.ledger.pending.keys() <= {ASKING}
         return msgspec.json.decode(answer.body, type=Refusal).reason
     assert request is not None
     assert len(gateway.issued) == (request.path in GRANTS)
@@ -125,6 +143,10 @@ def _require_right(gateway: Gateway, request: Request, answer: Answer) -> None:
         assert said["token"] == OPEN
         assert said["secret"] == SECRETS[OPEN]
         assert msgspec.json.decode(answer.body, type=JoinAnswer).device == device == NAMES[OPEN]
+    elif device == APPROVED:
+        assert request.path == "/renew-expired"
+        assert public == public_of_request(_late()[APPROVED])
+        assert APPROVED not in gateway.ledger.approved
     else:
         assert device == NAMES[CLOSED]
         assert public == public_of_request(_before()[1])
