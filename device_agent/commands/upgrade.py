@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -80,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
         return _show(place, options.format)
     if options.verb == "trust":
         return _trust(place)
+    if not os.access(place.home, os.W_OK):
+        raise ConfigError(f"{place.home} is not this user's to write, or not there; run it as root: sudo")
     lock = FolderLock(place.home)
     try:
         lock.take()
@@ -103,7 +106,7 @@ def _place(options: argparse.Namespace) -> UpgradePlace:
     except ConfigError as error:
         if options.config:
             raise
-        logger.warning("%s; the agent's folder is taken to be %s", error, STATE_DIR)
+        logger.info("%s; the agent's folder is taken to be %s", error, STATE_DIR)
         return UpgradePlace(state_dir=STATE_DIR, **told)
 
 

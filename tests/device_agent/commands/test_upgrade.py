@@ -83,6 +83,12 @@ def test_only_one_upgrade_is_under_way(board, typed):
     assert (code, "an upgrade is under way" in err) == (3, True)
 
 
+def test_who_may_not_write_versions_is_told_to_be_root(board, typed, monkeypatch):
+    monkeypatch.setattr(command.os, "access", lambda path, mode: False)
+    code, _, err = typed("back")
+    assert (code, "run it as root" in err) == (2, True)
+
+
 def test_what_is_wanted_is_taken_and_systemd_is_told_before_it_is_watched(board, typed, monkeypatch):
     told = []
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
 
+from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.place import find_fault
 from device_agent.upgrade.proof import hold_busy
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, write_upgrade
@@ -351,3 +354,20 @@ def test_a_version_is_refused_where_the_disk_has_no_room(board, monkeypatch):
     board.want("2")
     record = take(board)
     assert (record.state, "make room there" in record.reason) == ("refused", True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read what the agent's user cannot")
+def test_root_reads_nothing_there_that_the_agents_user_could_not():
+    with TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o755)
+        secret, state = base / "secret", base / "state"
+        secret.mkdir(mode=0o700)
+        (secret / WANTED).write_text('{"version":"1"}')
+        state.mkdir(mode=0o700)
+        (state / FOLDER).symlink_to(secret)
+        assert AgentFolder(state).wanted() is not None
+        os.chown(state, 65534, 65534)
+        with pytest.raises(ConfigError, match="denied"):
+            AgentFolder(state).wanted()
+        assert os.geteuid() == 0
