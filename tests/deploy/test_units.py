@@ -94,11 +94,12 @@ def test_systemd_can_read_our_units(installed):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_upgrade_is_decided_before_the_agent_starts_and_may_write_versions_alone():
+def test_an_upgrade_is_decided_before_the_agent_starts_and_may_write_versions_and_the_agents_folder():
     unit = Unit("fieldfleet-upgrade.service")
     assert unit["Unit"]["Before"] == "fieldfleet-agent.service"
     service = unit["Service"]
-    assert (service["User"], service["Type"], service["ReadWritePaths"]) == ("root", "notify", "/opt/fieldfleet")
+    assert (service["User"], service["Type"]) == ("root", "notify")
+    assert service["ReadWritePaths"].split() == ["/opt/fieldfleet", "-/var/lib/fieldfleet"]
     assert set(service["CapabilityBoundingSet"].split()) == {"CAP_SETUID", "CAP_SETGID"}
     assert service["Restart"] == "on-failure"
     path = Unit("fieldfleet-upgrade.path")["Path"]
