@@ -6,6 +6,7 @@ of it is run or unpacked; two small files of its tree are read.
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tarfile
@@ -13,16 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import msgspec
-
 from shared.errors import ConfigError
 from shared.protocol.packages import AGENT, Arch
 
 MAGIC, HEAD_BYTES, END = b"!<arch>\n", 60, b"`\n"
 MOST_CONTROL, MOST_FORMATS_FILE = 64 << 10, 256 << 10
 HOME = "opt/fieldfleet/"
-FORMATS = "formats.json"
-"""In a version's folder: the form of each kind of state file that it writes."""
+FORMATS_FILE, FORMATS = "/device_agent/upgrade/state_formats.py", "FORMATS"
+"""The table in it says the form of each kind of state file that a version writes."""
 BUILD_IT = "`make deb` builds packages of the agent"
 
 _ARCHES: dict[str, Arch] = {"amd64": "amd64", "arm64": "arm64"}
@@ -56,7 +55,7 @@ def read_deb(path: Path) -> DebFacts:
             return _facts(path.name, dict(_control(file)), *_tree(file))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (tarfile.TarError, EOFError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except (tarfile.TarError, EOFError, ValueError, SyntaxError, RecursionError) as error:
         raise ConfigError(f"{path.name} cannot be read as a Debian package ({error}); {BUILD_IT}") from error
 
 
@@ -120,8 +119,8 @@ def _tree(file: BinaryIO) -> tuple[str, dict[str, int]]:
             name = member.name.removeprefix("./")
             if name == f"{HOME}current" and member.issym():
                 version = member.linkname
-            elif re.fullmatch(f"{HOME}[^/]+/{FORMATS}", name) and member.isfile():
-                formats = msgspec.json.decode(_text(packed, member, MOST_FORMATS_FILE), type=dict[str, int])
+            elif name.startswith(HOME) and name.endswith(FORMATS_FILE) and member.isfile():
+                formats = _literal(_text(packed, member, MOST_FORMATS_FILE))
     return version, formats
 
 
@@ -130,3 +129,16 @@ def _text(packed: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> str:
     if found is None or member.size > most:
         raise ValueError(f"{member.name} is none, or too long")
     return found.read(most).decode()
+
+
+def _literal(source: str) -> dict[str, int]:
+    """Return the table that a module assigns to `FORMATS`, without running it."""
+    for node in ast.parse(source).body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(one, ast.Name) and one.id == FORMATS for one in targets):
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            found = ast.literal_eval(node.value) if node.value else {}
+            return {str(name): int(number) for name, number in dict(found).items()}
+    return {}

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-FORMATS = '{"journal": 1, "releases": 2}'
+FORMATS = 'FORMATS: Mapping[str, int] = {"journal": 1, "releases": 2}\n'
 CONTROL = """Package: {name}
 Version: {version}+deb12
 Architecture: {arch}
@@ -54,7 +54,7 @@ def deb(
     home = f"./opt/fieldfleet/{version}"
     files: dict[str, str | bytes] = {f"{home}/lib/filling": filling}
     if formats:
-        files[f"{home}/formats.json"] = formats
+        files[f"{home}/lib/python{python}/site-packages/device_agent/upgrade/state_formats.py"] = formats
     control = CONTROL.format(name=name, version=version, arch=arch, python=python)
     return archive(
         {

@@ -7,10 +7,12 @@ import json
 import stat
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from device_agent.upgrade import state_formats
 from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.packages import packages
 from edge_server.gateway.check import check_site
@@ -67,9 +69,10 @@ BROKEN = {
     "server": deb(name="fieldfleet-server"),
     "other-processor": deb(arch="riscv64"),
     "no-tar": archive({"debian-binary": b"2.0\n", "control.tar.xz": b"x" * 99, "data.tar.xz": b"y" * 99}),
-    "formats-none": deb(formats="["),
-    "formats-of-words": deb(formats='{"journal": "new"}'),
-    "formats-below-zero": deb(formats='{"journal": -1}'),
+    "formats-none": deb(formats="FORMATS = ["),
+    "formats-that-run": deb(formats="FORMATS = __import__('os').system('false')\n"),
+    "formats-of-words": deb(formats="FORMATS = {'journal': 'new'}\n"),
+    "formats-below-zero": deb(formats="FORMATS = {'journal': -1}\n"),
     "size-none": b"!<arch>\n" + b"control.tar.xz".ljust(48) + b"-12".ljust(10) + b"`\n",
 }
 
@@ -81,6 +84,11 @@ def test_what_is_no_package_of_the_agent_is_refused_and_nothing_is_taken_in(site
     with pytest.raises(ConfigError, match=r"make deb|not of its form|journal has"):
         add_packages(site, [put_deb(tmp_path / "good", "0.3.9"), path])
     assert read_index(site.path) == PackageIndex()
+
+
+def test_the_table_of_this_very_agent_is_read(tmp_path):
+    source = (Path(state_formats.__file__)).read_text()
+    assert read_deb(put_deb(tmp_path, formats=source)).formats == dict(state_formats.FORMATS)
 
 
 def test_packages_of_one_version_are_signed_together_and_boards_find_theirs(site, tmp_path):
@@ -124,7 +132,7 @@ def test_a_version_never_changes(site, tmp_path):
     with pytest.raises(ConfigError, match="never changes"):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
     with pytest.raises(ConfigError, match="another form"):
-        add_packages(site, [put_deb(tmp_path, arch="amd64", formats='{"journal": 9}')])
+        add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
     assert list(package_faults(site.path)) == []
 
 
