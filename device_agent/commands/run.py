@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from device_agent.agent.build import compose, compose_reporter
 from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig, TargetConfig, load
+from device_agent.exchange.agent_offers import AgentOffers, OwnVersion
+from device_agent.exchange.download import Download
 from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
@@ -36,6 +38,7 @@ from shared.data.classes import class_names
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.runtime import malloc, processes
+from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.runtime.service import supervised
@@ -119,8 +122,22 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
             releases = serving.compose_releases(transport, session.instance)
             renewing = _renewing(config, folder)
             tops = serving.asking_tops(transport, session.instance)
-            async with background(reporter.run(), releases.run(), *renewing), tops:
+            upgrades = _upgrades(config, folder, transport, session.instance)
+            async with background(reporter.run(), releases.run(), upgrades.run(), *renewing), tops:
                 await life.stopping.wait()
+
+
+def _upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, instance: str) -> AgentOffers:
+    """Return this board's part in rollouts of the agent."""
+    download = Download(
+        *(transport, config.site, config.device, folder, in_thread, monotonic),
+        policy=config.link.policy,
+        spool="agent",
+        frames_on="parts",
+        wants_on="lacks",
+    )
+    home = find_home()
+    return AgentOffers(download, folder, OwnVersion(home, running_version(home) if home else ""), instance)
 
 
 def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
@@ -204,7 +221,8 @@ async def _run_agent(
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # there may be one of a trainer that outlived its agent
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
-        beside = [*releases, *_renewing(config, folder)]
+        upgrades = _upgrades(config, folder, transport, session.instance)
+        beside = [*releases, upgrades.run(), *_renewing(config, folder)]
         living = asyncio.create_task(_live(agent, *beside), name="agent")
         stop = asyncio.create_task(life.stopping.wait(), name="stop")
         try:

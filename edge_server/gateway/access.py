@@ -64,8 +64,13 @@ class Rule:
 
 RULES = (
     Rule(OWN, ("status",), device=BOTH, server=HEARS),
-    Rule(OWN, ("report", "want", "update", "features", "lacks", "release", "infer", "log"), device=SAYS, server=HEARS),
-    Rule(OWN, ("task", "model", "ack", "gradient", "offer", "parts", "inferred"), device=HEARS, server=SAYS),
+    Rule(
+        OWN,
+        ("report", "want", "update", "features", "lacks", "release", "agent", "infer", "log"),
+        device=SAYS,
+        server=HEARS,
+    ),
+    Rule(OWN, ("task", "model", "ack", "gradient", "offer", "upgrade", "parts", "inferred"), device=HEARS, server=SAYS),
     Rule(OWN, ("probe",), device=BOTH),
     Rule(EVERYONE, ("model", "parts"), device=HEARS, server=BOTH),
     Rule(SERVER, ("status",), device=HEARS, server=BOTH),

@@ -30,6 +30,7 @@ from shared.protocol.inference.release import (
     sha256_of,
     write_manifest,
 )
+from shared.protocol.packages import AGENT
 from shared.runtime.durable import explain_disk_errors, replace_file
 from shared.runtime.folder_lock import hold_lock
 
@@ -54,9 +55,26 @@ class StoredRelease(NamedTuple):
     sha256: str
     folder: Path
 
+    @property
+    def run(self) -> str:
+        """Name of the run that it is of."""
+        return self.manifest.source.run
+
     def path(self, digest: str) -> Path:
         """Return where a part of it lies."""
         return self.folder / BLOBS / digest
+
+    def content(self) -> bytes:
+        """Return the manifest's bytes."""
+        return self.path(self.sha256).read_bytes()
+
+    def require_whole(self) -> None:
+        """Compare every part with its digest.
+
+        Raises:
+            CorruptFile: One is gone or damaged.
+        """
+        verify(self)
 
 
 def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) -> StoredRelease:
@@ -73,6 +91,8 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
         ConfigError: Another process is at work there, or nothing can be written.
         Unwritable: The disk takes nothing more.
     """
+    if draft.name == AGENT:
+        raise ConfigError(f"no model may be called {AGENT}: under this name boards are offered the agent itself")
     folder = data_dir / FOLDER
     names = folder / NAMES / draft.name
     try:

@@ -12,6 +12,8 @@ probe   device -> itself  filler that measures the link
 Of a release, see `rollout`:
 offer   server -> device  Offer, Bundle, Withdraw         parts    server -> device  frames of parts
 lacks   device -> server  Lacks, Want                     release  device -> server  retained Releases
+Of the agent itself the same by: upgrade  server -> device  Offer, Bundle, Withdraw    agent  device -> server  retained
+Releases
 
 Of a split session, each with frames: features  device -> server  Features, Want    gradient  server -> device
 Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears would hear itself.
@@ -41,8 +43,8 @@ ALL_BELOW = "#"
 
 CHANNELS = frozenset(
     {
-        *("status", "report", "want", "update", "features", "lacks", "release", "infer", "log"),  # of a device
-        *("task", "model", "ack", "gradient", "offer", "parts", "inferred"),  # to devices
+        *("status", "report", "want", "update", "features", "lacks", "release", "agent", "infer", "log"),  # of a device
+        *("task", "model", "ack", "gradient", "offer", "upgrade", "parts", "inferred"),  # to devices
         "probe",  # of a device, to itself
         *("gossip", "telemetry", "round", "gossiped", "decision"),  # between servers
     }

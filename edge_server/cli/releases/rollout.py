@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from edge_server.journal.rollouts.file import AnyRolloutRecord, Order
     from edge_server.journal.rollouts.state import RolloutState
     from edge_server.plan.server_config import ServerConfig
+    from edge_server.release.rollout.agents import StoredAgent
     from edge_server.release.rollout.orders import KnownRollout
+    from edge_server.release.store import StoredRelease
 
 log = logging.getLogger(__name__)
 
 EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
+SOAK_S, AGENT_SOAK_S = 600.0, 120.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERBS: dict[str, str] = {
     "start": "begin to roll a release out",
@@ -57,13 +60,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", metavar="RELEASE", help="NAME/VERSION, or NAME for its newest")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for its newest")
+    help_ = "in place of a release: a version of the agent itself, of those that `edge-server packages list` shows"
+    what.add_argument("--agent", default="", metavar="VERSION", help=help_)
     help_ = "boards of each profile that are first, 0 for none; default: %(default)s"
     parser.add_argument("--canary", type=_count, default=1, metavar="N", help=help_)
     help_ = "shares of the boards that have been offered it after each wave; default: 10%%,50%%,100%%"
     parser.add_argument("--waves", type=_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
-    help_ = "how long each board watches it before it commits it, such as 90s, 10m, 1h; default: 10m"
-    parser.add_argument("--soak", type=_seconds, default=600.0, metavar="T", help=help_)
+    help_ = "how long each board watches it before it commits it, such as 90s, 1h; default: 10m, of the agent 2m"
+    parser.add_argument("--soak", type=_seconds, default=None, metavar="T", help=help_)
     help_ = "stop when so many boards refused it or went back; default: %(default)s"
     parser.add_argument("--max-failures", type=_count, default=1, metavar="N", help=help_)
     help_ = "what is done then: stop, or take it back from the boards that have it; default: %(default)s"
@@ -159,17 +165,23 @@ def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) ->
 def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     """Return what begins a rollout, once what can be said against it was looked at."""
     from edge_server.journal.rollouts.file import RolloutPlan  # noqa: PLC0415
+    from edge_server.release.rollout.agents import find_agent, site_of  # noqa: PLC0415
     from edge_server.release.rollout.orders import begin_rollout, require_none_under_way  # noqa: PLC0415
     from edge_server.release.store import find_release  # noqa: PLC0415
 
     names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms", "ahead")
-    told = {name: getattr(options, name) for name in names} | {"soak_s": options.soak}
+    told = {name: getattr(options, name) for name in names}
+    usual_s = AGENT_SOAK_S if options.agent else SOAK_S
+    told |= {"soak_s": usual_s if options.soak is None else options.soak, "ahead": options.ahead and not options.agent}
     told["least_bytes_per_s"] = options.min_rate * 1e3
     try:
         terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **told}, RolloutPlan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"rollout start: {error}") from error
-    stored = find_release(options.data_dir, options.release)
+    if options.agent:
+        stored: StoredRelease | StoredAgent = find_agent(site_of(_config(options).gateway), options.agent)
+    else:
+        stored = find_release(options.data_dir, options.release)
     require_none_under_way(options.data_dir)
     return lambda: begin_rollout(options.data_dir, stored, terms)
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord
+from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord, RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.plan.server_config import ServerConfig
+from edge_server.release.rollout.agents import StoredAgent, find_agent, site_of
 from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import KnownRollout
-from edge_server.release.store import find_release
+from edge_server.release.store import StoredRelease, find_release
 from shared.errors import ConfigError, Unreachable
+from shared.protocol.packages import AGENT
 from shared.runtime.clock import monotonic
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, in_thread
@@ -60,7 +62,7 @@ async def drive(
         async with transport.running(), background(keep_lock(lock)):
             await _connected(transport, config)
             journal, state = known()
-            stored = find_release(Path(config.data_dir), state.plan.release)
+            stored = _find_offered(config, state.plan)
             if stored.sha256 != state.plan.sha256:
                 raise ConfigError(f"release {state.plan.release} is another one than when its rollout began")
             engine = RolloutEngine(
@@ -74,6 +76,12 @@ async def drive(
             )
             await engine.run()
             return state
+
+
+def _find_offered(config: ServerConfig, plan: RolloutPlan) -> StoredRelease | StoredAgent:
+    if plan.name == AGENT:
+        return find_agent(site_of(config.gateway), plan.release)
+    return find_release(Path(config.data_dir), plan.release)
 
 
 async def _connected(transport: MqttTransport, config: ServerConfig) -> None:

@@ -26,6 +26,7 @@ from edge_server.journal.rollouts.file import (
     WaveOpened,
 )
 from edge_server.journal.rollouts.state import RolloutState
+from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.rollout.parts_out import PartsOut
 from edge_server.release.rollout.patience import Patience, time_limit
 from edge_server.release.rollout.waves import (
@@ -52,8 +53,16 @@ from shared.transport.base import Delivery, Inbox, Transport
 
 log = logging.getLogger(__name__)
 
-CHANNELS: Mapping[str, int] = {"status": 4 << 10, "report": 256 << 10, "release": 64 << 10, "lacks": 64 << 10}
+CHANNELS: Mapping[str, int] = {
+    "status": 4 << 10,
+    "report": 256 << 10,
+    "release": 64 << 10,
+    "agent": 64 << 10,
+    "lacks": 64 << 10,
+}
 """What is heard of boards, and the longest message of each."""
+MODELS, AGENTS = ("release", "offer"), ("agent", "upgrade")
+"""Channels on which boards say how they stand, and are told what to take: with models, and with agents."""
 LOOK_S = 0.5
 """Between two looks at whether somebody gave an order."""
 AGAIN_S = 20.0
@@ -89,7 +98,7 @@ class RolloutEngine:
     worker: Worker
     journal: RolloutJournal
     state: RolloutState
-    stored: StoredRelease
+    stored: StoredRelease | StoredAgent
     frame_bytes: int
     patience_s: float
     stays: bool = False
@@ -111,14 +120,19 @@ class RolloutEngine:
 
     def __post_init__(self) -> None:
         """Have parts ready for those who lack them."""
-        self._manifest = self.stored.path(self.stored.sha256).read_bytes()
+        self._manifest = self.stored.content()
         self.parts = PartsOut(
             *(self.site, self.plan.deployment, self.transport, self.clock, self.worker, self.stored),
             frame_bytes=self.frame_bytes,
             patience_s=self.patience_s,
             expected=self._fetching,
             sent=self._note_sent,
+            channel=self._channels[1],
         )
+
+    @property
+    def _channels(self) -> tuple[str, str]:
+        return AGENTS if isinstance(self.stored, StoredAgent) else MODELS
 
     @property
     def plan(self) -> RolloutPlan:
@@ -153,7 +167,8 @@ class RolloutEngine:
             CorruptFile: The journal is damaged.
             Unwritable: The disk takes nothing more.
         """
-        patterns = [topic(self.site, ANY, channel) for channel in CHANNELS]
+        heard = ("status", "report", "lacks", self._channels[0])
+        patterns = [topic(self.site, ANY, channel) for channel in heard]
         async with (
             self.transport.subscribe(*patterns) as inbox,
             background(self._hear(inbox), self.parts.run()),
@@ -254,7 +269,7 @@ class RolloutEngine:
         if now - self._said_at.get(said, -AGAIN_S) < AGAIN_S:
             return
         try:
-            await self.transport.publish(topic(self.site, device, "offer"), wire.encode(message))
+            await self.transport.publish(topic(self.site, device, self._channels[1]), wire.encode(message))
             self._said_at[said] = now
         except Unreachable as error:
             log.debug("said again later: %s", error)

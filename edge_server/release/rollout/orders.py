@@ -24,7 +24,8 @@ from edge_server.journal.rollouts.file import (
     rollout_names,
 )
 from edge_server.journal.rollouts.state import PENDING, RolloutState, fold
-from edge_server.release.store import StoredRelease, verify
+from edge_server.release.rollout.agents import StoredAgent
+from edge_server.release.store import StoredRelease
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import parse_reference
 from shared.protocol.inference.rollout import MOST_MANIFEST_BYTES
@@ -65,7 +66,7 @@ def open_rollout(data_dir: Path, deployment: str = "") -> KnownRollout:
     return KnownRollout(journal, state)
 
 
-def begin_rollout(data_dir: Path, stored: StoredRelease, terms: RolloutPlan) -> KnownRollout:
+def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: RolloutPlan) -> KnownRollout:
     """Write a new rollout's first record.
 
     Args:
@@ -78,8 +79,8 @@ def begin_rollout(data_dir: Path, stored: StoredRelease, terms: RolloutPlan) -> 
         CorruptFile: A part of the release is damaged.
         Unwritable: The disk takes nothing more.
     """
-    verify(stored)
-    size = stored.path(stored.sha256).stat().st_size
+    stored.require_whole()
+    size = len(stored.content())
     if size > MOST_MANIFEST_BYTES:
         raise ConfigError(f"release {stored.manifest.reference}: a manifest of {size} bytes is more than one message")
     earlier = require_none_under_way(data_dir)
@@ -88,7 +89,7 @@ def begin_rollout(data_dir: Path, stored: StoredRelease, terms: RolloutPlan) -> 
         deployment=f"{_next_number(data_dir):04d}-{stored.manifest.name[:32]}-{stored.manifest.version}-{secrets.token_hex(2)}",
         release=stored.manifest.reference,
         sha256=stored.sha256,
-        run=stored.manifest.source.run,
+        run=stored.run,
         attempt=1 + sum(state.plan.sha256 == stored.sha256 for state in earlier),
     )
     journal = RolloutJournal(data_dir, plan.deployment)

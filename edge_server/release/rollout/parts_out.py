@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.store import StoredRelease
 from edge_server.rounds.broadcast import Outgoing
 from shared.errors import CorruptFile, Unreachable, WireError
@@ -29,7 +30,7 @@ MOST_BUNDLES = 64
 """Payloads under way at once: boards that lack different parts need one each."""
 
 
-def cut_bundle(stored: StoredRelease, lacking: Lacking, frame_bytes: int) -> Sender:
+def cut_bundle(stored: StoredRelease | StoredAgent, lacking: Lacking, frame_bytes: int) -> Sender:
     """Return what lacks as a payload that is ready to be sent; its bytes stay in their files.
 
     Args:
@@ -88,6 +89,7 @@ class PartsOut:
         patience_s: Seconds that one board may keep the others waiting.
         expected: Returns the boards that are there and were offered the release, and have not all of it yet.
         sent: Is told of each payload that is done with: for whom, its bytes, and those handed to the broker.
+        channel: On which boards are told where parts are to be had.
     """
 
     site: str
@@ -95,11 +97,12 @@ class PartsOut:
     transport: Transport
     clock: Clock
     worker: Worker
-    stored: StoredRelease
+    stored: StoredRelease | StoredAgent
     frame_bytes: int
     patience_s: float
     expected: Callable[[], set[str]]
     sent: Callable[[tuple[str, ...], int, int], None]
+    channel: str = "offer"
     _lacking: dict[str, Lacking] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
     _shipments: dict[str, _Shipment] = field(default_factory=dict)
@@ -217,6 +220,6 @@ class PartsOut:
         outgoing = self._shipments[device].outgoing
         bundle = Bundle(deployment=self.deployment, params=outgoing.transfer, shared=outgoing.shared)
         try:
-            await self.transport.publish(topic(self.site, device, "offer"), wire.encode(bundle))
+            await self.transport.publish(topic(self.site, device, self.channel), wire.encode(bundle))
         except Unreachable as error:
             log.debug("the board will ask again: %s", error)

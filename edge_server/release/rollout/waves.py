@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
-from edge_server.journal.rollouts.file import Order, Outcome
+from edge_server.journal.rollouts.file import Order, Outcome, RolloutPlan
 from edge_server.journal.rollouts.state import Mode, RolloutState, standing
 from shared.protocol.inference.rollout import ModelStatus
+from shared.protocol.packages import AGENT
 from shared.tensors.counts import ceil_share
 
 MOST_NAMED = 4
@@ -99,7 +100,7 @@ def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[s
     has_it = {device for device, one in fresh.items() if standing(plan, one.status) == "committed"}
     candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
     if not candidates:
-        return EndRollout("finished", behind) if taken or has_it else _await_anybody(plan.devices, boards)
+        return EndRollout("finished", behind) if taken or has_it else _await_anybody(plan, boards)
     if plan.canary and (unproven := _unproven(state, boards, candidates)):
         if first := _canaries(state, boards, unproven):
             return OpenWave(first, canary=True)
@@ -133,14 +134,17 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     return lacking[: max(0, room)]
 
 
-def _await_anybody(pattern: str, boards: Mapping[str, Board]) -> AwaitBoards:
+def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoards:
     """Say whom a rollout waits for that has nobody to begin with."""
+    pattern = plan.devices
     away = [device for device in boards if fnmatchcase(device, pattern)]
     if away:
         return AwaitBoards(_waiting("to come back", away), is_deserted=True)
     if boards:
         there = _named(sorted(boards))
         return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {there}", is_deserted=True)
+    if plan.name == AGENT:
+        return AwaitBoards("waiting for boards: none has been here whose agent tells its version", is_deserted=True)
     why = "waiting for boards that serve releases: a board does whose agent.toml has [serve], and none has been here"
     return AwaitBoards(why, is_deserted=True)
 

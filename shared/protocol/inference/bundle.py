@@ -7,13 +7,13 @@ Both sides lay a bundle out by the manifest alone, so that boards which lack the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from shared.errors import WireError
-from shared.protocol.inference.release import ParameterSpec, ReleaseManifest
+from shared.protocol.inference.release import ParameterSpec, ReleasePart
 from shared.protocol.inference.rollout import MOST_LACKING, Lacks
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -45,6 +45,26 @@ class Piece(NamedTuple):
     size: int
 
 
+class Parts(Protocol):
+    """What of a manifest says how its bytes are laid out: a release's, or one of what has parts alone."""
+
+    @property
+    def reference(self) -> str:
+        """Name and version."""
+
+    @property
+    def parts(self) -> Mapping[str, ReleasePart]:
+        """Its files, by names."""
+
+    @property
+    def parameters(self) -> ReleasePart:
+        """The file that holds its tensors."""
+
+    @property
+    def tensors(self) -> Sequence[ParameterSpec]:
+        """In the order of that file; empty where nothing is asked for but whole parts."""
+
+
 class _Place(msgspec.Struct):
     data_offsets: tuple[int, int]
 
@@ -63,7 +83,7 @@ def tensor_bytes(tensor: ParameterSpec) -> int:
     return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
-def header_bytes(manifest: ReleaseManifest) -> int:
+def header_bytes(manifest: Parts) -> int:
     """Return the size of the header of the parameters' file, with its length before it.
 
     Raises:
@@ -92,7 +112,7 @@ def tensor_places(header: bytes | memoryview) -> dict[str, tuple[int, int]]:
         raise WireError(f"no header of safetensors: {error}") from error
 
 
-def lacking_of(manifest: ReleaseManifest, held: Collection[str], tensors: Collection[str]) -> Lacking:
+def lacking_of(manifest: Parts, held: Collection[str], tensors: Collection[str]) -> Lacking:
     """Return what a board lacks.
 
     Args:
@@ -108,7 +128,7 @@ def lacking_of(manifest: ReleaseManifest, held: Collection[str], tensors: Collec
     return Lacking(frozenset(parts - {manifest.parameters.sha256}), frozenset(some), header=True)
 
 
-def bundle_pieces(manifest: ReleaseManifest, lacking: Lacking) -> list[Piece]:
+def bundle_pieces(manifest: Parts, lacking: Lacking) -> list[Piece]:
     """Return what a bundle consists of, in order.
 
     Args:
@@ -120,7 +140,8 @@ def bundle_pieces(manifest: ReleaseManifest, lacking: Lacking) -> list[Piece]:
     """
     parts = {part.sha256: part.size for part in manifest.parts.values()}
     tensors = {tensor.sha256: tensor_bytes(tensor) for tensor in manifest.tensors}
-    if not (lacking.parts <= parts.keys() and lacking.tensors <= tensors.keys()):
+    has_no_header = lacking.header and not tensors
+    if has_no_header or not (lacking.parts <= parts.keys() and lacking.tensors <= tensors.keys()):
         raise WireError(f"{manifest.reference} has no such part", reason="unexpected")
     pieces = [Piece(sha256, size) for sha256, size in parts.items() if sha256 in lacking.parts]
     pieces += [Piece(HEADER, header_bytes(manifest))] * lacking.header

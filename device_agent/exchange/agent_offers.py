@@ -1,0 +1,313 @@
+"""Offers of the agent itself: hears one, fetches this board's package, tells root's half, and says what came of it.
+
+This half installs nothing, and what it writes root believes only by the site's signature. It fetches the package that
+the manifest names for this processor and Python, lays both beside `wanted.json`, and reads from root's record how it
+goes. What it was offered need not be kept: who offers it says it again to a process that began anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from device_agent.exchange.download import Download
+from device_agent.upgrade.proof import open_folder
+from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, Wanted, read_upgrade
+from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
+from shared.protocol import wire
+from shared.protocol.inference.release import sha256_of
+from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.packages import AGENT, Build, PackageManifest, find_build, read_manifest, read_signed, write_signed
+from shared.protocol.topics import topic
+from shared.runtime.durable import replace_file, sync
+from shared.runtime.executor import background
+
+log = logging.getLogger(__name__)
+
+ASK_S, MOST_ASK_S = 5.0, 60.0
+LOOK_S = 2.0
+"""Between two looks at root's record."""
+ANNOUNCE_S, RETRY_S = 60.0, 2.0
+ATTEMPTS = 3
+UNCOUNTED = -1
+"""In place of the number of a version that the gateway does not count: one that was installed by hand."""
+ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+NOT_HERE = "this agent cannot upgrade itself: it runs from a checkout or in a container, so update that"
+PRIVATE = 0o600
+
+
+@dataclass(frozen=True)
+class OwnVersion:
+    """What runs here.
+
+    Attributes:
+        home: Folder of the versions; None where this process is none of them.
+        version: Its name there.
+        arch: As dpkg calls the processor.
+        python: Such as 3.11.
+    """
+
+    home: Path | None
+    version: str = ""
+    arch: str = field(default_factory=lambda: ARCHES.get(platform.machine(), platform.machine()))
+    python: str = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def record(self) -> UpgradeRecord:
+        """Return how upgrades stand.
+
+        Raises:
+            ConfigError: A newer fieldfleet wrote the record.
+            CorruptFile: It is damaged.
+        """
+        return read_upgrade(self.home) if self.home else UpgradeRecord()
+
+
+@dataclass
+class AgentOffers:
+    """This board's part in rollouts of the agent.
+
+    Attributes:
+        download: Fetches packages, on the channels `parts` and `lacks`.
+        state_dir: The agent's folder.
+        own: What runs here.
+        instance: That of the process's Status.
+        look_s: Seconds between two looks at root's record.
+    """
+
+    download: Download
+    state_dir: Path
+    own: OwnVersion
+    instance: str = ""
+    look_s: float = LOOK_S
+    _record: UpgradeRecord = field(default_factory=UpgradeRecord)
+    _serials: dict[str, int] = field(default_factory=dict)
+    _offer: Offer | None = None
+    _pending: ModelStatus | None = None
+    _bundle: Bundle | None = None
+    _answered: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _taking: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Take part in rollouts until cancelled."""
+        place = self.download
+        name = topic(place.site, place.device, "upgrade")
+        try:
+            async with place.transport.subscribe(name) as inbox, background(self._looking(), self._announcing()):
+                async for _, data in inbox:
+                    try:
+                        await self._take(wire.decode(data))
+                    except WireError as error:
+                        log.warning("dropped: %s", error)
+        finally:
+            await self._stop()
+
+    async def _take(self, message: object) -> None:
+        match message:
+            case Offer():
+                if self._offer == message and self._taking and not self._taking.done():
+                    self.download.told_again()
+                    return
+                await self._begin(message, self._serve(message))
+            case Bundle():
+                self._bundle = message
+                self._answered.set()
+            case Withdraw():
+                await self._begin(None, self._withdraw(message))
+            case _:
+                raise WireError(f"{type(message).__name__} is no offer of an agent", reason="unexpected")
+
+    async def _begin(self, offer: Offer | None, then: Coroutine[Any, Any, None]) -> None:
+        await self._stop()
+        self._offer, self._taking = offer, asyncio.create_task(then, name="upgrade")
+
+    async def _stop(self) -> None:
+        if self._taking:
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
+
+    async def _serve(self, offer: Offer) -> None:
+        """Do what an offer asks for; what cannot be done is refused."""
+        try:
+            signed = read_signed(offer.manifest)
+            manifest = read_manifest(signed.manifest)
+            if (offer.name, offer.version) != (AGENT, manifest.serial):
+                raise ConfigError(f"{offer.name[:64]}/{offer.version} is offered with the manifest of another version")
+            self._serials[manifest.version] = manifest.serial
+            if self.own.home is None:
+                raise ConfigError(NOT_HERE)
+            await self._read_record()
+            wanted = _wanted(offer, manifest)
+            if self._is_settled(wanted):
+                self._tell(None)
+                return
+            build = find_build(manifest, self.own.arch, self.own.python)
+            self._tell(self._standing(offer, "offered"))
+            await self._fetch(offer, build, manifest.version)
+            await self.download.worker(self._want, write_signed(signed), wanted)
+            log.info("version %s is here, and root's half is told", manifest.version)
+            self._tell(self._standing(offer, "fetched"))
+        except (FieldFleetError, OSError, ValueError) as error:
+            log.warning("agent %d is refused: %s", offer.version, error)
+            self._tell(self._standing(offer, "refused", str(error)[:500]))
+
+    def _is_settled(self, wanted: Wanted) -> bool:
+        """Tell whether a wish is the version that runs already, or what root's record is of."""
+        runs_it = wanted.version == self.own.version and self._record.state != "trial"
+        return runs_it or (self._record.is_of(wanted) and self._record.state not in ("none", "superseded"))
+
+    def _standing(self, offer: Offer, state: str, reason: str = "") -> ModelStatus:
+        return ModelStatus(
+            name=AGENT,
+            candidate=offer.version,
+            state=state,
+            deployment=offer.deployment,
+            attempt=offer.attempt,
+            reason=reason,
+        )
+
+    def _tell(self, pending: ModelStatus | None) -> None:
+        self._pending = pending
+        self._changed.set()
+
+    async def _fetch(self, offer: Offer, build: Build, version: str) -> None:
+        """Bring this board's package into the folder of upgrades, unless it is there.
+
+        Raises:
+            WireError: What came was not what it should be, every time.
+            Unwritable: The disk takes nothing more.
+        """
+        worker = self.download.worker
+        place = (await worker(open_folder, self.state_dir)) / f"{version}.deb"
+        for _ in range(ATTEMPTS):
+            if await worker(_is_whole, place, build):
+                return
+            bundle = await self._ask(offer, build)
+            path, _ = await self.download.receive(bundle.params, f"agent {version}", shared=bundle.shared)
+            await worker(_move, path, place)
+        if not await worker(_is_whole, place, build):
+            await worker(place.unlink)
+            raise WireError(f"{build.file} was damaged {ATTEMPTS} times", reason="digest")
+
+    async def _ask(self, offer: Offer, build: Build) -> Bundle:
+        """Say what lacks until somebody says where it is to be had."""
+        place, pause_s = self.download, ASK_S
+        word = Lacks(device=place.device, deployment=offer.deployment, parts=(bytes.fromhex(build.sha256),))
+        while True:
+            self._answered.clear()
+            self._bundle = None
+            with suppress(Unreachable):  # said again
+                await place.transport.publish(topic(place.site, place.device, "lacks"), wire.encode(word))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    while True:
+                        await self._answered.wait()
+                        self._answered.clear()
+                        found: Bundle | None = self._bundle
+                        if found and (found.deployment, found.params.size) == (offer.deployment, build.size):
+                            return found
+            pause_s = min(2 * pause_s, MOST_ASK_S)
+
+    def _want(self, signed: bytes, wanted: Wanted) -> None:
+        """Say durably which version is wanted, and who vouches for it; the wish is written last."""
+        folder = open_folder(self.state_dir)
+        if signed:
+            replace_file(folder / f"{wanted.version}.json", signed, mode=PRIVATE)
+            for path in folder.glob("*.deb"):
+                if path.name != f"{wanted.version}.deb":
+                    path.unlink(missing_ok=True)
+                    path.with_suffix(".json").unlink(missing_ok=True)
+        replace_file(folder / WANTED, msgspec.json.encode(wanted), mode=PRIVATE)
+
+    async def _withdraw(self, word: Withdraw) -> None:
+        """Fetch no more of a version; go back from it where that is asked for."""
+        try:
+            await self._read_record()
+            record = self._record
+            if word.back and record.deployment == word.deployment and record.state in ("trial", "committed"):
+                goal = record.from_ if record.state == "trial" else record.previous
+                back = Wanted(version=goal, deployment=word.deployment, attempt=max(1, record.attempt))
+                await self.download.worker(self._want, b"", back)
+        except (FieldFleetError, OSError) as error:
+            log.warning("upgrade: %s", error)
+        self._tell(None)
+
+    async def _read_record(self) -> None:
+        found = await self.download.worker(self.own.record)
+        if found != self._record:
+            self._record = found
+            self._changed.set()
+
+    async def _looking(self) -> None:
+        """Look at root's record while the agent runs."""
+        while True:
+            try:
+                await self._read_record()
+            except (ConfigError, CorruptFile, OSError) as error:
+                log.debug("upgrade: %s", error)
+            await asyncio.sleep(self.look_s)
+
+    async def _announcing(self) -> None:
+        """Say what the board is at whenever that changes, and now and then."""
+        place = self.download
+        name = topic(place.site, place.device, "agent")
+        while True:
+            self._changed.clear()
+            word = Releases(device=place.device, instance=self.instance, models=(self.status(),))
+            pause_s = ANNOUNCE_S
+            try:
+                await place.transport.publish(name, wire.encode(word), retain=True)
+            except Unreachable:
+                pause_s = RETRY_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+
+    def status(self) -> ModelStatus:
+        """Return what this board is at: by root's record, or with an offer that this has nothing of yet."""
+        record, pending = self._record, self._pending
+        running = record.from_ if record.state == "trial" else self.own.version
+        known = ModelStatus(
+            name=AGENT,
+            committed=self._serial(running),
+            previous=self._serial(record.previous) or UNCOUNTED * bool(record.previous),
+            candidate=self._serial(record.to),
+            state="" if record.state == "none" else record.state,
+            deployment=record.deployment,
+            attempt=record.attempt,
+            reason=record.reason,
+        )
+        is_roots = pending is None or (record.deployment, record.attempt) == (pending.deployment, pending.attempt)
+        if pending is None or (is_roots and pending.state == "fetched"):
+            return known
+        return msgspec.structs.replace(pending, committed=known.committed, previous=known.previous)
+
+    def _serial(self, version: str) -> int:
+        return self._record.serials.get(version, self._serials.get(version, 0)) if version else 0
+
+
+def _wanted(offer: Offer, manifest: PackageManifest) -> Wanted:
+    probation_s = min(max(offer.soak_s, 1.0), MOST_PROBATION_S)
+    return Wanted(
+        version=manifest.version, deployment=offer.deployment, attempt=max(1, offer.attempt), probation_s=probation_s
+    )
+
+
+def _is_whole(path: Path, build: Build) -> bool:
+    return path.is_file() and path.stat().st_size == build.size and sha256_of(path.read_bytes()) == build.sha256
+
+
+def _move(path: Path, place: Path) -> None:
+    path.chmod(PRIVATE)
+    sync(path)
+    path.replace(place)
+    sync(place.parent)
