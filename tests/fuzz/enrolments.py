@@ -71,7 +71,7 @@ def _post(path: str, body: object) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    """Return a request of each kind that is granted, and of late boards that are not."""
+    """Return a request of each kind that is granted."""
     _, known, _, new = _before()
     said = {"token": OPEN, "secret": SECRETS[OPEN], "request": new.decode()}
     return [
@@ -81,7 +81,7 @@ def seeds() -> list[bytes]:
         _post("/joined", {"token": CLOSED, "secret": SECRETS[CLOSED]}),
         _post("/renew", {"request": known.decode()}),
         _post("/renew-expired", {"request": known.decode()}),
-        *(_post("/renew-expired", {"request": pem.decode()}) for pem in _late().values()),
+        _post("/renew-expired", {"request": _late()[APPROVED].decode()}),
     ]
 
 
@@ -168,7 +168,8 @@ def mutate(data: bytes, random: Random) -> bytes:
         if which < 0.3 and "token" in tree:
             tree["token"], tree["secret"] = random.choice([*SECRETS.items(), (OPEN, SECRETS[CLOSED])])
         elif which < 0.6 and "request" in tree:
-            tree["request"] = _rotten(tree["request"], random)
+            others = random.choice([pem.decode() for pem in _late().values()])
+            tree["request"] = _rotten(tree["request"], random) if random.random() < 0.8 else others
         else:
             tree = damaged(deepcopy(tree), random)
         path = head.split(b" ")[1].decode()
