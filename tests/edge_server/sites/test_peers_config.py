@@ -109,7 +109,7 @@ def test_one_line_of_the_access_list_lets_a_peer_in_and_confines_it(tmp_path):
     """It logs in, is born, says and hears what is its own, and is denied the topics of others."""
     (tmp_path / "passwords").write_text(f"roof:{hashed('pass')}\nbarn:{hashed('own')}\n")
     lines = ["user barn", "topic readwrite fieldfleet/v1/barn/#", "user roof"]
-    lines += [f"topic readwrite {peer_topic('barn', 'roof', '#')}", ""]
+    lines += ["topic readwrite fieldfleet/v1/barn/_peer-roof/#", ""]
     (tmp_path / "acl").write_text("\n".join(lines))
     settings = ["allow_anonymous false", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl"]
     births = Births("roof", "barn", "run-1", "f00d", b"{}")
