@@ -94,11 +94,11 @@ class Silences:
 
     def without(self, fleet: Fleet, devices: Collection[str]) -> list[str]:
         """Return the devices of a round: all but the silent ones for which it is not time to be asked again."""
-        speaking = [device for device in devices if not self.is_out(fleet, device)]
-        if len(speaking) < self.least:
+        silent = {device for device in self._known if self.is_out(fleet, device)}
+        if not silent or sum(device not in silent for device in devices) < self.least:
             return list(devices)
         due = {device for device, known in self._known.items() if known.skipped >= known.probe}
-        return [device for device in devices if device in due or not self.is_out(fleet, device)]
+        return [device for device in devices if device in due or device not in silent]
 
     def spared(self, fleet: Fleet, devices: Collection[str]) -> set[str]:
         """Return those of a round's devices that it does not wait for."""
