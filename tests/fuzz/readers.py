@@ -10,7 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.fuzz import coded, configs, damages, enrolments, frames, journals, packages, payloads, tensors, texts, wires
+from tests.fuzz import (
+    coded,
+    configs,
+    damages,
+    enrolments,
+    frames,
+    journals,
+    offers,
+    packages,
+    payloads,
+    tensors,
+    texts,
+    wires,
+)
 from tests.fuzz.files import FILES
 from tests.fuzz.texts import TEXTS
 from tests.fuzz.trees import cut_and_spliced
@@ -87,6 +100,8 @@ READERS: Mapping[str, Reader] = {
         notices="length",
         damages=packages.package_damages(),
     ),
+    "agent's manifest": Reader(offers.manifest_seeds, offers.read_offer, notices="cut", bytes_besides=1 << 20),
+    "range of a file": Reader(offers.range_seeds, offers.read_range, bytes_besides=1 << 20, is_choosy=False),
     "upgrade's record": Reader(packages.record_seeds, packages.read_record, notices="cut", is_choosy=False),
     "npz": _of_file("npz", "cut"),
     "idx": _of_file("idx", "length"),
