@@ -6,8 +6,12 @@ process alone, so that they go with it.
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +22,12 @@ from shutil import rmtree, which
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "install"
-NEEDED = "python3,adduser,ca-certificates,init-system-helpers,mosquitto"
+NEEDED = "python3,adduser,ca-certificates,init-system-helpers,systemd,systemd-sysv,dbus,udev"
+"""What an installer, or Raspberry Pi OS, has put on every system; the rest is as bare as debootstrap makes it."""
+REACHED = ("mosquitto", "python3-pip-whl")
+"""Packages of Debian that are in apt's cache, so that they can be had without a network, and are not installed."""
+RELEASES = {"12": "bookworm", "13": "trixie"}
+GATEWAY = "gateway.local"
 ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -43,26 +52,45 @@ CPU revision\t: 3
 BOOKS = ("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
 
 
-def in_own_mounts(program: str) -> None:
-    """Start this program, by its module's name, anew in a name space of mounts of its own, unless it is in one."""
+def in_own_mounts() -> None:
+    """Start this program anew in a name space of mounts of its own, unless that is where it is."""
     if os.environ.get("FIELDFLEET_MOUNTS") != "own":
         os.environ["FIELDFLEET_MOUNTS"] = "own"
-        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", program, *sys.argv[1:]])
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", "tests.install.check", *sys.argv[1:]])
 
 
-def make_base(arch: str) -> Path:
-    """Return the cached system of a processor, made if it is not there."""
+def without_network() -> None:
+    """Leave this process, and all that it starts from now on, loopback alone: ports are then nobody else's."""
+    clone_newnet, set_flags, up = 0x40000000, 0x8914, 0x1
+    if ctypes.CDLL(None, use_errno=True).unshare(clone_newnet):
+        raise OSError(ctypes.get_errno(), "no network name space of one's own")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        fcntl.ioctl(asked, set_flags, struct.pack("16sh14x", b"lo", up))
+
+
+def make_base(arch: str, release: str = "12") -> Path:
+    """Return the cached system of a processor and a Debian, made if it is not there."""
     if arch == "arm64":
         subprocess.run(["sh", "tests/arm/board.sh", "root"], cwd=ROOT, check=True)
         return ROOT / "build" / "arm" / "root"
-    base = BUILD / f"{arch}.root"
-    if not (base / ".made").exists():
+    base = BUILD / f"{arch}-{release}.root"
+    made, told = base / ".made", f"{NEEDED} {REACHED}"
+    if not made.exists() or made.read_text() != told:
         rmtree(base, ignore_errors=True)
-        BUILD.mkdir(parents=True, exist_ok=True)
-        command = ["debootstrap", "--variant=minbase", f"--include={NEEDED}", f"--arch={arch}", "bookworm", str(base)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        (base / ".made").touch()
+        debs = BUILD / "debs"
+        debs.mkdir(parents=True, exist_ok=True)
+        usual = ("--variant=minbase", f"--include={NEEDED}", f"--arch={arch}", f"--cache-dir={debs}")
+        subprocess.run(["debootstrap", *usual, RELEASES[release], str(base)], check=True, stdout=subprocess.DEVNULL)
+        for words in (["update"], ["install", "-y", "--download-only", *REACHED]):
+            command = ["chroot", str(base), "/usr/bin/env", "-i", *environment(), "apt-get", "-q", *words]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        made.write_text(told)
     return base
+
+
+def environment() -> list[str]:
+    """Return what a command in a fresh system finds in its environment."""
+    return [f"{key}={value}" for key, value in ENVIRONMENT.items()]
 
 
 @dataclass
@@ -81,7 +109,7 @@ class System:
 
     def command(self, words: Sequence[str], user: str = "") -> list[str]:
         """Return how a command is run in it."""
-        within = ["/usr/bin/env", "-i", *(f"{key}={value}" for key, value in ENVIRONMENT.items()), *words]
+        within = ["/usr/bin/env", "-i", *environment(), *words]
         if self.arch == "arm64":  # the processor in software; there every user is root's disguise
             binds = [word for place in ("/dev", "/proc", "/sys") for word in ("-b", place)]
             binds += ["-b", f"{self.share}:/share", "-b", f"{self.share}/cpuinfo:/proc/cpuinfo"]
@@ -129,21 +157,31 @@ class System:
         return {path for path in found if not f"{path}/".startswith(UNTOLD) and path not in BOOKS}
 
     def accounts(self) -> dict[str, list[str]]:
-        """Return users and groups."""
-        return {name: sorted((self.root / "etc" / name).read_text().splitlines()) for name in ("passwd", "group")}
+        """Return users and groups, but for those that Debian's own packages leave when they are purged."""
+        found = {}
+        for name in ("passwd", "group"):
+            lines = (self.root / "etc" / name).read_text().splitlines()
+            found[name] = sorted(line for line in lines if line.partition(":")[0] not in REACHED)
+        return found
 
 
-@contextmanager
-def fresh(arch: str, called: str = "") -> Iterator[System]:
-    """Lay a throw-away system over the cached one of a processor; several at once are told apart by their names."""
-    missing = [
-        tool
-        for tool in ("debootstrap", *(["proot", "qemu-aarch64-static"] if arch == "arm64" else []))
-        if not which(tool)
-    ]
+def require_tools(*arches: str) -> None:
+    """End with what is to be installed where fresh systems cannot be made here."""
+    tools = ["debootstrap", *(["proot", "qemu-aarch64-static"] if "arm64" in arches else [])]
+    missing = [tool for tool in tools if not which(tool)]
     if os.geteuid() != 0 or missing:
         sys.exit(f"fresh systems need root and {', '.join(missing) or 'its rights'}: as root, apt-get install them")
-    base, layer = make_base(arch), BUILD / f"{called or arch}.layer"
+
+
+def fresh(base: Path, name: str, arch: str) -> System:
+    """Lay a throw-away system over a cached one; it goes when the next one of that name is laid.
+
+    Args:
+        base: The cached one.
+        name: Of its folder, and its own.
+        arch: Its processor.
+    """
+    layer = BUILD / f"{name}.layer"
     rmtree(layer, ignore_errors=True)
     upper, work, merged, share = (layer / name for name in ("upper", "work", "root", "share"))
     for folder in (upper, work, merged, share):
@@ -152,13 +190,14 @@ def fresh(arch: str, called: str = "") -> Iterator[System]:
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
     system = System(arch, merged, share)
     (share / "cpuinfo").write_text(CPUINFO)
-    for name in ("proc", "sys", "dev", "share"):
-        (merged / name).mkdir(exist_ok=True)
+    for place in ("proc", "sys", "dev", "share"):
+        (merged / place).mkdir(exist_ok=True)
     if arch != "arm64":
         for place, source in (("proc", "/proc"), ("sys", "/sys"), ("dev", "/dev"), ("share", str(share))):
             subprocess.run(["mount", "--rbind", source, str(merged / place)], check=True)
-    (merged / "etc/hosts").write_text("127.0.0.1 localhost\n")  # as an installer writes it
+    (merged / "etc/hosts").write_text(f"127.0.0.1 localhost {GATEWAY}\n")  # as a router's DNS would say
+    (merged / "etc/hostname").write_text(f"{name}\n")
     policy = merged / "usr/sbin/policy-rc.d"  # nothing that is installed starts by itself
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
-    yield system
+    return system
