@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from socket import create_connection
 
+from tests.install.booted import Booted, booted, require_nspawn
 from tests.install.parts import (
     KINDS,
     NEXT,
@@ -27,6 +28,7 @@ from tests.install.parts import (
     write_examples,
 )
 from tests.install.roots import GATEWAY, System, fresh, in_own_mounts, make_base, require_tools, without_network
+from tests.install.units import check_units
 
 PATIENCE_S = 1800.0
 BROKER, ENROLMENT = 8883, 8443
@@ -85,7 +87,9 @@ class Fleet:
     services: ExitStack
 
     def run_site(self) -> None:
-        """Run the gateway's services: `site init` has systemd start them."""
+        """Run the gateway's services, as `site init` has systemd do where there is one."""
+        if isinstance(self.gateway, Booted):
+            return
         self.gateway.run("install", "-d", "-o", "mosquitto", "/run/mosquitto")  # RuntimeDirectory=
         broker = ("mosquitto", "-c", "/etc/mosquitto/mosquitto.conf")
         enrolment = ("edge-server", "enrolment-service")
@@ -96,10 +100,11 @@ class Fleet:
             await_port(port)
 
     def run_agent(self) -> ExitStack:
-        """Run the board's service: `join` has systemd start it."""
+        """Run the board's service, as `join` has systemd do where there is one."""
         words = ("device-agent", "run", "--config", "/etc/fieldfleet/agent.toml")
         stack = ExitStack()
-        stack.enter_context(self.board.running(*words, user="fieldfleet", log=self.board.share / "agent.log"))
+        if not isinstance(self.board, Booted):
+            stack.enter_context(self.board.running(*words, user="fieldfleet", log=self.board.share / "agent.log"))
         return stack
 
 
@@ -136,14 +141,25 @@ def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
     operator.types("board", board, "device-agent", "join", token, "--data", "/srv/examples.npz")
 
 
-def learn(operator: Operator, fleet: Fleet, *, again: bool = False) -> None:
-    """Start the server, as `systemctl start fieldfleet-server` would, and see that a round was learned from."""
-    words = ["run", "--config", "/etc/fieldfleet/server.toml", *["--again"] * again]
-    operator.types("gateway", fleet.gateway, "edge-server", *words, user="fieldfleet-server")
-    data = "/var/lib/fieldfleet-server/runs"
-    newest = max((fleet.gateway.root / data[1:]).glob("fresh-*")).name
+def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
+    """Start the server, and see that a round was learned from.
+
+    Args:
+        operator: Who does.
+        fleet: With it.
+        name: Of the plan.
+    """
+    gateway, data = fleet.gateway, "/var/lib/fieldfleet-server/runs"
+    (gateway.root / SITE[1:] / "plan.toml").write_text(PLAN.replace("fresh", name))
+    if isinstance(gateway, Booted):
+        operator.types("gateway", gateway, "systemctl", "start", "fieldfleet-server")
+        gateway.await_so("fieldfleet-server", ActiveState="inactive", Result="success")
+    else:
+        words = ("edge-server", "run", "--config", "/etc/fieldfleet/server.toml")
+        operator.types("gateway", gateway, *words, user="fieldfleet-server")
+    newest = max((gateway.root / data[1:]).glob(f"{name}-*")).name
     shown = ("edge-server", "show", "--format", "json", "--data-dir", data, newest)
-    [only] = json.loads(fleet.gateway.run(*shown, user="fieldfleet-server"))["rounds"]
+    [only] = json.loads(gateway.run(*shown, user="fieldfleet-server"))["rounds"]
     assert only["arrived"] == [BOARD], only
 
 
@@ -179,54 +195,80 @@ def purge(system: System, before: tuple[set[str], dict[str, list[str]]], *packag
     assert system.accounts() == accounts, "a purge leaves users or groups"
 
 
-def lay(arch: str) -> Fleet:
-    """Return two fresh systems with all that comes by a network in reach of them."""
+def lay(arch: str, *, boots: bool) -> Fleet:
+    """Return two fresh systems with all that comes by a network in reach of them; booted they are later."""
     begun, places = time.monotonic(), []
     bases = [make_base("amd64"), make_base(arch)]
     packages = {"server": build_packages("server", "amd64"), "agent": build_packages("agent", arch)}
     for kind, purpose in ((KINDS["amd64", "12"], "server"), (KINDS[arch, "12"], "train")):
         places.append((fetch_wheels(kind, purpose), chosen_wheels(kind, purpose)))
     without_network()
-    gateway, board = fresh(bases[0], "gateway", "amd64"), fresh(bases[1], f"board-{arch}", arch)
+    kind_of = f"{arch}-booted" if boots else arch
+    gateway = fresh(bases[0], f"gateway-{kind_of}", "amd64", boots=boots)
+    board = fresh(bases[1], f"board-{kind_of}", arch, boots=boots)
     hand(gateway, packages["server"], places[0])
     hand(board, packages["agent"], places[1])
     Operator().tells("packages are built, what comes by the network is here, two bare systems", begun)
     return Fleet(gateway, board, packages, ExitStack())
 
 
-def check(arch: str) -> None:
+def check(arch: str, *, boots: bool) -> None:
     """Do it all with a board of one kind of processor."""
-    fleet = lay(arch)
-    before = [(system.files(), system.accounts()) for system in (fleet.gateway, fleet.board)]
+    fleet = lay(arch, boots=boots)
     with fleet.services:
-        operator = Operator()
-        token = make_site(operator, fleet)
-        write_examples(fleet.board.root / "srv/examples.npz")
-        bring_board(operator, fleet, token)
-        (fleet.gateway.root / SITE[1:] / "plan.toml").write_text(PLAN)
-        with fleet.run_agent():
-            learn(operator, fleet)
-        operator.tells(f"from bare systems to the first round: {operator.commands} commands", operator.began)
-        begun, later = time.monotonic(), Operator()
-        upgrade(later, fleet)
-        with fleet.run_agent():
-            learn(later, fleet, again=True)
-        operator.tells("upgraded both, and a round was learned by the next version", begun)
+        if boots:
+            begun = time.monotonic()
+            fleet.gateway = fleet.services.enter_context(booted(fleet.gateway, "gateway"))
+            fleet.board = fleet.services.enter_context(booted(fleet.board, "board"))
+            Operator().tells("both are booted", begun)
+        before = [(system.files(), system.accounts()) for system in (fleet.gateway, fleet.board)]
+        begin(fleet)
+        if isinstance(fleet.gateway, Booted) and isinstance(fleet.board, Booted):
+            check_units(fleet.gateway, fleet.board, Operator().tells)
+            learn(Operator(), fleet, "reboot")
+        go_on(fleet)
+        if not boots:
+            fleet.services.close()
+        begun = time.monotonic()
+        purge(fleet.gateway, before[0], "fieldfleet-server", "mosquitto")
+        purge(fleet.board, before[1], "fieldfleet-agent")
+        Operator().tells("purged both: nothing is left", begun)
+
+
+def begin(fleet: Fleet) -> None:
+    """From bare systems to the first round."""
+    operator = Operator()
+    token = make_site(operator, fleet)
+    write_examples(fleet.board.root / "srv/examples.npz")
+    bring_board(operator, fleet, token)
+    with fleet.run_agent():
+        learn(operator, fleet)
+    operator.tells(f"from bare systems to the first round: {operator.commands} commands", operator.began)
+
+
+def go_on(fleet: Fleet) -> None:
+    """Upgrade, and learn again."""
+    operator = Operator()
+    upgrade(operator, fleet)
+    with fleet.run_agent():
+        learn(operator, fleet, "later")
     (fleet.board.root / "srv/examples.npz").unlink()
-    begun = time.monotonic()
-    purge(fleet.gateway, before[0], "fieldfleet-server", "mosquitto")
-    purge(fleet.board, before[1], "fieldfleet-agent")
-    operator.tells("purged both: nothing is left", begun)
+    operator.tells("upgraded both, and a round was learned by the next version", operator.began)
 
 
 def main() -> None:
     """Check what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=("amd64", "arm64"), default="amd64")
-    arch = parser.parse_args().arch
-    require_tools(arch)
-    in_own_mounts()
-    check(arch)
+    parser.add_argument("--boot", action="store_true", help="with systemd as process 1 of both; on amd64")
+    options = parser.parse_args()
+    if options.boot and options.arch != "amd64":
+        parser.error("no emulated board boots: proot has no process 1")
+    require_tools(options.arch)
+    if options.boot:
+        require_nspawn()
+    in_own_mounts("tests.install.check")
+    check(options.arch, boots=options.boot)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,37 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
+from socket import create_server
 
-from tests.install.check import Steps, await_port, build_packages, fetch_wheels, free_port, write_examples
-from tests.install.roots import BUILD, ROOT, System, fresh, in_own_mounts
+from tests.install.check import await_port
+from tests.install.parts import KINDS, NEXT, PLAN, build_packages, chosen_wheels, fetch_wheels, hand, write_examples
+from tests.install.roots import BUILD, ROOT, System, fresh, in_own_mounts, make_base, require_tools
 
 PLAYBOOKS = ROOT / "deploy" / "ansible"
 CONNECTION = "community.general.chroot"
 MEMBERSHIP = "var/lib/fieldfleet/identity/current/membership.json"
 PATIENCE_S = 120.0
+
+
+class Steps:
+    """What is done, with the seconds that it took."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def done(self, told: str) -> None:
+        """Tell of a step that is done."""
+        now = time.monotonic()
+        sys.stdout.write(f"{now - self.last:7.1f} s  {told}\n")
+        sys.stdout.flush()
+        self.last = now
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody uses."""
+    with create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def find_obstacle() -> str:
@@ -140,21 +163,28 @@ def await_device(fleet: Fleet) -> None:
 
 def check() -> None:
     """Do it all."""
-    steps = Steps()
-    packages = build_packages("amd64")
-    wheels = fetch_wheels("amd64", ("infer",))
+    steps, folders = Steps(), {}
+    built = {side: build_packages(side, "amd64") for side in ("agent", "server")}
+    for version in ("", NEXT):
+        folders[version] = BUILD / "deb" / f"ansible-{version or 'this'}"
+        shutil.rmtree(folders[version], ignore_errors=True)
+        folders[version].mkdir()
+        for side in built.values():
+            shutil.copy(side[version], folders[version])
+    wheels = fetch_wheels(KINDS["amd64", "12"], "infer"), chosen_wheels(KINDS["amd64", "12"], "infer")
+    base = make_base("amd64")
     steps.done("packages are built and wheels fetched")
     with ExitStack() as stack:
-        gateway, board = (stack.enter_context(fresh("amd64", f"ansible-{name}")) for name in ("gateway", "board"))
+        gateway, board = (fresh(base, f"ansible-{name}", "amd64") for name in ("gateway", "board"))
         for system in (gateway, board):
             ready(system)
-        write_examples(gateway)
-        write_examples(board)
-        shutil.copytree(wheels, board.share / "wheels", ignore=shutil.ignore_patterns("torch*"))
-        fleet = make_fleet(gateway, board, packages[""]["agent"].parent)
+        hand(board, {}, wheels)
+        (gateway.share / "plan.toml").write_text(PLAN)
+        write_examples(board.share / "examples.npz")
+        fleet = make_fleet(gateway, board, folders[""])
         steps.done("two fresh systems")
         make(fleet, stack, steps)
-        go_on(fleet, packages["99.0"]["agent"].parent, steps)
+        go_on(fleet, folders[NEXT], steps)
 
 
 def make(fleet: Fleet, stack: ExitStack, steps: Steps) -> None:
@@ -203,6 +233,7 @@ def main() -> None:
     if obstacle := find_obstacle():
         sys.stdout.write(f"skipped: {obstacle}\n")
         return
+    require_tools("amd64")
     in_own_mounts("tests.install.playbook")
     check()
 

@@ -52,11 +52,11 @@ CPU revision\t: 3
 BOOKS = ("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
 
 
-def in_own_mounts() -> None:
-    """Start this program anew in a name space of mounts of its own, unless that is where it is."""
+def in_own_mounts(program: str) -> None:
+    """Start this program, by its module's name, anew in a name space of mounts of its own, unless it is in one."""
     if os.environ.get("FIELDFLEET_MOUNTS") != "own":
         os.environ["FIELDFLEET_MOUNTS"] = "own"
-        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", "tests.install.check", *sys.argv[1:]])
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-m", program, *sys.argv[1:]])
 
 
 def without_network() -> None:
@@ -173,13 +173,14 @@ def require_tools(*arches: str) -> None:
         sys.exit(f"fresh systems need root and {', '.join(missing) or 'its rights'}: as root, apt-get install them")
 
 
-def fresh(base: Path, name: str, arch: str) -> System:
+def fresh(base: Path, name: str, arch: str, *, boots: bool = False) -> System:
     """Lay a throw-away system over a cached one; it goes when the next one of that name is laid.
 
     Args:
         base: The cached one.
         name: Of its folder, and its own.
         arch: Its processor.
+        boots: Whether systemd will run it, which mounts what it wants and starts what is installed.
     """
     layer = BUILD / f"{name}.layer"
     rmtree(layer, ignore_errors=True)
@@ -192,12 +193,13 @@ def fresh(base: Path, name: str, arch: str) -> System:
     (share / "cpuinfo").write_text(CPUINFO)
     for place in ("proc", "sys", "dev", "share"):
         (merged / place).mkdir(exist_ok=True)
-    if arch != "arm64":
+    if arch != "arm64" and not boots:
         for place, source in (("proc", "/proc"), ("sys", "/sys"), ("dev", "/dev"), ("share", str(share))):
             subprocess.run(["mount", "--rbind", source, str(merged / place)], check=True)
     (merged / "etc/hosts").write_text(f"127.0.0.1 localhost {GATEWAY}\n")  # as a router's DNS would say
     (merged / "etc/hostname").write_text(f"{name}\n")
-    policy = merged / "usr/sbin/policy-rc.d"  # nothing that is installed starts by itself
-    policy.write_text("#!/bin/sh\nexit 101\n")
-    policy.chmod(0o755)
+    if not boots:
+        policy = merged / "usr/sbin/policy-rc.d"  # nothing that is installed starts by itself
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
     return system

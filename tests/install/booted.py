@@ -1,0 +1,126 @@
+"""Fresh systems whose process 1 is systemd: containers of systemd-nspawn that share this process's loopback.
+
+Their kernel is this machine's. Where that gives no memory controller to containers, limits of memory are not looked at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+from tests.install.roots import System, environment
+
+PATIENCE_S = 300.0
+LOOK_S = 0.2
+
+
+def require_nspawn() -> None:
+    """End with what is to be installed where there is no systemd-nspawn."""
+    if not which("systemd-nspawn"):
+        sys.exit("BOOT=1 needs systemd-nspawn: as root, apt-get install systemd-container")
+
+
+@dataclass
+class Booted(System):
+    """A system that systemd runs.
+
+    Attributes:
+        nspawn: Process id of what holds it.
+    """
+
+    nspawn: int = 0
+
+    def leader(self) -> int:
+        """Return the process id, out here, of its process 1.
+
+        Raises:
+            LookupError: It has none, as between two boots.
+        """
+        waiting = [self.nspawn]
+        while waiting:
+            pid = waiting.pop()
+            with suppress(OSError):
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("NSpid:") and line.split()[2:] == ["1"]:
+                        return pid
+                waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        raise LookupError("no process 1")
+
+    def command(self, words: Sequence[str], user: str = "") -> list[str]:
+        """Return how a command is run in it."""
+        within = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wdns=/")
+        as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
+        entered = ["nsenter", f"--target={self.leader()}", *within]
+        return [*entered, *as_user, "/usr/bin/env", "-i", *environment(), *words]
+
+    def property(self, unit: str, name: str) -> str:
+        """Return what systemd says of a unit."""
+        return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
+
+    def await_so(self, unit: str, **wanted: str) -> None:
+        """Wait until systemd says this of a unit, told as property=value.
+
+        Raises:
+            TimeoutError: It does not.
+        """
+        found, limit = dict[str, str](), time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit:
+            found = {name: self.property(unit, name) for name in wanted}
+            if found == wanted:
+                return
+            time.sleep(LOOK_S)
+        said = self.run("journalctl", "--no-pager", "--lines=30", f"--unit={unit}")
+        raise TimeoutError(f"{unit}: {found}, not {wanted}\n{said}")
+
+    def await_up(self) -> None:
+        """Wait until it has started all that it starts by itself."""
+        limit = time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit:
+            with suppress(LookupError, OSError):
+                asked = self.command(("systemctl", "is-system-running"))
+                done = subprocess.run(asked, capture_output=True, text=True, check=False)
+                if done.stdout.strip() in ("running", "degraded"):
+                    return
+            time.sleep(LOOK_S)
+        raise TimeoutError("it does not come up")
+
+    def reboot(self) -> None:
+        """Restart it, and wait until it is up again."""
+        before = self.leader()
+        self.run("systemctl", "--no-block", "reboot")
+        limit = time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit:
+            with suppress(LookupError):
+                if self.leader() != before:
+                    return self.await_up()
+            time.sleep(LOOK_S)
+        raise TimeoutError("it does not restart")
+
+
+@contextmanager
+def booted(system: System, name: str) -> Iterator[Booted]:
+    """Boot a system while the block lasts.
+
+    Args:
+        system: Whose files they are, laid without mounts of their own.
+        name: Of the container.
+    """
+    told = ("--quiet", "--boot", "--register=no", "--keep-unit", "--resolv-conf=off", "--link-journal=no")
+    places = (f"--directory={system.root}", f"--bind={system.share}:/share", f"--machine=fieldfleet-{name}")
+    with (system.share / "console.log").open("wb") as console:
+        process = subprocess.Popen(
+            ["systemd-nspawn", *told, *places], stdin=subprocess.DEVNULL, stdout=console, stderr=console
+        )
+    try:
+        found = Booted(system.arch, system.root, system.share, process.pid)
+        found.await_up()
+        yield found
+    finally:
+        process.terminate()  # it passes an orderly end on to process 1
+        process.wait(PATIENCE_S)
