@@ -49,8 +49,8 @@ compat: setup ## Show that an earlier version's runs go on here, and that it tal
 deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, into build/deb; ARCH=... for one
 	@$(BIN)/python deploy/debian/build.py $(if $(ARCH),--arch $(ARCH))
 
-fresh: setup ## Install on a bare gateway and board, learn, upgrade, purge; as root; BOOT=1 with systemd; ARCH=arm64, emulated; ANSIBLE=1
-	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot))
+fresh: setup ## Install on a bare gateway and board, learn, upgrade, purge; as root; BOOT=1 with systemd; ARCH=arm64, emulated; RELEASE=13; ANSIBLE=1
+	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot) $(if $(RELEASE),--release $(RELEASE)))
 
 arm: setup ## Install the agent on an emulated ARM board, compare first weights, train beside it; 15 minutes, then 3
 	@sh tests/arm/board.sh

@@ -27,6 +27,7 @@ ROOT = HERE.parents[1]
 PYTHONS = {"12": "3.11", "13": "3.13"}
 """Python of Debian, and of Raspberry Pi OS, by release: wheels with C inside belong to one."""
 
+CODENAMES = {"12": "bookworm", "13": "trixie"}
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 TAGS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 """Wheels that the C library of Debian 12, 2.36, can load."""
@@ -205,7 +206,7 @@ def lay_files(root: Path, package: Package, target: Target) -> None:
     write(share / "bash-completion/completions" / package.command, run(*pages, "completion", package.command))
     write(share / "lintian/overrides" / package.name, (package.folder / "lintian-overrides").read_text())
     write(doc / "copyright", (HERE / "copyright").read_text())
-    heading = f"{package.name} ({target.full_version}) bookworm; urgency=medium"
+    heading = f"{package.name} ({target.full_version}) {CODENAMES[target.release]}; urgency=medium"
     closing = f" -- {MAINTAINER}  {day:%a, %d %b %Y %H:%M:%S} +0000"
     changes = f"{heading}\n\n  * See CHANGELOG.md of this version, which lies beside this file.\n\n{closing}\n"
     write_gzip(doc / "changelog.gz", changes)

@@ -27,7 +27,16 @@ from tests.install.parts import (
     hand,
     write_examples,
 )
-from tests.install.roots import GATEWAY, System, fresh, in_own_mounts, make_base, require_tools, without_network
+from tests.install.roots import (
+    GATEWAY,
+    RELEASES,
+    System,
+    fresh,
+    in_own_mounts,
+    make_base,
+    require_tools,
+    without_network,
+)
 from tests.install.units import check_units
 
 PATIENCE_S = 1800.0
@@ -261,6 +270,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=("amd64", "arm64"), default="amd64")
     parser.add_argument("--boot", action="store_true", help="with systemd as process 1 of both; on amd64")
+    parser.add_argument(
+        "--release", choices=RELEASES, default="12", help="of Debian; without a round on others than 12"
+    )
     options = parser.parse_args()
     if options.boot and options.arch != "amd64":
         parser.error("no emulated board boots: proot has no process 1")
@@ -268,7 +280,12 @@ def main() -> None:
     if options.boot:
         require_nspawn()
     in_own_mounts("tests.install.check")
-    check(options.arch, boots=options.boot)
+    if options.release != "12":
+        from tests.install import light  # noqa: PLC0415 - it builds on this
+
+        light.check(options.release)
+    else:
+        check(options.arch, boots=options.boot)
 
 
 if __name__ == "__main__":
