@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shutil
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -69,8 +71,8 @@ class Operator:
         begun = time.monotonic()
         told = system.run(*words, user=user)
         self.commands += 1
-        shown = ("TOKEN" if word.startswith("ff1,") else word for word in words)
-        self.tells(f"{self.commands}. {where}# {' '.join(shown)}", begun)
+        shown = re.sub(r"ff1,[^ ]+", "TOKEN", " ".join(words))
+        self.tells(f"{self.commands}. {where}# {shown}", begun)
         return told
 
     def tells(self, told: str, begun: float) -> None:
@@ -94,6 +96,11 @@ class Fleet:
     board: System
     packages: dict[str, dict[str, Path]]
     services: ExitStack
+
+    @property
+    def one_line(self) -> bool:
+        """Whether the board can fetch what the gateway has for it: the emulated one has no curl."""
+        return self.board.arch != "arm64"
 
     def run_site(self) -> None:
         """Run the gateway's services, as `site init` has systemd do where there is one."""
@@ -137,14 +144,21 @@ def make_site(operator: Operator, fleet: Fleet) -> str:
     gateway, deb = fleet.gateway, f"/share/{fleet.packages['server'][''].name}"
     operator.types("gateway", gateway, *install(gateway, deb, "mosquitto"))
     operator.types("gateway", gateway, "edge-server", "setup", "--from", "/share/wheels")
-    operator.types("gateway", gateway, "edge-server", "site", "init", "--name", "roof", "--address", GATEWAY)
+    site = ("--name", "roof", "--address", GATEWAY, "--packages", "/share/wheels")
+    operator.types("gateway", gateway, "edge-server", "site", "init", *site[: None if fleet.one_line else 4])
     fleet.run_site()
-    return operator.types("gateway", gateway, "edge-server", "enrol", BOARD).strip()
+    words = ("edge-server", "enrol", BOARD, *["--install"] * fleet.one_line)
+    return operator.types("gateway", gateway, *words).strip()
 
 
 def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
-    """Install the board, and have it join."""
+    """Install the board, and have it join: by the gateway's one line, or, emulated without curl, by three commands."""
     board, deb = fleet.board, f"/share/{fleet.packages['agent'][''].name}"
+    if fleet.one_line:
+        line = next(one for one in token.splitlines() if "install.sh" in one)
+        operator.types("board", board, "bash", "-c", f"cd /tmp && {line} --data /srv/examples.npz")
+        board.run("rm", "/tmp/install.sh")
+        return
     operator.types("board", board, *install(board, deb))
     operator.types("board", board, "device-agent", "setup", "train", "--from", "/share/wheels")
     operator.types("board", board, "device-agent", "join", token, "--data", "/srv/examples.npz")
@@ -216,7 +230,11 @@ def lay(arch: str, *, boots: bool) -> Fleet:
     gateway = fresh(bases[0], f"gateway-{kind_of}", "amd64", boots=boots)
     board = fresh(bases[1], f"board-{kind_of}", arch, boots=boots)
     hand(gateway, packages["server"], places[0])
-    hand(board, packages["agent"], places[1])
+    hand(board, packages["agent"], None if arch == "amd64" else places[1])
+    if arch == "amd64":  # what the gateway has for its boards
+        shutil.copy(packages["agent"][""], gateway.share / "wheels")
+        for one in places[1][1]:
+            shutil.copy(places[1][0] / one.file, gateway.share / "wheels")
     Operator().tells("packages are built, what comes by the network is here, two bare systems", begun)
     return Fleet(gateway, board, packages, ExitStack())
 

@@ -22,7 +22,7 @@ from shutil import rmtree, which
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "install"
-NEEDED = "python3,adduser,ca-certificates,init-system-helpers,systemd,systemd-sysv,dbus,udev"
+NEEDED = "python3,adduser,ca-certificates,init-system-helpers,systemd,systemd-sysv,dbus,udev,curl,sudo"
 """What an installer, or Raspberry Pi OS, has put on every system; the rest is as bare as debootstrap makes it."""
 REACHED = ("mosquitto", "python3-pip-whl")
 """Packages of Debian that are in apt's cache, so that they can be had without a network, and are not installed."""

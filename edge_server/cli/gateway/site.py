@@ -45,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--bind", default=None, metavar="IP", help=help_)
     help_ = "who the broker runs as, where root makes the site; default: mosquitto"
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
+    help_ = "take in what it has for boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
+    init.add_argument("--packages", type=Path, default=None, metavar="FOLDER", help=help_)
     check = verbs.add_parser("check", help="see whether a site is as it was made, and what its broker does")
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     verbs.add_parser("reload", help="have the broker take its files anew, and stop it if it does not heed them")
@@ -101,14 +103,23 @@ def _init(options: argparse.Namespace) -> int:
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
+    from edge_server.cli.gateway.packages import find_packages, take_folder  # noqa: PLC0415 - which imports this
+
+    if options.packages:
+        find_packages(options.packages)  # before anything is made
     before = folder.path.is_dir()
     wanted = Wanted(options.name, tuple(options.address), options.port, options.bind)
     state = initialise(folder, wanted, utc_now())
     link_services(folder)
-    if not folder.changed:
+    wrote = list(folder.changed)
+    if options.packages:
+        take_folder(folder, options.packages)
+    if not wrote:
+        if options.packages:
+            return 0
         write_text(sys.stdout, f"site {state.site} in {folder.path} is as it was: nothing was changed")
         return 0
-    lines = [f"site {state.site} in {folder.path}: wrote {', '.join(folder.changed)}"]
+    lines = [f"site {state.site} in {folder.path}: wrote {', '.join(wrote)}"]
     runs = not before and folder.path == USUAL_FOLDER and units.may_start()
     refusal = units.restart(*SERVICES) if runs else ""
     if refusal:

@@ -43,6 +43,8 @@ def test_init_says_what_it_wrote_and_what_is_next(tmp_path, capsys):
     assert "gateway/server.crt" in capsys.readouterr().out
     for wrong in (("--name", "barn"), ("--address", "a b"), ("--port", "70000")):
         assert called("site", "init", *wrong, *folder) == 2
+    assert called("site", "init", "--packages", tmp_path, "--name", "barn", "--folder", tmp_path / "barn", *MINE) == 2
+    assert not (tmp_path / "barn").exists()  # no package of the agent lies there
     assert called("site", "check", "--folder", tmp_path / "other") == 2
     assert called("revoke", "pi-03", *folder[:2]) == 2
 
