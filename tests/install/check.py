@@ -156,8 +156,8 @@ def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
     board, deb = fleet.board, f"/share/{fleet.packages['agent'][''].name}"
     if fleet.one_line:
         line = next(one for one in token.splitlines() if "install.sh" in one)
-        operator.types("board", board, "bash", "-c", f"cd /tmp && {line} --data /srv/examples.npz")
-        board.run("rm", "/tmp/install.sh")
+        operator.types("board", board, "bash", "-c", f"cd && {line} --data /srv/examples.npz")
+        board.run("rm", "/root/install.sh")
         return
     operator.types("board", board, *install(board, deb))
     operator.types("board", board, "device-agent", "setup", "train", "--from", "/share/wheels")
