@@ -10,8 +10,10 @@ import pwd
 import pytest
 
 from edge_server.gateway.authority import make_key
+from edge_server.gateway.packages.store import read_index
 from edge_server.gateway.state import read_state
 from shared.runtime.processes import terminate
+from tests.edge_server.gateway.packages_of import put_deb
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto
 from tests.edge_server.processes import called
 
@@ -47,6 +49,19 @@ def test_init_says_what_it_wrote_and_what_is_next(tmp_path, capsys):
     assert not (tmp_path / "barn").exists()  # no package of the agent lies there
     assert called("site", "check", "--folder", tmp_path / "other") == 2
     assert called("revoke", "pi-03", *folder[:2]) == 2
+
+
+def test_init_takes_in_what_a_folder_has_for_boards(tmp_path, capsys):
+    put_deb(tmp_path)
+    (tmp_path / "numpy-2-py3-none-any.whl").write_bytes(b"wheel")
+    folder = ("--folder", tmp_path / "site", *MINE)
+    assert called("site", "init", "--name", "roof", "--packages", tmp_path, *folder) == 0
+    told = capsys.readouterr().out
+    assert "fieldfleet-agent 0.4.0 for arm64" in told
+    assert "1 wheels more" in told
+    assert [one.version for one in read_index(tmp_path / "site").manifests()] == ["0.4.0"]
+    assert called("site", "init", "--packages", tmp_path, *folder) == 0  # again is no harm
+    assert "nothing was changed" not in capsys.readouterr().out
 
 
 @pytest.mark.broker
