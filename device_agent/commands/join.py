@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,8 +83,12 @@ def _first(path: Path) -> tuple[Path, str]:
     Raises:
         ConfigError: This user may not write it.
     """
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{path}: is not there, and this user may not write it; run this as root, or name another")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # what `access` says of an emulated board is of another system
+            pass
+    except OSError as error:
+        why = f"{path}: is not there, and cannot be written ({error.strerror})"
+        raise ConfigError(f"{why}; run this as root, or name another") from error
     return (Path(USUAL_STATE) if path == USUAL else path.absolute().parent / OTHER_STATE), ""
 
 
