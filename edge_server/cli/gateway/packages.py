@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_server.cli.gateway.site import add_folder, open_site
-from shared.errors import ConfigError
+from edge_server.cli.gateway.taking import kinds, take_packages, take_wheels
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
     from edge_server.gateway.packages.store import PackageIndex
-    from edge_server.gateway.site_folder import SiteFolder
-    from shared.protocol.packages import PackageManifest
 
 
 def packages_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,46 +55,6 @@ def _add_wheels(options: argparse.Namespace) -> int:
     return 0
 
 
-def find_packages(folder: Path) -> list[Path]:
-    """Return the packages of the agent in a folder.
-
-    Raises:
-        ConfigError: There are none.
-    """
-    found = sorted(folder.glob("fieldfleet-agent_*.deb")) if folder.is_dir() else []
-    if not found:
-        raise ConfigError(f"{folder}: holds no fieldfleet-agent_*.deb; `make deb` builds them")
-    return found
-
-
-def take_folder(site: SiteFolder, folder: Path) -> None:
-    """Take in what a folder has for boards: packages of the agent, and wheels where there are some.
-
-    Raises:
-        ConfigError: There is no package, or one cannot be taken.
-    """
-    take_packages(site, find_packages(folder))
-    if any(folder.glob("*.whl")):
-        take_wheels(site, folder)
-
-
-def take_packages(site: SiteFolder, paths: list[Path]) -> None:
-    """Take packages in, and say which."""
-    from edge_server.gateway.packages.store import add_packages  # noqa: PLC0415
-
-    for one in add_packages(site, paths):
-        write_text(sys.stdout, f"{one.name} {one.version} for {_kinds(one)}, signed for site {one.site}")
-
-
-def take_wheels(site: SiteFolder, folder: Path) -> None:
-    """Take wheels in, and say how many."""
-    from edge_server.gateway.packages.store import add_wheels  # noqa: PLC0415
-
-    new = add_wheels(site, folder)
-    size = sum(one.size for one in new)
-    write_text(sys.stdout, f"{len(new)} wheels more, {size / 1e6:.0f} MB")
-
-
 def _list(options: argparse.Namespace) -> int:
     from edge_server.gateway.packages.store import read_index  # noqa: PLC0415
     from edge_server.gateway.state import read_state  # noqa: PLC0415
@@ -121,15 +79,11 @@ def _show(index: PackageIndex) -> None:
             TextColumn("for", least=20),
             TextColumn("signed"),
         )
-        rows = [(one.version, str(one.serial), _kinds(one), one.created) for one in index.manifests()]
+        rows = [(one.version, str(one.serial), kinds(one), one.created) for one in index.manifests()]
         write_text(sys.stdout, TextTable(headings, rows))
     if index.wheels:
         size = sum(one.size for one in index.wheels)
         write_text(sys.stdout, f"{len(index.wheels)} wheels for `device-agent setup`, {size / 1e6:.0f} MB")
-
-
-def _kinds(manifest: PackageManifest) -> str:
-    return ", ".join(f"{one.arch} with Python {one.python}" for one in manifest.builds)
 
 
 def _remove(options: argparse.Namespace) -> int:

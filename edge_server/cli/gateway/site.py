@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.cli.gateway.taking import find_packages, take_folder
 from shared.errors import ConfigError
 from shared.runtime import processes, units
 from shared.runtime.clock import utc_seconds
@@ -103,8 +104,6 @@ def _init(options: argparse.Namespace) -> int:
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
-    from edge_server.cli.gateway.packages import find_packages, take_folder  # noqa: PLC0415 - which imports this
-
     if options.packages:
         find_packages(options.packages)  # before anything is made
     before = folder.path.is_dir()
