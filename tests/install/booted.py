@@ -31,10 +31,18 @@ class Booted(System):
     """A system that systemd runs.
 
     Attributes:
-        nspawn: Process id of what holds it.
+        words: The command that boots it.
+        nspawn: What holds it, until it reboots or ends.
     """
 
-    nspawn: int = 0
+    words: tuple[str, ...] = ()
+    nspawn: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Boot it, and wait until it is up."""
+        with (self.share / "console.log").open("ab") as console:
+            self.nspawn = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+        self.await_up()
 
     def leader(self) -> int:
         """Return the process id, out here, of its process 1.
@@ -42,7 +50,7 @@ class Booted(System):
         Raises:
             LookupError: It has none, as between two boots.
         """
-        waiting = [self.nspawn]
+        waiting = [self.nspawn.pid] if self.nspawn else []
         while waiting:
             pid = waiting.pop()
             with suppress(OSError):
@@ -91,16 +99,17 @@ class Booted(System):
         raise TimeoutError("it does not come up")
 
     def reboot(self) -> None:
-        """Restart it, and wait until it is up again."""
-        before = self.leader()
+        """Restart it, and wait until it is up again; its container ends for that, and is started anew."""
+        assert self.nspawn
         self.run("systemctl", "--no-block", "reboot")
-        limit = time.monotonic() + PATIENCE_S
-        while time.monotonic() < limit:
-            with suppress(LookupError):
-                if self.leader() != before:
-                    return self.await_up()
-            time.sleep(LOOK_S)
-        raise TimeoutError("it does not restart")
+        self.nspawn.wait(PATIENCE_S)
+        self.start()
+
+    def stop(self) -> None:
+        """End it in good order."""
+        if self.nspawn:
+            self.nspawn.terminate()  # which is passed on to process 1
+            self.nspawn.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -113,14 +122,9 @@ def booted(system: System, name: str) -> Iterator[Booted]:
     """
     told = ("--quiet", "--boot", "--register=no", "--keep-unit", "--resolv-conf=off", "--link-journal=no")
     places = (f"--directory={system.root}", f"--bind={system.share}:/share", f"--machine=fieldfleet-{name}")
-    with (system.share / "console.log").open("wb") as console:
-        process = subprocess.Popen(
-            ["systemd-nspawn", *told, *places], stdin=subprocess.DEVNULL, stdout=console, stderr=console
-        )
+    found = Booted(system.arch, system.root, system.share, ("systemd-nspawn", *told, *places))
     try:
-        found = Booted(system.arch, system.root, system.share, process.pid)
-        found.await_up()
+        found.start()
         yield found
     finally:
-        process.terminate()  # it passes an orderly end on to process 1
-        process.wait(PATIENCE_S)
+        found.stop()
