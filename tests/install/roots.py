@@ -34,7 +34,18 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "DEBIAN_FRONTEND": "noninteractive",
 }
-UNTOLD = ("/var/lib/dpkg/", "/var/lib/apt/", "/var/cache/", "/var/log/", "/proc/", "/sys/", "/dev/", "/share/", "/run/")
+UNTOLD = (
+    "/var/lib/dpkg/",
+    "/var/lib/apt/",
+    "/var/cache/",
+    "/var/log/",
+    "/proc/",
+    "/sys/",
+    "/dev/",
+    "/share/",
+    "/run/",
+    "/var/tmp/systemd-private-",  # noqa: S108 - not one of ours
+)
 """Where dpkg and apt keep their own books, and what is not of the system."""
 
 CPU = "cortex-a72"
