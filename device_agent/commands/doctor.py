@@ -23,6 +23,7 @@ from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
 from device_agent.upgrade.record import find_home
 from shared.errors import ConfigError
+from shared.runtime.folder_lock import is_held
 from shared.runtime.text_table import fold_text, terminal_columns
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
@@ -79,7 +80,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         return
     yield from examine.examine_machine(config, _load_profile(told.profile))
     if config and config.serve:
-        runs = examine.is_held(Path(config.state_dir))
+        runs = is_held(Path(config.state_dir))
         yield from examine_serving(config, _load_profile(told.profile), agent_runs=runs)
     if config:
         if config.data:

@@ -123,6 +123,18 @@ def hold_lock(folder: Path) -> Iterator[FolderLock]:
         lock.release()
 
 
+def is_held(folder: Path) -> bool:
+    """Tell whether a process holds a folder's lock; false too where this user may not know."""
+    try:
+        with (folder / FOLDER_LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 async def keep_lock(lock: FolderLock) -> None:
     """Keep a lock until cancelled, whatever becomes of its file.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import grp
 import os
 import platform
@@ -32,6 +31,7 @@ from shared.errors import ConfigError, CorruptFile, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.runtime.clock import is_kept_right, monotonic
+from shared.runtime.folder_lock import is_held
 from shared.runtime.support.install import is_packaged
 from shared.runtime.support.table import read_table, this_system
 from shared.transport.reach import find_distrust, find_refusal
@@ -121,18 +121,6 @@ def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
     yield checks.check_disk(str(folder), refused, free_bytes, outbox_bytes)
     if is_held(folder):
         yield Check(name="agent", state="ok", finding=f"one is running in {folder}")
-
-
-def is_held(folder: Path) -> bool:
-    """Return whether an agent runs in a folder of state."""
-    try:
-        with (folder / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) -> Iterator[Check]:

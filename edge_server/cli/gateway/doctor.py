@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.cli.gateway import examine
+from edge_server.cli.gateway import examine, services
 from edge_server.cli.gateway.site import EXIT_BAD, findings_table, utc_now
 from edge_server.gateway.check import Finding, check_site
 from edge_server.gateway.initialise import Wanted, initialise
@@ -86,14 +86,17 @@ async def look(site: Path | None, config: ServerConfig | None) -> list[Finding]:
         told = "none is in use: certificates, access list and who may connect are not looked at"
         found.append(examine.advice("site", told, "`edge-server site init` makes one, whose broker knows everybody"))
     else:
-        found += await check_site(open_folder(site), utc_now())
+        folder = open_folder(site)
+        found += await check_site(folder, utc_now())
+        found += examine.examine_own_certificates(folder, utc_now())
         found += examine.examine_certificates(read_state(site), utc_now())
     if config:
         found += await examine.examine_broker(config)
         found += examine.examine_secrets(config) if site is None else []
         if running := examine.running_configuration(config.broker.port):
             found += examine.examine_limits(running[1], str(running[0]))
-    return [*found, *examine.examine_machine(config, has_site=site is not None)]
+    found += examine.examine_machine(config)
+    return found + await services.examine_services(config, has_site=site is not None)
 
 
 def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:

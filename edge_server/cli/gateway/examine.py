@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+from cryptography import x509
 
 from edge_server.fleet.broker import open_door
 from edge_server.gateway.broker_files import MOST_PACKET_BYTES
 from edge_server.gateway.check import Finding
 from edge_server.gateway.reload import PROGRAM
+from edge_server.gateway.site_folder import PAIRS, SiteFolder
 from edge_server.gateway.state import SiteState
 from edge_server.plan.server_config import ServerConfig
-from shared.protocol.enrolment import USUAL_PORT
 from shared.protocol.topics import topic
 from shared.runtime.clock import is_synchronised
 from shared.transport.base import Broker
@@ -27,10 +27,13 @@ from shared.transport.tls import find_openness
 DAY_S, MIB = 86_400.0, 1 << 20
 SOON_DAYS = 60.0
 """Before the end of a board's certificate: with the usual year it renews 120 days before that."""
+LEFT = 1 / 3
+"""Of a certificate's life."""
+CA_ENDS = "all end with the site CA: `edge-server site rotate-ca` makes the next"
+ROOT_ENDS = "no CA outlives it: a site with another root, which boards join by new tokens"
 LEAST_FREE, LITTLE_FREE = 64 * MIB, 1024 * MIB
 LEAST_QUEUED = 1000
 """Messages that mosquitto keeps for a client that is slow, by its own default."""
-CONNECT_S = 2.0
 
 
 def good(about: str, told: str) -> Finding:
@@ -83,6 +86,40 @@ def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
             yield advice(about, f"ends in {left / DAY_S:.0f} days", mend)
     if looked:
         yield good("certificates", f"{looked} boards and peers have one; ends that are near are told")
+
+
+def examine_own_certificates(site: SiteFolder, now: datetime) -> Iterator[Finding]:
+    """Look how long root, site CA and the gateway's own certificates are good.
+
+    Args:
+        site: The folder.
+        now: UTC.
+    """
+    files = [site.ca("root.crt"), site.ca("site.crt"), *(site.gateway(f"{name}.crt") for name in PAIRS)]
+    for path in files:
+        about = str(path.relative_to(site.path))
+        try:
+            found = x509.load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError):
+            continue  # `check_site` says so
+        if about != "gateway/revoked.crt":
+            yield judge_life(f"life of {about}", found.not_valid_before_utc, found.not_valid_after_utc, now)
+
+
+def judge_life(about: str, begin: datetime, end: datetime, now: datetime) -> Finding:
+    """Judge how much of a certificate's life is left.
+
+    Args:
+        about: Whose.
+        begin: From when it is valid.
+        end: Until when.
+        now: UTC.
+    """
+    told = f"{(end - now).total_seconds() / DAY_S:.0f} days are left, until {end:%Y-%m-%d}"
+    mend = ROOT_ENDS if about.endswith("root.crt") else CA_ENDS
+    if end <= now:
+        return bad(about, f"ended on {end:%Y-%m-%d} by this machine's clock", f"set the clock if it is wrong; {mend}")
+    return good(about, told) if end - now > (end - begin) * LEFT else advice(about, told, mend)
 
 
 async def examine_broker(config: ServerConfig) -> list[Finding]:
@@ -168,12 +205,11 @@ def read_included(lines: list[str]) -> list[str]:
     return [*lines, *(line for path in files for line in path.read_text().splitlines())]
 
 
-def examine_machine(config: ServerConfig | None, *, has_site: bool) -> Iterator[Finding]:
-    """Look at this machine: clock, disk, and who answers boards that join.
+def examine_machine(config: ServerConfig | None) -> Iterator[Finding]:
+    """Look at this machine: clock and disk.
 
     Args:
         config: Of the server; None where it has none that can be read.
-        has_site: Whether boards join here.
     """
     if is_synchronised():
         yield good("clock", "is synchronised")
@@ -184,8 +220,6 @@ def examine_machine(config: ServerConfig | None, *, has_site: bool) -> Iterator[
         yield _disk(Path(config.data_dir))
         if not Path(config.plan).is_file():
             yield advice("plan", f"{config.plan} is not there", "write one before `edge-server run`")
-    if has_site:
-        yield _enrolment_service()
 
 
 def _disk(folder: Path) -> Finding:
@@ -197,12 +231,3 @@ def _disk(folder: Path) -> Finding:
     if free < LEAST_FREE:
         return bad("disk", told, mend)
     return advice("disk", told, mend) if free < LITTLE_FREE else good("disk", told)
-
-
-def _enrolment_service() -> Finding:
-    try:
-        socket.create_connection(("127.0.0.1", USUAL_PORT), CONNECT_S).close()
-    except OSError:
-        told = f"nobody answers at port {USUAL_PORT}: boards can neither join nor renew their certificates"
-        return advice("enrolment service", told, "start `edge-server enrolment-service`, where it has no other port")
-    return good("enrolment service", f"somebody answers at port {USUAL_PORT}")

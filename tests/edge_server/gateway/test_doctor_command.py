@@ -8,11 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from edge_server.cli.gateway import examine
+from edge_server.cli.gateway import examine, services
 from edge_server.fleet import broker
 from edge_server.gateway.authority import Issued
 from edge_server.gateway.state import SiteState, with_signed
+from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.server_config import ServerConfig
+from shared.runtime import units
+from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import captured
@@ -116,3 +119,53 @@ def test_settings_of_included_files_count(tmp_path):
     (tmp_path / "own.conf").write_text("max_queued_messages 10\n")
     lines = examine.read_included([f"include_dir {tmp_path}"])
     assert [one.state for one in examine.examine_limits(lines, "a file")] == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("after_years", "state", "words"),
+    [(0, "good", "5479 days are left"), (11, "advice", "rotate-ca"), (16, "bad", "ended on")],
+)
+def test_life_of_the_gateways_own_certificates(tmp_path, after_years, state, words):
+    site, then = make_site(tmp_path), now() + timedelta(days=365.25 * after_years)
+    found = {one.about: one for one in examine.examine_own_certificates(site.folder, then)}
+    assert len(found) == 7
+    told = found.pop("life of ca/root.crt")
+    assert (told.state, {one.state for one in found.values()}) == ("good", {state})
+    assert all(words in f"{one.told} {one.mend}" for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "judged", "words"),
+    [
+        ("mosquitto", "active", "good", "runs"),
+        ("mosquitto", "failed", "advice", "journalctl -u mosquitto"),
+        ("fieldfleet-enrolment", "inactive", "advice", "enable --now"),
+        ("fieldfleet-enrolment", "", "advice", "unknown"),
+        ("fieldfleet-server", "inactive", "advice", "run ended"),
+    ],
+)
+def test_services_as_systemd_has_them(name, state, judged, words):
+    found = services.judge_unit(name, state)
+    assert found.state == judged
+    assert words in f"{found.told} {found.mend}"
+
+
+@pytest.mark.parametrize("booted", [False, True])
+def test_a_server_is_seen_by_systemd_or_by_the_run_that_it_holds(tmp_path, monkeypatch, booted):
+    monkeypatch.setattr(units, "is_booted", lambda: booted)
+
+    async def told(*names):
+        return dict.fromkeys(names, "active")
+
+    monkeypatch.setattr(units, "states", told)
+    config, run = ServerConfig(plan="p", data_dir=str(tmp_path)), tmp_path / "run-1"
+    run.mkdir()
+    (run / JOURNAL).touch()
+
+    def states():
+        return {one.about: one.state for one in asyncio.run(services.examine_services(config, has_site=False))}
+
+    names = ("service fieldfleet-server", *(["service mosquitto"] if booted else []))
+    with hold_lock(run):
+        assert states() == dict.fromkeys(names, "good")
+    assert states() == dict.fromkeys(names, "good" if booted else "advice")

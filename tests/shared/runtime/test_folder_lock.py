@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.runtime import folder_lock
-from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock, keep_lock
+from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock, is_held, keep_lock
 from tests.machine import as_nobody, open_to_all
 
 
@@ -90,3 +90,10 @@ def test_nobody_else_can_hold_it():
         with hold_lock(folder), as_nobody(), pytest.raises(PermissionError):
             (folder / "lock").open()
         assert (folder / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_whether_a_process_holds_a_folder_can_be_seen(tmp_path):
+    assert not is_held(tmp_path)
+    with hold_lock(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)

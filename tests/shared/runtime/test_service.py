@@ -145,3 +145,14 @@ case $3 in b) echo "Unit b.service
     assert "code 4" in units.restart("c")
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == [f"--no-ask-password {told}" for told in ("try-restart a d", "restart b", "restart c")]
+
+
+def test_systemd_is_asked_how_services_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SYSTEMCTL", str(tmp_path / "systemctl"))
+    assert asyncio.run(units.states("a", "b")) == {"a": "", "b": ""}
+    (tmp_path / "systemctl").write_text("""#!/bin/sh
+case "$*" in *" is-active a b") printf 'active\\nfailed\\n'; exit 3 ;; *) echo lost ;; esac
+""")
+    (tmp_path / "systemctl").chmod(0o755)
+    assert asyncio.run(units.states("a", "b")) == {"a": "active", "b": "failed"}
+    assert asyncio.run(units.states("a", "c")) == {"a": "", "c": ""}

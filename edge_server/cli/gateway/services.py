@@ -1,0 +1,64 @@
+"""What `edge-server doctor` looks at of services: as systemd has them, or their processes where it does not run."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from edge_server.cli.gateway.examine import advice, good
+from edge_server.gateway.check import Finding
+from edge_server.journal.runs import folders_of_runs
+from edge_server.plan.server_config import ServerConfig
+from shared.protocol.enrolment import USUAL_PORT
+from shared.runtime import units
+from shared.runtime.folder_lock import is_held
+
+SERVER, ENROLMENT, BROKER = "fieldfleet-server", "fieldfleet-enrolment", "mosquitto"
+CONNECT_S = 2.0
+
+
+async def examine_services(config: ServerConfig | None, *, has_site: bool) -> list[Finding]:
+    """Look whether server, enrolment service and broker run.
+
+    Args:
+        config: Of the server; None where it has none that can be read.
+        has_site: Whether boards join here.
+    """
+    names = (SERVER, *([ENROLMENT] if has_site else []), BROKER)
+    found = [judge_unit(*one) for one in (await units.states(*names)).items()] if units.is_booted() else []
+    if config and not found:
+        found.append(_server(Path(config.data_dir)))
+    return [*found, *([_enrolment_service()] if has_site else [])]
+
+
+def judge_unit(name: str, state: str) -> Finding:
+    """Judge a service by what systemd says of it.
+
+    Args:
+        name: Of the unit.
+        state: Such as `active`, `inactive` or `failed`; empty where systemd did not say.
+    """
+    about = f"service {name}"
+    if state == "active":
+        return good(about, "runs")
+    if state == "inactive" and name == SERVER:  # it ends with its plan
+        return advice(about, "does not run: its run ended, or was not begun", f"`systemctl start {name}` begins one")
+    mend = f"`journalctl -u {name} -n 50` says why" if state == "failed" else f"`systemctl enable --now {name}`"
+    return advice(about, f"is {state or 'unknown to systemd'}", mend)
+
+
+def _server(data: Path) -> Finding:
+    """Look for a run whose process is at work."""
+    runs = [folder.name for folder in folders_of_runs(data) if is_held(folder)]
+    if runs:
+        return good(f"service {SERVER}", f"a server is at work on {', '.join(runs)}")
+    return advice(f"service {SERVER}", f"no process is at work below {data}", "`edge-server run` begins, or goes on")
+
+
+def _enrolment_service() -> Finding:
+    try:
+        socket.create_connection(("127.0.0.1", USUAL_PORT), CONNECT_S).close()
+    except OSError:
+        told = f"nobody answers at port {USUAL_PORT}: boards can neither join nor renew their certificates"
+        return advice("enrolment service", told, "start `edge-server enrolment-service`, where it has no other port")
+    return good("enrolment service", f"somebody answers at port {USUAL_PORT}")
