@@ -45,6 +45,7 @@ UNTOLD = (
     "/share/",
     "/run/",
     "/var/tmp/systemd-private-",  # noqa: S108 - not one of ours
+    "/tmp/perf-",  # noqa: S108 - of the emulator, for each process that it runs
 )
 """Where dpkg and apt keep their own books, and what is not of the system."""
 
