@@ -26,20 +26,18 @@ from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler  # type: ig
 
 MOST_PACKET_BYTES = 8 << 20
 """As the private mosquitto takes them. amqtt has no such limit, and holds a packet whole before it looks at it."""
-
-
 PLUGINS = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
 """Without telling, amqtt loads seven, three of which start a task each for every packet, to log or to count it."""
 
 
-class Line(StreamWriterAdapter):  # type: ignore[misc]
+class LineInTurn(StreamWriterAdapter):  # type: ignore[misc]
     """A connection's way out, which knows the connection's place behind earlier ones of the same client id.
 
     Attributes:
         ended: Set when nothing of the connection is left.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, Line]) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, LineInTurn]) -> None:
         super().__init__(writer)
         self.ended = asyncio.Event()
         self._stream, self._newest, self._client = writer, newest, ""
@@ -95,7 +93,7 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
         listener = {"type": "tcp", "bind": f"127.0.0.1:{port}"}
         super().__init__({"listeners": {"default": listener}, "plugins": PLUGINS})
         self._subscriptions = Copied()
-        self._newest: dict[str, Line] = {}
+        self._newest: dict[str, LineInTurn] = {}
 
     @property
     def port(self) -> int:
@@ -106,7 +104,7 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        line = Line(writer, self._newest)
+        line = LineInTurn(writer, self._newest)
         try:
             await self._client_connected(listener_name, StreamReaderAdapter(reader), line)
         finally:
