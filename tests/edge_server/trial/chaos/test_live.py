@@ -14,7 +14,7 @@ from edge_server.trial.chaos.kills import KINDS, MARKS
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER
 from tests.edge_server.harness import write_examples, write_plan
-from tests.edge_server.processes import Ended, called, captured, started, until
+from tests.edge_server.processes import Ended, called, captured, forked, until
 
 pytestmark = [
     pytest.mark.broker,
@@ -127,9 +127,8 @@ def test_ctrl_c_leaves_no_process(tmp_path):
     """In the middle of a study, twice, as people do: exit code 130."""
     log, path = tmp_path / "log", plan(tmp_path, cohort="min_devices = 1")
     where = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path)
-    with started(
-        "edge_server", "chaos", path, "--kills", 1000, "--seed", EARLY_SEED, "--local", 1, *where, log=log
-    ) as process:
+    arguments = ("chaos", path, "--kills", 1000, "--seed", EARLY_SEED, "--local", 1, *where)
+    with forked(*arguments, log=log) as process:
         until(lambda: b"1/1000" in log.read_bytes() or process.poll() is not None, "the first kill")
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
