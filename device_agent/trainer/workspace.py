@@ -21,7 +21,7 @@ from shared.errors import ConfigError, Superseded
 from shared.models.base import Model
 from shared.models.build import blank, zeroed
 from shared.models.cost import step_flops
-from shared.models.evaluate import require_fit
+from shared.models.evaluate import count_outputs, require_labels
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import is_custom
 from shared.runtime.memory import require_room
@@ -49,6 +49,7 @@ class Workspace:
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
     counted: dict[tuple[bytes, torch.Size, int], int] = field(default_factory=dict)
+    outputs: dict[tuple[bytes, torch.Size, torch.dtype], int] = field(default_factory=dict)
     fitting: set[bytes] = field(default_factory=set)
     noted: set[str] = field(default_factory=set)
 
@@ -138,14 +139,20 @@ class Workspace:
         key = msgspec.msgpack.encode((spec, data))
         if key in self.fitting:
             return
-        model = self.skeleton(spec) if split else self.model(spec)
-        parts = self.data(data)
         try:
-            for examples in filter(len, parts):
-                require_fit(model.layers, {}, examples)
+            for examples in filter(len, self.data(data)):
+                require_labels(examples.labels, self._count_outputs(spec, examples.inputs, split=split))
         except ConfigError as error:
             raise ConfigError(f"{data.path or data.source}: {error}, or this device's [data]") from error
         self.fitting = {key}
+
+    def _count_outputs(self, spec: Spec, inputs: Tensor, *, split: bool) -> int:
+        """Return how many outputs a network has for inputs such as these, counted once; for all devices of a replay."""
+        key = (msgspec.msgpack.encode(spec), inputs.shape[1:], inputs.dtype)
+        if key not in self.outputs:
+            model = self.skeleton(spec) if split else self.model(spec)
+            self.outputs = {key: count_outputs(model.layers, {}, inputs)}
+        return self.outputs[key]
 
     def flops(self, spec: Spec, example: torch.Size, batch_size: int) -> int:
         """Return the floating-point operations of one training step, counted once.

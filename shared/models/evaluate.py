@@ -62,7 +62,6 @@ def build_skeleton(spec: Spec) -> nn.Module:
     return blank(spec).layers.eval()
 
 
-@torch.no_grad()
 def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
     """Refuse a network that cannot answer for these examples, before anybody trains.
 
@@ -76,16 +75,45 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str 
         ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
     """
     place = f"{source}, model" if source else "model"
-    leaf = next(iter((tree or network.state_dict()).values()), examples.inputs)
+    require_labels(examples.labels, count_outputs(network, tree, examples.inputs, place), place)
+
+
+@torch.no_grad()
+def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "model") -> int:
+    """Return how many outputs a network has for inputs of this shape and dtype: one number for each class.
+
+    Args:
+        network: Of any storage, or none.
+        tree: Its parameters and buffers; empty for those it has.
+        inputs: Of shape (N, ...); the first is tried.
+        place: Where the network is described, for messages.
+
+    Raises:
+        ConfigError: Their shape is not what it takes.
+    """
+    leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
         with in_mode(network, train=False):
-            outputs = functional_call(network, tree, (examples.inputs[:1].to(leaf.device),)).shape[1]
+            return functional_call(network, tree, (inputs[:1].to(leaf.device),)).shape[1]
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        shape, problem = tuple(examples.inputs.shape[1:]), str(error).partition("\n")[0]
+        shape, problem = tuple(inputs.shape[1:]), str(error).partition("\n")[0]
         raise ConfigError(
             f"{place}: it does not take examples of shape {shape} ({problem}); correct its options"
         ) from error
-    if (most := int(examples.labels.max())) >= outputs:
+
+
+def require_labels(labels: Tensor, outputs: int, place: str = "model") -> None:
+    """Refuse labels beyond a network's outputs.
+
+    Args:
+        labels: Of shape (N,), N at least 1.
+        outputs: How many it has.
+        place: Where the network is described, for messages.
+
+    Raises:
+        ConfigError: One is.
+    """
+    if (most := int(labels.max())) >= outputs:
         raise ConfigError(f"{place}: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
