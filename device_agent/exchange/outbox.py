@@ -12,8 +12,11 @@ dropped, oldest first.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -181,7 +184,7 @@ class Outbox:
             self._promote(entry.path)
             with explain_disk_errors(entry.path):
                 entry.path.rename(gone)
-                if (gone / PAYLOAD).exists():
+                with suppress(FileNotFoundError):  # of an update without parameters
                     (gone / PAYLOAD).replace(self._folder / SPARE)
         except (OSError, WireError) as error:
             log.warning("update %s is settled but stays here: %s", entry.path.name, error)
@@ -204,10 +207,12 @@ class Outbox:
             Unwritable: They cannot be made.
         """
         for folder in (self._folder, self.states):
+            if _is_private(folder):
+                continue
             try:
                 with explain_disk_errors(folder):
                     folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-                    if folder.stat().st_mode & 0o777 != PRIVATE:  # of versions before
+                    if not _is_private(folder):  # of versions before
                         folder.chmod(PRIVATE)
             except Unwritable:
                 raise
@@ -238,16 +243,24 @@ class Outbox:
                 self.own_changed()
 
 
+def _is_private(folder: Path) -> bool:
+    """Tell whether a folder is there that only this user looks into."""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:
+        return False  # whoever makes it will hear why it cannot be seen
+    return stat.S_ISDIR(mode) and mode & 0o777 == PRIVATE
+
+
 def open_payload(draft: Path) -> BinaryIO:
     """Open a draft's payload to be written; cut it where the writing ends.
 
     It begins as the last settled one, since overwriting a file in place costs half of making one.
     """
     path, spare = draft / PAYLOAD, draft.parent / SPARE
-    if spare.exists():
+    with suppress(FileNotFoundError):
         spare.replace(path)
-    path.touch()
-    return path.open("r+b")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
 
 
 def write(draft: Path, update: Update) -> None:

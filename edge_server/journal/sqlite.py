@@ -162,6 +162,7 @@ class SqliteJournal:
         with explain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.updates, self.retry_s = folder, updates or folder / "updates", RETRY_S if durable else None
+        self._path = folder / JOURNAL
         self._lock, self.durable = threading.RLock(), durable
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._taking_over: Future[None] | None = None
@@ -204,7 +205,7 @@ class SqliteJournal:
         That takes two more waits for the disk, which the next round does not wait for.
         """
         body = encode(record)
-        with self._lock, translate_sql_errors(self.folder / JOURNAL):
+        with self._lock, translate_sql_errors(self._path):
             self._restore_deleted()
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute(INSERT, (body, row_mark(body, before)))
@@ -238,7 +239,7 @@ class SqliteJournal:
 
     def _restore_deleted(self) -> None:
         """Write the journal anew where its file was deleted: the open database still has every record."""
-        path = self.folder / JOURNAL
+        path = self._path
         if (found := file_identity(path)) == self._identity:
             return
         if found:

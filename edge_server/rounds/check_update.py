@@ -36,9 +36,7 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
 
 
-def require_like(
-    path: Path, update: Update, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
-) -> float:
+def require_like(path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None) -> float:
     """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
 
     Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
@@ -46,7 +44,6 @@ def require_like(
 
     Args:
         path: The stored payload.
-        update: Its message.
         codec: That was asked for.
         like: Leaves that it must be made of.
         accepts: The method's own rule, in place of `like`.
@@ -57,13 +54,14 @@ def require_like(
     Raises:
         WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
     """
-    outline = codec.outline(payload.unpack(to_file.view(path)))
+    received = payload.unpack(to_file.view(path))
+    outline = codec.outline(received)
     started = like
     if accepts:
         accepts(started, outline)
         like = outline
     check_like(outline, like)
-    tree = read(path, update, codec).tree
+    tree = codec.decode(received).tree
     norm = check_like(tree, like)
     if accepts:
         accepts(started, tree)

@@ -87,6 +87,7 @@ class Gather:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     turned_away: int = 0
     norms: dict[str, float] = field(default_factory=dict)
+    _paths: dict[str, Path] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _expected: dict[str, Expected] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -100,7 +101,10 @@ class Gather:
 
     def path(self, device: str) -> Path:
         """Return where a device's update lies; the next round's will overwrite it."""
-        return self.store.updates / (device if self.trains is not None else f"{device}~")
+        if device not in self._paths:
+            name = device if self.trains is not None else f"{device}~"
+            self._paths[device] = self.store.updates / name
+        return self._paths[device]
 
     async def offer(self, device: str, update: Update) -> None:
         """Answer an offer: ask for its frames, or settle it at once.

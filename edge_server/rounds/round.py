@@ -283,7 +283,7 @@ class Rounds:
 
         def require(path: Path, update: Update) -> float:
             rule = self.algorithm.check_update and partial(self.algorithm.check_update, assignments[update.device])
-            return require_like(path, update, codec, trees[update.device], rule)
+            return require_like(path, codec, trees[update.device], rule)
 
         gather = Gather(
             *(self.server.site, self.server.transport, self.store, self.server.clock, self.server.worker),

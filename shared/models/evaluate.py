@@ -94,7 +94,8 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
         with in_mode(network, train=False):
-            return functional_call(network, tree, (inputs[:1].to(leaf.device),)).shape[1]
+            outputs: int = functional_call(network, tree, (inputs[:1].to(leaf.device),)).shape[1]
+            return outputs
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         shape, problem = tuple(inputs.shape[1:]), str(error).partition("\n")[0]
         raise ConfigError(

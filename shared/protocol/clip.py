@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -19,10 +19,13 @@ NAME, TEXT, FAILURE = 128, 300, 500
 """Characters of a name, of a source or a cause, and of a failure."""
 
 V = TypeVar("V")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def printable(text: str, most: int = TEXT) -> str:
     """Return a text on one line: its beginning, with what a terminal or a log would act on written out."""
+    if len(text) <= most and text.isprintable():
+        return text
     text = text[:most]
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
@@ -36,13 +39,19 @@ def clip(message: Message) -> Message:
             failure = None if message.failure is None else printable(message.failure, FAILURE)
             step = message.step and msgspec.structs.replace(message.step, provenance=_origins(message.step.provenance))
             texts = {"failure": failure, "trained_on": printable(message.trained_on, NAME)}
-            return msgspec.structs.replace(message, **texts, cost=_clip_cost(message.cost), step=step)
+            return _replaced(message, {**texts, "cost": _clip_cost(message.cost), "step": step})
         case Status():
             texts = {name: printable(getattr(message, name), NAME) for name in ("instance", "state", "version")}
-            return msgspec.structs.replace(message, **texts)
+            return _replaced(message, texts)
         case Releases():
             return clip_releases(message)
     return message
+
+
+def _replaced(message: S, fields: Mapping[str, object]) -> S:
+    """Return a message with other fields; itself where these are its own, which nearly all that devices say is."""
+    others = {name: found for name, found in fields.items() if found is not getattr(message, name)}
+    return msgspec.structs.replace(message, **others) if others else message
 
 
 def clip_releases(message: Releases) -> Releases:

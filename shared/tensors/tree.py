@@ -117,7 +117,8 @@ def tree_norm(tree: Mapping[str, Tensor]) -> float:
 
 
 def _leaf_norm(leaf: Tensor) -> float:
-    return float(torch.linalg.vector_norm(leaf.to(torch.promote_types(leaf.dtype, torch.float32))))
+    wide = leaf if leaf.dtype == torch.float32 else leaf.to(torch.promote_types(leaf.dtype, torch.float32))
+    return float(torch.linalg.vector_norm(wide))
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -48,10 +48,10 @@ def test_an_outline_is_what_decoding_gives_without_storage(name):
 @pytest.mark.parametrize("name", CODED)
 def test_an_honest_update_is_taken_and_a_number_that_is_none_is_not(tmp_path, name):
     codec: Codec = CODECS[name]()
-    require_like(stored(tmp_path, codec.encode(TREE, None)[0]), UPDATE, codec, TREE)
+    require_like(stored(tmp_path, codec.encode(TREE, None)[0]), codec, TREE)
     path = stored(tmp_path, codec.encode(TREE | {"w": torch.full((8, 8), torch.nan)}, None)[0])
     with pytest.raises(WireError) as caught:
-        require_like(path, UPDATE, codec, TREE)
+        require_like(path, codec, TREE)
     assert caught.value.reason == "not-finite"
 
 
@@ -66,11 +66,11 @@ def test_a_method_says_itself_what_its_updates_look_like(tmp_path, name):
             raise WireError("not half of it", reason="shape")
 
     half = {"w": TREE["w"][:4]}
-    require_like(stored(tmp_path, codec.encode(half, None)[0]), UPDATE, codec, TREE, accepts)
+    require_like(stored(tmp_path, codec.encode(half, None)[0]), codec, TREE, accepts)
     assert asked[0] == (TREE, True)
     for bad, reason in (({"w": TREE["w"]}, "shape"), ({"w": torch.full((4, 8), torch.inf)}, "not-finite")):
         with pytest.raises(WireError) as caught:
-            require_like(stored(tmp_path, codec.encode(bad, None)[0]), UPDATE, codec, TREE, accepts)
+            require_like(stored(tmp_path, codec.encode(bad, None)[0]), codec, TREE, accepts)
         assert caught.value.reason == reason
 
 
@@ -85,7 +85,7 @@ def test_a_bitmap_of_zeros_does_not_become_the_tensors_it_stands_for(tmp_path, n
     tracemalloc.start()
     try:
         with pytest.raises(WireError) as caught:
-            require_like(path, UPDATE, codec, TREE)
+            require_like(path, codec, TREE)
         assert tracemalloc.get_traced_memory()[1] < count // 8, "numpy tells tracemalloc of the bits that it unpacks"
     finally:
         tracemalloc.stop()
