@@ -84,7 +84,7 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
     with plugged(board.watts) as url:
         meter = MeterConfig(kind="shelly", url=url, period_s=0.2)
         plug = open_source(board.root, PROFILE, board.clock, meter=meter)
-        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, 2.0, 2.0, board.say, board.clock)
+        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, 3.0, 4.0, board.say, board.clock)
         found = asyncio.run(calibrate(bench))
     assert found == load(tmp_path)
     assert found.profile == "bench"
@@ -94,8 +94,8 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
     assert found.model.core_joules_per_cycle == pytest.approx(CORE_W / HERTZ, rel=0.05)
     assert found.line.gain == pytest.approx(GAIN, rel=0.05)
     assert found.line.offset_w == pytest.approx(OFFSET_W, abs=0.2)
-    assert board.told[0] == "idle, 2 s"
-    assert "training with 1 thread, 2 s" in board.told
+    assert board.told[0] == "idle, 3 s"
+    assert "training with 1 thread, 4 s" in board.told
     assert board.computed_s[1] > board.computed_s[0] + 0.05, "nothing was trained"
     assert not [child for child in psutil.Process().children() if "exercise" in " ".join(child.cmdline())]
 

@@ -26,7 +26,7 @@ from edge_server.replay.study.summary import StudySummary
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.fleets import HEAD, grid_of
-from tests.edge_server.processes import forked, until
+from tests.edge_server.processes import started, until
 
 NAME = "study"
 NO_PROCESS = 1 << 30
@@ -48,9 +48,9 @@ def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
 
 
 def command(folder: Path, jobs: int = 1) -> Any:
-    """Run the command on the study that was written, born with torch; the processes of its cells are the real ones."""
+    """Run the command on the study that was written."""
     arguments = ("study", folder / "study.toml", "--jobs", jobs, "--data-root", folder, "--data-dir", folder / "runs")
-    return forked(*arguments, log=folder / "log")
+    return started("edge_server", *arguments, log=folder / "log")
 
 
 def done(folder: Path) -> dict[str, int]:
