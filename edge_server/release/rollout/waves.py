@@ -3,7 +3,9 @@
 What to do next follows from what a rollout's records come to, and from which boards are there now.
 First come canaries, a board or more of each profile; a profile of which none has committed the release gets no other
 board. Then waves, up to a share of the boards each; one is over when all its boards that are there have committed the
-release or failed to. Boards that are away neither count nor block; one that is back goes on where it was.
+release or failed to. Boards that are away neither count nor block; one that is back goes on where it was. A version
+of the agent is another matter: whoever takes it goes away for its trial, so that nobody else is offered it meanwhile;
+a board that stays away has to be passed over by an order, since nobody knows whether that version took it away.
 """
 
 from __future__ import annotations
@@ -87,7 +89,12 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
         more = f"; and {len(failures) - MOST_NAMED} more" if len(failures) > MOST_NAMED else ""
         return ChangeCourse("back" if state.plan.on_failure == "back" else "stop", named + more)
     under_way = {"waiting", "taking", "trial"}
-    active = [device for device, one in taken.items() if one.online and state.stands(device, one.status) in under_way]
+    trying = {"taking", "trial"} if state.plan.name == AGENT else set()  # it restarts into its trial: away is under way
+    active = [
+        device
+        for device, one in taken.items()
+        if (stands := state.stands(device, one.status)) in under_way and (one.online or stands in trying)
+    ]
     if active:
         return AwaitBoards(_waiting("to commit it", active))
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)

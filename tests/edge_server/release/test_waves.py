@@ -26,6 +26,7 @@ from edge_server.release.rollout.waves import (
     to_take_back,
 )
 from shared.protocol.inference.rollout import ModelStatus
+from shared.protocol.packages import AGENT
 
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="", canary=1, waves=(0.1, 0.5, 1.0))
 AT = "20260101T000000Z"
@@ -34,7 +35,7 @@ AT = "20260101T000000Z"
 def said(state: str, *, committed: int = 1, plan: RolloutPlan = PLAN, reason: str = "") -> ModelStatus:
     """Return what a board says that was offered version 2 and served version 1."""
     return ModelStatus(
-        name="net",
+        name=plan.name,
         committed=committed,
         previous=1 if committed == 2 else 0,
         candidate=2,
@@ -108,6 +109,20 @@ def test_the_next_wave_waits_for_every_board_that_is_there():
         assert isinstance(site.decide(), AwaitBoards)
     site.commit_all()
     assert site.decide() == OpenWave({"d01": "pi-4"}, canary=False)
+
+
+@pytest.mark.parametrize("state", ["offered", "fetched", "verified", "staged", "trial"])
+def test_a_board_that_takes_a_version_of_the_agent_is_waited_for_while_it_restarts(state):
+    """Its trial takes it away: else each board after it would be offered what the first has not come back from."""
+    site = Site(fleet(4), RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2"}))
+    assert site.decide() == OpenWave({"d00": "pi-4"}, canary=True)
+    site.say("d00", said(state, plan=site.state.plan))
+    site.turn("d00", online=False)
+    assert isinstance(site.decide(), AwaitBoards)
+    site.turn("d00", online=True)
+    site.say("d00", said("rolled-back", plan=site.state.plan, reason="it did not connect"))
+    assert site.decide() == ChangeCourse("stop", "d00: it did not connect")
+    assert list(site.state.taken) == ["d00"]
 
 
 @pytest.mark.parametrize("state", ["refused", "rolled-back"])
