@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -108,7 +109,8 @@ def arm(board: UpgradeBoard, cut: str, moment: int) -> None:
             (board.folder / "reached").write_text("")
             if cut == "agent":
                 if pid:
-                    true_kill(int(pid), signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # it ended by itself, and was reaped
+                        true_kill(int(pid), signal.SIGKILL)
             else:
                 true_kill(os.getpid(), signal.SIGKILL)
 
