@@ -237,7 +237,7 @@ class AgentOffers:
                 goal = record.from_ if record.state == "trial" else record.previous
                 back = Wanted(version=goal, deployment=word.deployment, attempt=max(1, record.attempt))
                 await self.download.worker(self._want, b"", back)
-        except (FieldFleetError, OSError) as error:
+        except (FieldFleetError, OSError, ValueError) as error:  # ValueError: there is no version before
             log.warning("upgrade: %s", error)
         self._tell(None)
 

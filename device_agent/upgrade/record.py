@@ -14,6 +14,7 @@ Root believes nothing of STATE: what it holds is bounded, and is read as the use
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +35,9 @@ FORMAT = 1
 MOST_BYTES = 64 << 10
 """Of any of these files but a package and its manifest."""
 PROBATION_S, MOST_PROBATION_S = 120.0, 86_400.0
+VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
+"""A version's name, which is that of its folder."""
+MOST_DEPLOYMENT, MOST_ATTEMPT = 128, 1 << 31
 READABLE = 0o644
 
 T = TypeVar("T")
@@ -55,9 +59,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     probation_s: float = PROBATION_S
 
     def __post_init__(self) -> None:
-        """Refuse a time that is none."""
-        if not 0 < self.probation_s <= MOST_PROBATION_S or self.attempt < 1:
+        """Refuse what is none: root's record takes it over, which must stay one that can be read."""
+        if not 0 < self.probation_s <= MOST_PROBATION_S or not 1 <= self.attempt < MOST_ATTEMPT:
             raise ValueError(f"probation_s must be above 0 up to {MOST_PROBATION_S:g}, attempt 1 or more")
+        if not VERSION.fullmatch(self.version):
+            raise ValueError(f"version {self.version[:80]!r} is none")
+        if len(self.deployment) > MOST_DEPLOYMENT or not self.deployment.isprintable():
+            raise ValueError(f"deployment {self.deployment[:80]!r}: {MOST_DEPLOYMENT} characters of one line at most")
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):

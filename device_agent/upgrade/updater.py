@@ -40,7 +40,7 @@ from device_agent.upgrade.record import (
 )
 from device_agent.upgrade.state_formats import find_losses
 from device_agent.upgrade.verdict import TrialSight
-from device_agent.upgrade.versions import Versions
+from device_agent.upgrade.versions import Versions, is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import Build, PackageManifest, find_build, read_signed, verify
 from shared.protocol.update import PENDING, Event
@@ -87,6 +87,8 @@ class Updater:
         self.record = self._read()
         self.versions.sweep()
         if self.record.state in PENDING:
+            with suppress(OSError):  # on a full disk what was laid has to go before anything can be written
+                self.versions.tidy({self.record.from_, self.record.previous})
             self._follow("superseded", "it was cut off before it was tried")
         elif verdict.is_going_back(self.record):
             self._go_back()
@@ -290,8 +292,9 @@ class Updater:
     def _check_board(self, request: UpgradeRequest, manifest: PackageManifest) -> dict[str, str]:
         """Return what the version cannot read of the agent's folder, where that is allowed; refuse it elsewhere."""
         serials = self.record.serials  # of what dpkg laid nobody knows one
-        runs = serials.get(self.record.from_) or max(serials.values(), default=0)
-        if manifest.serial < runs and not request.by_hand:
+        runs = serials.get(self.record.from_)
+        is_before = runs is None and is_older(manifest.version, self.record.from_)
+        if (is_before or manifest.serial < (runs or max(serials.values(), default=0))) and not request.by_hand:
             told = f"version {manifest.version} is older than {self.record.from_}, which runs"
             raise ConfigError(f"{told}; at the board: `sudo device-agent upgrade install FILE.deb`")
         losses = find_losses(self.agent.formats().formats, manifest.formats)

@@ -14,6 +14,7 @@ import msgspec
 
 from device_agent.upgrade.record import UpgradeRecord, Wanted
 from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event, FailedRelease, follow
+from shared.runtime.text_table import printable_text
 
 MOST_BOOTS, MOST_STARTS = 3, 2
 """How often board and agent may begin anew during a trial."""
@@ -118,21 +119,22 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
         reason: Of a refusal, or of going back.
         change: What else is new of it.
     """
+    reason = printable_text(reason[:REASON_CHARS])
     if event == "passed":
         change |= {"previous": record.from_}
     if event == "back" and record.state == "committed":
         change |= {"from_": record.previous, "previous": ""}
     if event == "worse":
-        failure = FailedRelease(release=record.to, attempt=record.attempt, reason=reason[:REASON_CHARS])
+        failure = FailedRelease(release=record.to, attempt=record.attempt, reason=reason)
         others = [one for one in record.failed if one.release != record.to]
         change |= {"failed": (*others, failure)[-MOST_REMEMBERED:]}
     state = follow(record.state, event)
-    return msgspec.structs.replace(record, state=state, reason=reason[:REASON_CHARS], **change)
+    return msgspec.structs.replace(record, state=state, reason=reason, **change)
 
 
 def condemn(record: UpgradeRecord, reason: str) -> UpgradeRecord:
     """Return a record by which the version that runs goes back, whoever reads it; its state changes once it has."""
-    return msgspec.structs.replace(record, reason=reason[:REASON_CHARS] or "no reason was given")
+    return msgspec.structs.replace(record, reason=printable_text(reason[:REASON_CHARS]) or "no reason was given")
 
 
 def count_resumed(record: UpgradeRecord, boot: str) -> UpgradeRecord:

@@ -17,14 +17,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.upgrade.package_file import MIB, PackedEntry
-from device_agent.upgrade.record import CURRENT, UPDATER
+from device_agent.upgrade.record import CURRENT, UPDATER, VERSION
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import explain_disk_errors, sync
 
 MARK, NEW, GONE = ".laid", ".new", ".gone"
 SPARE_BYTES = 64 * MIB
-VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
 FOLDER_MODE, FILE_MODE, PROGRAM_MODE = 0o755, 0o644, 0o755
+_WORDS = re.compile(r"([^0-9]*)([0-9]*)")
+
+
+def is_older(version: str, than: str) -> bool:
+    """Tell whether a version comes before another, in the order of deb-version(7).
+
+    Args:
+        version: Its name.
+        than: The other's.
+    """
+    return _order(version) < _order(than)
+
+
+def _order(version: str) -> list[list[tuple[list[int], int]]]:
+    """Return what versions are compared by: letters and numbers in turn, those behind the last hyphen last."""
+    upstream, hyphen, revision = version.rpartition("-")
+    parts = (upstream, revision or "0") if hyphen else (version, "0")
+    return [
+        [([*map(_rank, letters), 0], int(digits or 0)) for letters, digits in _WORDS.findall(part)] for part in parts
+    ]
+
+
+def _rank(letter: str) -> int:
+    """Return a place in the order: `~` before the end, letters before other signs."""
+    return -1 if letter == "~" else ord(letter) + 256 * (not letter.isalpha())
 
 
 @dataclass(frozen=True)
