@@ -1,4 +1,4 @@
-"""An agent that was taken over tells root what it likes: the record stays one that can be read, and so does what runs."""
+"""An agent that was taken over tells root what it likes: the record stays readable, and no older version comes."""
 
 from __future__ import annotations
 

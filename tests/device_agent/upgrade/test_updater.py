@@ -169,8 +169,10 @@ def test_a_wish_that_is_none_is_passed_over_by_name(board, data):
 
 
 def test_a_wish_of_the_agent_leads_out_of_no_folder(board):
-    board.want("../../2")
-    assert take(board).state == "refused"
+    (board.state / FOLDER / WANTED).write_bytes(b'{"version":"../../2","deployment":"d"}')
+    with pytest.raises(CorruptFile):
+        take(board)
+    assert read_upgrade(board.home).state == "none"
 
 
 def test_an_older_version_is_refused_but_the_one_before_by_a_rollout_and_any_by_hand(board):
