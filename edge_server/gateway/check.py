@@ -29,6 +29,8 @@ SOON = timedelta(days=365)
 """Before a CA's end, within which it is time to make the next: boards' certificates are not valid longer than it."""
 
 ANEW, RELOAD = "`edge-server site init` makes it anew", "`edge-server site reload` has the broker take it"
+GO_ON = "a rotation was cut short: `edge-server site rotate-ca` goes on with it"
+CHAIN = ("site", "root")
 OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -94,15 +96,18 @@ def _bad(about: str, told: str, mend: str) -> Finding:
 
 
 def _authorities(look: _Look) -> Iterator[Finding]:
-    root, ca = (x509.load_pem_x509_certificate(look.site.ca(f"{one}.crt").read_bytes()) for one in ("root", "site"))
+    root, ca = (x509.load_pem_x509_certificate(look.site.ca(f"{one}.crt").read_bytes()) for one in CHAIN[::-1])
     try:
         ca.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature):
         yield _bad("ca/site.crt", "is not signed by ca/root.crt", "bring both back from one copy")
         return
     if public_key_of(look.site.ca("site.key").read_bytes()) != key_in(ca):
-        yield _bad("ca/site.key", "is not the key of ca/site.crt", "bring both back from one copy")
+        mend = GO_ON if _is_cut_short(look.site) else "bring both back from one copy"
+        yield _bad("ca/site.key", "is not the key of ca/site.crt", mend)
         return
+    if look.site.ca("chain.pem").read_bytes() != b"".join(look.site.ca(f"{one}.crt").read_bytes() for one in CHAIN):
+        yield _bad("ca/chain.pem", "is not the site CA and the root, as boards are to get them", ANEW)
     begin, end = ca.not_valid_before_utc, ca.not_valid_after_utc
     dates = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
     if not begin <= look.now <= end:
@@ -113,14 +118,30 @@ def _authorities(look: _Look) -> Iterator[Finding]:
         yield Finding(about="ca/site.crt", state="advice", told=dates, mend=mend)
     else:
         yield _good("ca/site.crt", f"signed by the root, {dates}")
-    if look.site.ca("site-before.crt").exists():
-        told = "is in force beside the new one"
-        mend = "once all boards have renewed, `edge-server site rotate-ca --finish`"
-        yield Finding(about="ca/site-before.crt", state="advice", told=told, mend=mend)
+    yield from _overlap(look.site)
     if look.site.ca("root.key").exists():
         told = "lies on the gateway: whoever takes it over could make another site CA"
         mend = "move it to a medium that is kept elsewhere, with a copy; only rotating the CA needs it"
         yield Finding(about="ca/root.key", state="advice", told=told, mend=mend)
+
+
+def _overlap(site: SiteFolder) -> Iterator[Finding]:
+    """Look for the CA before, and for what a rotation left that was cut short."""
+    if _is_cut_short(site):
+        yield Finding(about="ca/site-before.crt", state="advice", told="is the CA that signs still", mend=GO_ON)
+    elif site.ca("site-before.crt").exists():
+        told = "is in force beside the new one"
+        mend = "once all boards have renewed, `edge-server site rotate-ca --finish`"
+        yield Finding(about="ca/site-before.crt", state="advice", told=told, mend=mend)
+    elif site.ca("site-before.key").exists():
+        told, mend = "is there without its certificate", "`edge-server site rotate-ca --finish` removes it"
+        yield Finding(about="ca/site-before.key", state="advice", told=told, mend=mend)
+
+
+def _is_cut_short(site: SiteFolder) -> bool:
+    """Tell whether a CA was set aside, and the next did not take its place."""
+    before = site.ca("site-before.crt")
+    return before.is_file() and before.read_bytes() == site.ca("site.crt").read_bytes()
 
 
 def _pairs(look: _Look) -> Iterator[Finding]:

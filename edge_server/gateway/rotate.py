@@ -96,7 +96,7 @@ async def finish_ca(site: SiteFolder, *, force: bool = False) -> Rotated:
     """
 
     def end(state: SiteState) -> SiteState:
-        if not site.ca("site-before.crt").is_file():
+        if not any(site.ca(f"site-before.{ending}").is_file() for ending in ("crt", "key")):  # or one was cut short
             raise ConfigError(f"{site.path}: there is no CA before; `edge-server site rotate-ca` begins a rotation")
         left = _left(site, state)
         if left and not force:

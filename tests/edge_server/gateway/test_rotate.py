@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from edge_server.gateway import rotate
+from edge_server.gateway import rotate, state
+from edge_server.gateway.check import check_site
+from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.probe_access import call, shown_certificate
 from edge_server.gateway.reload import Reloaded, reload_broker
 from edge_server.gateway.revocation.revoke import revoke
@@ -186,3 +190,71 @@ def test_the_commands(tmp_path, capsys):
     assert called("site", "rotate-ca", "--finish", *folder) == 2
     assert called("site", "rotate-ca", "--finish", "--force", *folder) == 0
     assert read_state(site.path).generation == 3
+
+
+class PowerCut(BaseException):
+    """Nothing after this is done: no handler of errors, as after a power cut."""
+
+
+def cut_at(monkeypatch, number, deed):
+    """Do a deed until just before its n-th change of the disk that others can see; tell whether it was cut there.
+
+    Between two of these only files beside are written, and what is there is synchronised.
+    """
+    left = [number]
+
+    def counted(change):
+        def step(*args, **options):
+            if left[0] == 0:
+                raise PowerCut
+            left[0] -= 1
+            return change(*args, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        patch.setattr(state, "write_accounts", counted(state.write_accounts))
+        try:
+            run(deed())
+        except PowerCut:
+            return True
+    return False
+
+
+def faults_of(site):
+    found = run(check_site(site.folder, now()))
+    return {one.about: one.mend for one in found if one.state == "bad" and one.about != "broker"}
+
+
+@pytest.mark.parametrize("name", ["server", "ca", "finish"])
+def test_wherever_a_rotation_is_cut_check_names_a_mend_that_works(tmp_path, monkeypatch, name):
+    site, kept, cuts = make_site(tmp_path), tmp_path / "kept", 0
+    site.enrol("pi-03")
+    if name == "finish":
+        run(rotate_ca(site.folder, now()))
+    shutil.copytree(site.path, kept)
+    deeds = {
+        "server": lambda: rotate_server(site.folder, now()),
+        "ca": lambda: rotate_ca(site.folder, now()),
+        "finish": lambda: finish_ca(site.folder, force=True),
+    }
+    while cut_at(monkeypatch, cuts, deeds[name]):
+        mends = set(faults_of(site).values())
+        if any("rotate-ca` goes on" in one for one in mends):
+            run(rotate_ca(site.folder, now()))
+        elif mends:
+            assert all("site init" in one for one in mends), mends
+            initialise(site.folder, Wanted(), now())
+        assert faults_of(site) == {}, cuts
+        with suppress(ConfigError):  # in force, or finished, by now
+            run(deeds[name]())
+        assert faults_of(site) == {}, cuts
+        aside = {path.name for path in site.path.glob("ca/site-before.*")}
+        assert aside == ({"site-before.crt", "site-before.key"} if name == "ca" else set()), cuts
+        shutil.rmtree(site.path)
+        shutil.copytree(kept, site.path)
+        cuts += 1
+    assert faults_of(site) == {}
+    assert cuts > 3
