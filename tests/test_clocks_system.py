@@ -128,7 +128,10 @@ async def closed(scene: Scene, count: int) -> None:
 
 
 async def renewals(scene: Scene, files: dict[str, Path]) -> None:
-    """Each board's certificate is renewed when the gateway's time has come, whatever its own clock says."""
+    """Each board's certificate is renewed when the gateway's time has come, whatever its own clock says.
+
+    The boards' agents have ended before: theirs would be the first to renew, or hold what is renewed at that moment.
+    """
     scene.move_gateway(260 * DAY_S)
     for name, path in files.items():
         used = scene.folder / name / FOLDER / CURRENT
@@ -153,11 +156,12 @@ def test_clocks_that_are_wrong_keep_nobody_from_joining_training_and_renewing(tm
             service = EnrolmentService(enrolment.registrar(), lambda: service_context(*enrolment.pair()))
             port = await stack.enter_async_context(service.running("127.0.0.1", 0))
             files = {name: scene.board_file(name) for name in "ab"}
+            boards = []
             for name, path in files.items():
                 where = ("--folder", site.path, "--port", port)
                 token = await scene.run("gateway", "-m", "edge_server", "enrol", name, *where)
                 await scene.run(name, "-m", "device_agent", "join", token.strip(), "--config", path)
-                scene.start("device_agent", name, path)
+                boards.append(scene.start("device_agent", name, path))
             server = scene.start("edge_server", "server", scene.server_file(site))
             await closed(scene, 1)
             scene.move_gateway(-AHEAD_DAYS * DAY_S)  # and the boards' clocks with it, in the middle of a round
@@ -165,6 +169,9 @@ def test_clocks_that_are_wrong_keep_nobody_from_joining_training_and_renewing(tm
             scene.clocks["b"].move(ahead_of(1970, 1, 2))
             assert await asyncio.to_thread(server.wait, PATIENCE_S) == 0, scene.log("server").read_text()
             assert scene.rounds() == [("aggregated", ("a", "b"))] * ROUNDS
+            for board in boards:
+                board.terminate()
+                await asyncio.to_thread(board.wait, PATIENCE_S)
             await renewals(scene, files)
 
     asyncio.run(asyncio.wait_for(story(), 4 * PATIENCE_S))
