@@ -23,7 +23,7 @@ from typing import Any
 from device_agent.upgrade.record import UpgradeRecord
 from tests.device_agent.upgrade.packages import AGENTS, UpgradeBoard
 
-CALLS = ("fsync", "sync", "rename", "replace", "symlink", "unlink", "mkdir", "kill")
+CALLS = ("fsync", "sync", "rename", "replace", "symlink", "unlink", "mkdir", "killpg")
 POINTS = 130
 """Moments of a whole upgrade, about: before and after each of these calls."""
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,8 +38,22 @@ def main() -> None:
         random = Random(f"{seed} {number}")
         place = folder / str(number)
         told = cut_off(place, random)
+        end_children()
         shutil.rmtree(place)
         sys.stdout.write(json.dumps({"number": number, **told}) + "\n")
+
+
+def end_children() -> None:
+    """End whatever a case left running, and wait for it: nothing writes into its folder any more."""
+    while True:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it ended meanwhile
+                if stat.read_text().rpartition(") ")[2].split()[1] == str(os.getpid()):
+                    os.kill(int(stat.parent.name), signal.SIGKILL)
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
 
 
 def cut_off(place: Path, random: Random) -> dict[str, Any]:
@@ -112,7 +126,7 @@ def arm(board: UpgradeBoard, cut: str, moment: int) -> None:
                     with suppress(ProcessLookupError):  # it ended by itself, and was reaped
                         true_kill(int(pid), signal.SIGKILL)
             else:
-                true_kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*words: Any, **more: Any) -> Any:
@@ -123,7 +137,7 @@ def arm(board: UpgradeBoard, cut: str, moment: int) -> None:
 
         return wrapped
 
-    true_kill = os.kill
+    true_kill = os.killpg
     for name in CALLS:
         call = (lambda *_: None) if name in ("fsync", "sync") else getattr(os, name)  # SIGKILL loses no page
         setattr(os, name, counted(call))
