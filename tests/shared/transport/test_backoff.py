@@ -6,12 +6,17 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, count
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from shared.errors import Unreachable
+from shared.transport import mqtt
 from shared.transport.base import Broker
 from shared.transport.mqtt import FIRST_S, LAST_S, MqttTransport, longest_wait
 from tests.machine import configured
@@ -24,21 +29,69 @@ def test_waits_grow_to_a_cap_and_begin_anew():
     assert longest_wait(LAST_S, anew=True) == FIRST_S
 
 
-def test_a_fleet_is_spread():
-    """A hundred that lost their broker at once and get it back 3 s later: no tenth of a second has a quarter of them.
+FLEET = 100
 
-    Each waits a random time below its bound, so that even the first attempts do not fall together.
+
+class Bound(Random):
+    """Jitter that is none: each wait is the longest that it may be."""
+
+    def uniform(self, a: float, b: float) -> float:
+        del a
+        return b
+
+
+@dataclass
+class Lost(MqttTransport):
+    """A client whose broker went away at 0 s, and is back after a while; it notes when it tries to connect.
+
+    Attributes:
+        back_s: When the broker is back.
+        attempts: Moments, this client's after each other.
     """
-    arrivals = []
-    for seed in range(100):
-        jitter, bound, now = Random(seed), 0.0, 0.0
-        while now < 3.0:
-            bound = longest_wait(bound, anew=False)
-            now += jitter.uniform(0.0, bound)
-        arrivals.append(now)
-    tenths = [int(10 * arrival) for arrival in arrivals]
-    assert max(tenths.count(tenth) for tenth in tenths) < 25
-    assert max(arrivals) < 12.0
+
+    back_s: float = 0.0
+    attempts: list[float] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[SimpleNamespace]:
+        self.attempts.append(asyncio.get_running_loop().time())
+        if self.attempts[-1] < self.back_s:
+            raise Unreachable("it is away")
+        yield SimpleNamespace(lost=asyncio.Event().wait())
+
+
+async def attempts_of_a_fleet(back_s: float) -> list[list[float]]:
+    """Have a fleet lose its broker at once; return each client's attempts from then on until all are back."""
+    fleet = [Lost(Broker(), f"device-{number}", back_s=back_s) for number in range(FLEET)]
+    async with AsyncExitStack() as stack:
+        for one in fleet:
+            await stack.enter_async_context(one.running())
+        while not all(one.attempts and one.attempts[-1] >= back_s for one in fleet):  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+    return [one.attempts[1:] for one in fleet]
+
+
+def crowd(moments: list[float], seconds: float) -> float:
+    """Return the share of moments in the busiest stretch of so many seconds."""
+    return max(sum(start <= one < start + seconds for one in moments) for start in moments) / len(moments)
+
+
+@pytest.mark.parametrize(("away_s", "stretch_s", "most"), [(0.5, 0.3, 0.5), (3.0, 0.1, 0.25)])
+def test_a_fleet_is_spread(virtually, monkeypatch, away_s, stretch_s, most):
+    """A hundred lose their broker at once and get it back: they do not fall upon it together, nor try in step before.
+
+    Each waits a random time below its bound, so that even the first attempts do not fall together. In virtual time, by
+    the client's own loop: without jitter all of them come back at one moment.
+    """
+    seeds = count()
+    monkeypatch.setattr(mqtt, "Random", lambda: Random(next(seeds)))
+    attempts = virtually(attempts_of_a_fleet(away_s))
+    assert crowd([moment for each in attempts for moment in each], stretch_s) < most
+    assert crowd([each[-1] for each in attempts], stretch_s) < most
+    assert max(each[-1] for each in attempts) < 10 * away_s
+    monkeypatch.setattr(mqtt, "Random", Bound)
+    in_step = virtually(attempts_of_a_fleet(away_s))
+    assert crowd([each[-1] for each in in_step], stretch_s) == 1.0
 
 
 def test_a_broker_that_accepts_and_drops_is_not_hammered(real):
