@@ -33,6 +33,7 @@ from device_agent.inference.release_folder import read_own
 from device_agent.inference.session import OpenModel, open_model
 from device_agent.inference.soak import latency_limit
 from device_agent.inference.store import BoardStore, digest_of
+from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import ReleaseManifest, write_manifest
@@ -339,15 +340,10 @@ def _held_out(data: Data) -> tuple[NDArray[Any], NDArray[Any]] | None:
     if not data.holdout or not data.is_labelled:
         return None
     try:
-        from shared.data.examples import split_holdout  # noqa: PLC0415 - a board may serve without torch
-        from shared.data.load import load  # noqa: PLC0415
-    except ImportError:
-        return None
-    try:
-        _, held = split_holdout(load(data), data.holdout, seed=0)
+        held = read_held_out(data)
     except (ConfigError, OSError):
         return None  # its training says so
-    return (held.inputs.numpy(), held.labels.numpy()) if len(held) else None
+    return (held.inputs, held.labels) if len(held) else None
 
 
 def _resident() -> int:

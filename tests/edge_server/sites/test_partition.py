@@ -30,9 +30,8 @@ from shared.runtime.executor import inline
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from tests.benchmarks import netns
-from tests.edge_server.processes import ROOT
 
-MODULE = "tests.edge_server.sites.test_partition"
+ROOT, MODULE = Path(__file__).parents[3], "tests.edge_server.sites.test_partition"
 ORDER, ALLOWANCE, ROUNDS, KEEPALIVE_S, DEADLINE_S, PAUSE_S = ("north", "south"), 100.0, 1000, 1, 2.0, 0.2
 STOP, HANGS_S = "stop", 600
 
