@@ -20,9 +20,9 @@ from device_agent.identity.join import Join
 from shared.errors import ConfigError, EnrolmentFailed
 from shared.protocol.enrolment import MOST_TOKEN, Token, parse_token
 from shared.protocol.topics import topic
-from shared.runtime import units
 from shared.runtime.durable import replace_file
 from shared.runtime.processes import keep_private
+from shared.runtime.support import units
 from shared.transport.base import Broker
 from shared.transport.reach import find_refusal
 

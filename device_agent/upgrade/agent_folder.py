@@ -16,11 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from device_agent.upgrade.record import BUSY, FOLDER, MOST_BYTES, PROOF, WANTED, Proof, Wanted, decode_small
-from device_agent.upgrade.state_formats import FILE, KINDS, WrittenFormats, decode_formats, encode_formats
+from device_agent.upgrade.record import BUSY, FOLDER, PROOF, WANTED, Proof, Wanted
+from device_agent.upgrade.state_formats import KINDS
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import MOST_SIGNED
 from shared.runtime.durable import replace_file, sync
+from shared.runtime.state_formats import (
+    FILE,
+    MOST_BYTES,
+    WrittenFormats,
+    decode_formats,
+    decode_small,
+    encode_formats,
+)
 
 PACKAGE, MANIFEST = ".deb", ".json"
 ASIDE = "aside"

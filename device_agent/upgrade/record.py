@@ -17,13 +17,13 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError
 from shared.protocol.update import FailedRelease, Phase
 from shared.runtime.durable import replace_file
+from shared.runtime.state_formats import MOST_BYTES, decode_small
 
 HOME_VARIABLE = "FIELDFLEET_HOME"
 """Environment of an agent that runs from elsewhere than its version's folder; for tests."""
@@ -32,15 +32,11 @@ CURRENT, UPDATER, RECORD = "current", "updater", "upgrade.json"
 FOLDER, WANTED, PROOF, BUSY = "upgrade", "wanted.json", "proof.json", "busy"
 FORMAT = 1
 """Of the record. Counted up where an older reader would take one wrong."""
-MOST_BYTES = 64 << 10
-"""Of any of these files but a package and its manifest."""
 PROBATION_S, MOST_PROBATION_S = 120.0, 86_400.0
 VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
 """A version's name, which is that of its folder."""
 MOST_DEPLOYMENT, MOST_ATTEMPT = 128, 1 << 31
 READABLE = 0o644
-
-T = TypeVar("T")
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,25 +156,6 @@ def write_upgrade(home: Path, record: UpgradeRecord) -> None:
     """
     data = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n"
     replace_file(home / RECORD, data, mode=READABLE)
-
-
-def decode_small(data: bytes, kind: type[T], place: str) -> T:
-    """Return what a small JSON file says.
-
-    Args:
-        data: Its content.
-        kind: The struct.
-        place: Where it lies, for the error.
-
-    Raises:
-        CorruptFile: It says no such thing, or is longer than any of these files.
-    """
-    if len(data) > MOST_BYTES:
-        raise CorruptFile(f"{place}: {len(data)} bytes or more, {MOST_BYTES} at most are looked at")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{place}: it is not as it was written ({str(error)[:200]})") from error
 
 
 def find_home() -> Path | None:

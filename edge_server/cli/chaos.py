@@ -21,7 +21,7 @@ from rich.console import Console
 
 from edge_server.allocation.coordinator import options_of
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import new_name
+from edge_server.journal.runs import make_folder, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.sites import devices_by_site
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         ConfigError: The plan cannot be used for this.
     """
     plan = load(options.plan, options.data_root, several_sites=True)
-    agents, folder = len(devices(plan, options.local)), options.data_dir / new_name(plan)
+    agents, folder = len(devices(plan, options.local)), make_folder(options.data_dir) / new_name(plan)
     require_possible(plan, agents, options.kills)
     disturbed = without_narrow_budgets(plan)
     local = Local(

@@ -16,6 +16,7 @@ import msgspec
 
 from edge_server.cli import places
 from edge_server.cli.gateway import arguments as gateway_commands
+from edge_server.plan.data_folder import check_data_folder
 from shared import registry
 from shared.errors import ConfigError
 from shared.runtime import processes
@@ -42,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
         from edge_server.rounds import check_plan  # noqa: PLC0415
 
     config = load(options.config)
+    check_data_folder(Path(config.data_dir))
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True)

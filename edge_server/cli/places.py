@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from edge_server.plan.data_folder import check_data_folder
+
 RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
 RUN_OR_SITES = f"{RUN}; of several sites what all their runs' names begin with, or a folder with these alone"
 DATA_DIR = Path("runs")
@@ -43,11 +45,17 @@ def add(
 
 
 def settle(options: argparse.Namespace) -> None:
-    """Put a folder in the place of every one that was not named.
+    """Put a folder in the place of every one that was not named; refuse one that a newer version alone can read.
 
     Raises:
-        ConfigError: The server's file cannot be used.
+        ConfigError: The server's file cannot be used, or a newer version wrote in the folder of runs.
     """
+    _fill(options)
+    if hasattr(options, "data_dir"):
+        check_data_folder(options.data_dir)
+
+
+def _fill(options: argparse.Namespace) -> None:
     asked = [name for name in ("data_dir", "data_root") if getattr(options, name, "") is None]
     if not asked:
         return

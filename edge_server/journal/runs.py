@@ -16,6 +16,7 @@ import msgspec
 
 from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
 from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
+from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
 from edge_server.plan.sites import round_name
 from shared.errors import ConfigError, CorruptFile, NoSuchRun
@@ -81,15 +82,15 @@ def new_name(plan: Plan) -> str:
 
 
 def make_folder(data_dir: Path) -> Path:
-    """Return a folder of runs that is there.
+    """Return a folder of runs that is there, and that this version has written down to write in.
 
     Raises:
-        ConfigError: It cannot be made, or nothing in it.
+        ConfigError: It cannot be made, or nothing in it; or a newer version wrote there.
         Unwritable: The disk takes nothing more.
     """
     try:
+        claim_data_folder(data_dir)
         with explain_disk_errors(data_dir):
-            data_dir.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=data_dir).close()
     except OSError as error:
         raise ConfigError(f"{data_dir}: {error.strerror}; name a folder of runs that you may write in") from error
@@ -124,9 +125,10 @@ def find(data_dir: Path, run: str) -> Run:
     """Return a run by its name, by what only its name begins with, by the path of its folder, or the `last` one.
 
     Raises:
-        ConfigError: There is none, several begin so, or its journal cannot be read.
+        ConfigError: There is none, several begin so, its journal cannot be read, or a newer version wrote there.
     """
     folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _abbreviated(data_dir, run)
+    check_data_folder(folder.parent)
     try:
         return Run(folder, read(folder))
     except CorruptFile as error:

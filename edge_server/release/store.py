@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edge_server.plan.data_folder import claim_data_folder
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.release import (
     MANIFEST,
@@ -88,7 +89,7 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
         parts: Content of all that it names, by digest.
 
     Raises:
-        ConfigError: Another process is at work there, or nothing can be written.
+        ConfigError: Another process is at work there, nothing can be written, or a newer version wrote there.
         Unwritable: The disk takes nothing more.
     """
     if draft.name == AGENT:
@@ -96,6 +97,7 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
     folder = data_dir / FOLDER
     names = folder / NAMES / draft.name
     try:
+        claim_data_folder(data_dir)
         with explain_disk_errors(folder):
             names.mkdir(parents=True, exist_ok=True)
             (folder / BLOBS).mkdir(exist_ok=True)

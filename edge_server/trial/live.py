@@ -26,6 +26,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, exists, is_empty
+from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
@@ -75,8 +76,8 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             longer. With nobody there, a run waits for its broker and, before its first round, for devices for ever.
 
     Raises:
-        ConfigError: As `run_plan`, or the run's folder is in use; or somebody watches, and another
-            server was at work at the site before.
+        ConfigError: As `run_plan`, or the run's folder is in use, or a newer version wrote beside it; or somebody
+            watches, and another server was at work at the site before.
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
     device = _prepare_computing(config, plan)
@@ -147,6 +148,7 @@ def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
 
 
 def _make(data_dir: Path, folder: Path) -> None:
+    claim_data_folder(data_dir)
     with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
 

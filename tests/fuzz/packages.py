@@ -8,8 +8,9 @@ from pathlib import PurePosixPath
 import msgspec
 
 from device_agent.upgrade.package_file import unpack_package
-from device_agent.upgrade.record import Proof, UpgradeRecord, Wanted, decode_small
+from device_agent.upgrade.record import Proof, UpgradeRecord, Wanted
 from shared.errors import CorruptFile
+from shared.runtime.state_formats import decode_small
 from tests.device_agent.upgrade.packages import INTERPRETER, package, tree_of
 from tests.fuzz.damages import Damages
 

@@ -17,7 +17,9 @@ from edge_server.gateway.check import Finding
 from edge_server.gateway.reload import PROGRAM
 from edge_server.gateway.site_folder import PAIRS, SiteFolder
 from edge_server.gateway.state import SiteState
+from edge_server.plan.data_folder import check_data_folder
 from edge_server.plan.server_config import ServerConfig
+from shared.errors import ConfigError
 from shared.protocol.topics import topic
 from shared.runtime.clock import is_synchronised
 from shared.transport.base import Broker
@@ -218,6 +220,7 @@ def examine_machine(config: ServerConfig | None) -> Iterator[Finding]:
         yield advice("clock", "nothing says that it is right", mend)
     if config:
         yield _disk(Path(config.data_dir))
+        yield from _data_folder(Path(config.data_dir))
         if not Path(config.plan).is_file():
             yield advice("plan", f"{config.plan} is not there", "write one before `edge-server run`")
 
@@ -231,3 +234,10 @@ def _disk(folder: Path) -> Finding:
     if free < LEAST_FREE:
         return bad("disk", told, mend)
     return advice("disk", told, mend) if free < LITTLE_FREE else good("disk", told)
+
+
+def _data_folder(folder: Path) -> Iterator[Finding]:
+    try:
+        check_data_folder(folder)
+    except ConfigError as error:
+        yield bad("data_dir", str(error), "until then `edge-server run` ends with code 2, and changes nothing there")

@@ -10,8 +10,8 @@ from edge_server.gateway.check import Finding
 from edge_server.journal.runs import folders_of_runs
 from edge_server.plan.server_config import ServerConfig
 from shared.protocol.enrolment import USUAL_PORT
-from shared.runtime import units
 from shared.runtime.folder_lock import is_held
+from shared.runtime.support import units
 
 SERVER, ENROLMENT, BROKER = "fieldfleet-server", "fieldfleet-enrolment", "mosquitto"
 CONNECT_S = 2.0

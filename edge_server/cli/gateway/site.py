@@ -15,8 +15,9 @@ import msgspec
 
 from edge_server.cli.gateway.taking import find_packages, take_folder
 from shared.errors import ConfigError
-from shared.runtime import processes, units
+from shared.runtime import processes
 from shared.runtime.clock import utc_seconds
+from shared.runtime.support import units
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import msgspec
 
 from edge_server.journal.rollouts.file import FOLDER, AnyRolloutRecord, RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState
+from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.rollout.agents import StoredAgent, find_agent, site_of
 from edge_server.release.rollout.engine import RolloutEngine
@@ -49,11 +50,12 @@ async def drive(
         wait: Is told what is waited for, whenever that changes.
 
     Raises:
-        ConfigError: Another process drives one, or its release is gone.
+        ConfigError: Another process drives one, its release is gone, or a newer version wrote in the folder of runs.
         CorruptFile: Its journal or its release is damaged.
         Unreachable: There is no broker.
     """
     folder = Path(config.data_dir) / FOLDER
+    claim_data_folder(Path(config.data_dir))
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)

@@ -24,6 +24,7 @@ from edge_server.journal.rollouts.file import (
     rollout_names,
 )
 from edge_server.journal.rollouts.state import PENDING, RolloutState, fold
+from edge_server.plan.data_folder import claim_data_folder
 from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.store import StoredRelease
 from shared.errors import ConfigError, CorruptFile
@@ -75,7 +76,7 @@ def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: Ro
         terms: What it is to do; its names and attempt do not count.
 
     Raises:
-        ConfigError: Another one is under way, or the release cannot be offered.
+        ConfigError: Another one is under way, the release cannot be offered, or a newer version wrote there.
         CorruptFile: A part of the release is damaged.
         Unwritable: The disk takes nothing more.
     """
@@ -84,6 +85,7 @@ def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: Ro
     if size > MOST_MANIFEST_BYTES:
         raise ConfigError(f"release {stored.manifest.reference}: a manifest of {size} bytes is more than one message")
     earlier = require_none_under_way(data_dir)
+    claim_data_folder(data_dir)
     plan = msgspec.structs.replace(
         terms,
         deployment=f"{_next_number(data_dir):04d}-{stored.manifest.name[:32]}-{stored.manifest.version}-{secrets.token_hex(2)}",

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from edge_server.fleet.admission import MOST_BYTES, Admission, Subscriptions, longest_packet
+from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.top_server.figures import TopFigures
 from edge_server.release.top_server.halves import Halves
@@ -274,10 +275,11 @@ async def serve_site(config: ServerConfig) -> None:
         config: As its file has it.
 
     Raises:
-        ConfigError: Another process serves them, or nothing can be written in the folder of runs.
+        ConfigError: Another process serves them, or a newer version wrote in the folder of runs.
         Unwritable: The disk takes nothing more.
     """
     folder = Path(config.data_dir) / FOLDER
+    claim_data_folder(folder.parent)
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder) as lock:

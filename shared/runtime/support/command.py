@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.runtime import units
+from shared.runtime.support import units
 from shared.runtime.support.fetch import Say
 from shared.runtime.support.install import WHEELS, find_extras, install, is_current, name_of, require_disk
 from shared.runtime.support.table import (

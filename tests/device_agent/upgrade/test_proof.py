@@ -16,7 +16,6 @@ from device_agent.upgrade.proof import Proving, hold_busy
 from device_agent.upgrade.record import (
     BUSY,
     FOLDER,
-    MOST_BYTES,
     PROOF,
     RECORD,
     UpgradeRecord,
@@ -26,15 +25,14 @@ from device_agent.upgrade.record import (
     write_upgrade,
 )
 from device_agent.upgrade.state_formats import (
-    FILE,
     FORMATS,
     KINDS,
     check_formats,
     find_losses,
     raise_formats,
-    read_formats,
 )
 from shared.errors import ConfigError, CorruptFile
+from shared.runtime.state_formats import FILE, MOST_BYTES, read_formats
 
 TRIAL = UpgradeRecord(state="trial", from_="1", to="2", nonce="abc", boots=1)
 NEWER = {**FORMATS, "outbox": 2}

@@ -15,10 +15,11 @@ from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.place import find_fault
 from device_agent.upgrade.proof import hold_busy
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, write_upgrade
-from device_agent.upgrade.state_formats import FILE, FORMATS, raise_formats
+from device_agent.upgrade.state_formats import FORMATS, raise_formats
 from device_agent.upgrade.versions import MARK
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import read_manifest, read_signed, write_signed
+from shared.runtime.state_formats import FILE
 from tests.device_agent.upgrade.packages import authorities, manifest_of, package, tree_of
 
 GUARD_S = 120.0

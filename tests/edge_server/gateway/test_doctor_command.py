@@ -14,8 +14,8 @@ from edge_server.gateway.authority import Issued
 from edge_server.gateway.state import SiteState, with_signed
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.server_config import ServerConfig
-from shared.runtime import units
 from shared.runtime.folder_lock import hold_lock
+from shared.runtime.support import units
 from shared.transport.base import Broker
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import captured

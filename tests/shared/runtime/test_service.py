@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime import units
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.service import ALIVE, READY, STOPPING, Supervisor, find_supervisor, supervised
+from shared.runtime.support import units
 
 NUMBERS = count()
 
