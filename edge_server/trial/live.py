@@ -26,7 +26,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.journal.runs import ended_runs, exists, is_empty
-from edge_server.plan.data_folder import claim_data_folder
+from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
@@ -104,6 +104,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         async with transport.running(), history.keeping(), server.listening(), beside:
             if watcher:
                 await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
+            await persist(in_thread, RETRY_S, claim_data_folder, data_dir)
             with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
                 log.info("run %s in %s", name, store.folder)
                 await server.reachable()
@@ -148,7 +149,7 @@ def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
 
 
 def _make(data_dir: Path, folder: Path) -> None:
-    claim_data_folder(data_dir)
+    check_data_folder(data_dir)
     with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
