@@ -18,6 +18,7 @@ from edge_server.plan.plan import devices
 from edge_server.replay.jobs import Desk
 from edge_server.replay.run import memory_folder, name_of, replay, run_replay
 from shared.errors import ConfigError
+from shared.runtime.state_formats import FILE as FORMATS_FILE
 from tests.edge_server.harness import write_examples
 from tests.edge_server.processes import forked, until
 from tests.edge_server.textbook import NAMES, ROUNDS, SLOW, make_plan, require_equal, textbook
@@ -125,7 +126,7 @@ def test_the_command_replays_into_one_folder(tmp_path):
     [(again, _)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
     assert read(folder) == records
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name_of(plan)]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, name_of(plan)}
     assert name_of(make_plan(tmp_path, rounds=2)) != name_of(plan)
     assert name_of(plan, count=2) != name_of(plan)
 
@@ -150,7 +151,7 @@ def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     assert read(folder) == records
-    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert set((tmp_path / "runs").iterdir()) == {tmp_path / "runs" / FORMATS_FILE, folder}
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_the_operators_to_correct(tmp_path):
@@ -203,7 +204,7 @@ def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
         assert process.wait(30) == 130
     assert len(family) == 2
     assert not [one for one in family if one.is_running()]
-    assert not list((tmp_path / "runs").iterdir())
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [FORMATS_FILE]
     assert "Traceback" not in log.read_text()
     for place in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 - only looked at
         assert not list(place.glob(f"fieldfleet-{process.pid}-*"))

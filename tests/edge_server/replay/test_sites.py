@@ -173,7 +173,7 @@ def test_the_command_records_a_run_for_each_site(tmp_path, monkeypatch, capsys):
     places = "--data-dir", runs, "--data-root", tmp_path
     code, out, _ = called(monkeypatch, capsys, "replay", path, *places, "--workers", 1)
     assert code == 0
-    names = sorted(folder.name for folder in runs.iterdir())
+    names = sorted(folder.name for folder in runs.iterdir() if folder.is_dir())
     assert [name.rpartition("-")[2] for name in names] == ["barn", "roof", "yard"]
     assert len({name.rpartition("-")[0] for name in names}) == 1
     assert all(name in out for name in names)
