@@ -104,8 +104,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         async with transport.running(), history.keeping(), server.listening(), beside:
             if watcher:
                 await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
-            await persist(in_thread, RETRY_S, claim_data_folder, data_dir)
-            with closing(await persist(in_thread, RETRY_S, SqliteStore, folder)) as store:
+            with closing(await _open_store(data_dir, folder)) as store:
                 log.info("run %s in %s", name, store.folder)
                 await server.reachable()
                 if not watcher and not closed_rounds(store.records()):
@@ -146,6 +145,12 @@ def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
     malloc.enable_huge_pages()
     torch.set_num_threads(config.threads or torch.get_num_threads())
     return choose_device(config.trainer.device)
+
+
+async def _open_store(data_dir: Path, folder: Path) -> SqliteStore:
+    """Open a run's folder, and before it write down that this version writes there; a full disk is waited for."""
+    await persist(in_thread, RETRY_S, claim_data_folder, data_dir)
+    return await persist(in_thread, RETRY_S, SqliteStore, folder)
 
 
 def _make(data_dir: Path, folder: Path) -> None:

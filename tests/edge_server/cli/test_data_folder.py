@@ -155,11 +155,11 @@ def test_what_writes_there_without_the_command_line_is_refused_too(folder, tmp_p
 
 
 def test_doctor_says_so(folder):
-    found = list(examine_machine(ServerConfig(plan="none", data_dir=str(folder)), has_site=False))
+    found = list(examine_machine(ServerConfig(plan="none", data_dir=str(folder))))
     [told] = [one for one in found if one.about == "data_dir"]
     assert (told.state, all(words in told.told for words in WORDS)) == ("bad", True)
     (folder / FILE).unlink()
-    found = list(examine_machine(ServerConfig(plan="none", data_dir=str(folder)), has_site=False))
+    found = list(examine_machine(ServerConfig(plan="none", data_dir=str(folder))))
     assert "data_dir" not in [one.about for one in found]
 
 

@@ -171,5 +171,5 @@ def test_a_server_that_waits_for_room_ends_when_told(disk, tmp_path):
         server.terminate()
         assert server.wait(PATIENCE_S) == 0
     told = log.read_text()
-    assert told.count(f"{disk.path}/run/journal.sqlite: No space left on device, 0.0 MiB free; make room there") == 1
+    assert told.count(f"{disk.path}/formats.json: No space left on device, 0.0 MiB free; make room there") == 1
     assert f"`edge-server run --config {path}` goes on with run run" in told.splitlines()[-1]
