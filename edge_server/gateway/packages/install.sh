@@ -39,14 +39,14 @@ if ! command -v dpkg >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 if ! command -v python3 >/dev/null; then
     say 'Python comes first'
-    apt-get install -y --no-install-recommends python3 ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 </dev/null || # the token comes there
         fail 'python3 cannot be installed: connect the board to its package mirror once, or put python3 into its image'
 fi
 
 if [ -t 0 ]; then printf 'token: ' >&2; fi
 read -r token || [ -n "${token:-}" ] || fail 'no token on standard input: edge-server enrol NAME, on the gateway, prints one'
 
-work=$(mktemp -d)
+work=$(mktemp -d) || fail 'there is no room for files to come: name a folder that has some, sudo TMPDIR=/FOLDER sh ...'
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 chmod 755 "$work" # for apt's own user
@@ -56,15 +56,34 @@ arch=$(dpkg --print-architecture)
 found=$(python3 -I - "$work" "$arch" 3<<TOKEN <<'PYTHON'
 $token
 TOKEN
-import base64, hashlib, json, os, re, ssl, sys, time, urllib.error, urllib.request
+import base64, errno, hashlib, http.client, json, os, re, shutil, signal, ssl, sys, time, urllib.error, urllib.request
 
 work, arch = sys.argv[1:]
 python = "%d.%d" % sys.version_info[:2]
-ATTEMPTS, PATIENCE_S, BLOCK, MOST_INDEX = 30, 60, 1 << 18, 16 << 20
+ATTEMPTS = 30  # one after the other that bring nothing
+PATIENCE_S = 60  # for an answer, or a block
+MOST_S = 3600  # for the package
+BLOCK, MOST_INDEX, MOST_PACKAGE = 1 << 18, 16 << 20, 1 << 30
+BROKEN = (OSError, ValueError, http.client.HTTPException)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def fail(text):
+    text = "".join(one if one.isprintable() else "?" for one in text[:1000])  # some of it a stranger may have said
     sys.exit("install.sh: " + text)
+
+
+def too_late(*_):
+    raise TimeoutError("nothing came for %d s" % PATIENCE_S)
+
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGALRM, too_late)
+
+
+class Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None  # the gateway sends nobody elsewhere
 
 
 def unpad(text):
@@ -75,7 +94,9 @@ try:
     with os.fdopen(3) as line:  # neither a command line nor an environment holds it
         form, address, root, _, _ = line.readline().strip().split(",")
     pinned, (host, _, port) = unpad(root), address.rpartition(":")
-    if form != "ff1" or len(pinned) != 32 or not host or not 0 < int(port) < 1 << 16:
+    if form != "ff1" or len(pinned) != 32 or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise ValueError
+    if not re.fullmatch(r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]", host):
         raise ValueError
 except ValueError:
     fail("that is no token, or not all of it: copy the whole line, from ff1 to its end")
@@ -84,7 +105,8 @@ site = "https://" + address
 
 def get(path, context, begin=0):
     asked = urllib.request.Request(site + path, headers={"Range": "bytes=%d-" % begin} if begin else {})
-    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)]
+    handlers = [urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), Stay()]
+    signal.alarm(PATIENCE_S)
     return urllib.request.build_opener(*handlers).open(asked, timeout=PATIENCE_S)
 
 
@@ -94,8 +116,10 @@ def told(path, context, most):
             return answer.read(most)
     except urllib.error.HTTPError as error:
         fail("%s%s: the gateway answers %s; is its fieldfleet older than this script?" % (site, path, error))
-    except (OSError, ValueError) as error:
+    except BROKEN as error:
         fail("%s%s: %s; is the gateway on, in this network, and its fieldfleet-enrolment running?" % (site, path, error))
+    finally:
+        signal.alarm(0)
 
 
 anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -112,8 +136,12 @@ for block in blocks:
 if not own:
     fail("%s shows another CA than the token names; nothing was installed and nothing secret sent. Either the token is "
          "of another site, or somebody stands between: compare with `edge-server site check` on the gateway" % site)
-with open(os.path.join(work, "root.pem"), "w") as file:
-    file.write(own[0] + "\n")
+room = "make room there, or name another folder: sudo TMPDIR=/FOLDER sh ...; then the same again"
+try:
+    with open(os.path.join(work, "root.pem"), "w") as file:
+        file.write(own[0] + "\n")
+except OSError as error:
+    fail("%s: %s: %s" % (work, error.strerror, room))
 
 known = ssl.create_default_context(cadata=own[0])
 known.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME: this board's clock may not have been set yet
@@ -123,39 +151,53 @@ try:
     wheels = len(index["wheels"])
     builds = [(one["serial"], one["version"], build) for one in manifests for build in one["builds"]
               if (build["arch"], build["python"]) == (arch, python)]
+    chosen = max(builds, key=lambda one: one[0], default=None)
     kinds = sorted({build["arch"] + " with Python " + build["python"] for one in manifests for build in one["builds"]})
-except (ValueError, KeyError, TypeError) as error:
+    if chosen:
+        version, build = str(chosen[1]), chosen[2]
+        name, size, sha256 = str(build["file"]), int(build["size"]), str(build["sha256"])
+except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
     fail("the gateway's index of packages cannot be read (%s); is its fieldfleet of another version?" % error)
-if not builds:
+if not chosen:
     fail("the gateway has no agent for %s with Python %s (it has: %s); there: edge-server packages add FILE.deb"
          % (arch, python, ", ".join(kinds) or "none"))
-_, version, build = max(builds, key=lambda one: one[0])
-name, size, sha256 = str(build["file"]), int(build["size"]), str(build["sha256"])
 if not re.fullmatch("[a-z0-9][A-Za-z0-9.+~_-]*[.]deb", name) or not re.fullmatch("[0-9][0-9A-Za-z.+~-]*", version):
     fail("the gateway's index names %r, which is no package" % name)
+if not 0 < size <= MOST_PACKAGE:
+    fail("the gateway's index names a package of %d bytes, which is none" % size)
+if shutil.disk_usage(work).free < size:
+    fail("%s has no room for %.1f MB: %s" % (work, size / 1e6, room))
 
-path, cause = os.path.join(work, name), ""
+path, cause, had, left, end = os.path.join(work, name), "", 0, ATTEMPTS, time.monotonic() + MOST_S
 print("agent %s, %.1f MB" % (version, size / 1e6), file=sys.stderr)
-for _ in range(ATTEMPTS):
-    had = os.path.getsize(path) if os.path.exists(path) else 0
-    if had >= size:
-        break
+while had < size and left and time.monotonic() < end:
+    left, pause_s = left - 1, 1
     try:
         with get("/packages/" + name, known, had) as answer, open(path, "ab" if answer.status == 206 else "wb") as file:
             while block := answer.read(BLOCK):
                 file.write(block)
-                if file.tell() > size:
+                signal.alarm(PATIENCE_S)
+                if file.tell() > size or time.monotonic() > end:
                     break
     except urllib.error.HTTPError as error:
+        asked = error.headers.get("Retry-After") or ""
+        cause, pause_s = str(error), min(60, int(asked)) if re.fullmatch("[0-9]{1,4}", asked) else 1
+    except BROKEN as error:
+        if getattr(error, "errno", None) in FULL:
+            fail("%s: %s: %s" % (work, error.strerror, room))
         cause = str(error)
-        time.sleep(min(60, int(error.headers.get("Retry-After") or 1)))
-    except (OSError, ValueError) as error:
-        cause = str(error)
-        time.sleep(1)
+    finally:
+        signal.alarm(0)
+    before, had = had, os.path.getsize(path) if os.path.exists(path) else 0
+    left = ATTEMPTS if had > before else left
+    if had < size and left:
+        time.sleep(pause_s)
 with open(path, "ab+") as file:
     file.seek(0)
-    whole = hashlib.sha256(file.read(size + 1)).hexdigest() == sha256
-if not whole:
+    digest = hashlib.sha256()
+    while had == size and (block := file.read(BLOCK)):
+        digest.update(block)
+if digest.hexdigest() != sha256:
     fail("%s did not come as the site signed it%s; nothing was installed: the same again, and on the gateway "
          "edge-server site check" % (name, " (%s)" % cause if cause else ""))
 os.chmod(path, 0o644)
@@ -175,19 +217,20 @@ else
 fi
 
 # Of whose packages this board installs upgrades: root's file, which the agent cannot write.
-mkdir -p "$etc"
+put() { # a file's new content at its place, whole or not at all
+    if ! { mkdir -p "$etc" && cp "$1" "$etc/.$2.part" && chmod 644 "$etc/.$2.part" && mv "$etc/.$2.part" "$etc/$2"; }; then
+        fail "$etc/$2 cannot be written: is the disk full, or read-only? Mend that, then the same again"
+    fi
+}
 if [ -f "$etc/upgrades.pem" ] && ! cmp -s "$work/root.pem" "$etc/upgrades.pem"; then
     say "$etc/upgrades.pem was of another site, and is this one's now"
 fi
-cp "$work/root.pem" "$etc/.upgrades.pem.part"
-chmod 644 "$etc/.upgrades.pem.part"
-mv "$etc/.upgrades.pem.part" "$etc/upgrades.pem"
+put "$work/root.pem" upgrades.pem
 
 if [ "$purpose" = infer ] && [ ! -f "$etc/agent.toml" ]; then
     printf '# Made by install.sh; yours from now on.\nstate_dir = "%s"\n\n[serve] # models that rollouts bring\n' "$state" \
-        >"$etc/.agent.toml.part"
-    chmod 644 "$etc/.agent.toml.part"
-    mv "$etc/.agent.toml.part" "$etc/agent.toml"
+        >"$work/agent.toml"
+    put "$work/agent.toml" agent.toml
 fi
 if [ -n "$data" ]; then set -- --data "$data"; else set --; fi
 printf '%s\n' "$token" | device-agent join --config "$etc/agent.toml" "$@" - ||
