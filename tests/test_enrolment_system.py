@@ -61,8 +61,8 @@ async def enrolling(site: LiveSite, utc_s=utc_seconds):
 
     async with service.running("127.0.0.1", 0) as port:
 
-        async def token(name: str) -> str:
-            words = ("enrol", name, "--folder", site.path, "--port", port)
+        async def token(name: str, *more: str) -> str:
+            words = ("enrol", name, "--folder", site.path, "--port", port, *more)
             code, said, why = await asyncio.to_thread(typed, server_command.main, *words)
             assert code == 0, why
             return said.strip()
@@ -126,7 +126,7 @@ def test_a_board_joins_by_a_token_is_shut_out_by_revocation_and_joins_again(tmp_
             assert (code, "used" in why) == (2, True)
             assert not (await revoke(site.folder, "pi-03", now())).faults
             assert await refusal(path)
-            code, said, why = await join(path, await token("pi-03"))
+            code, said, why = await join(path, await token("pi-03", "--readmit"))
             assert code == 0, why
             assert await refusal(path) == ""
             states = [one.state(0.0) for one in read_ledger(site.path).tokens.values()]

@@ -113,6 +113,13 @@ def test_commands_are_as_our_command_lines_have_them():
     }
 
 
+@pytest.mark.parametrize("may", [False, True])
+def test_a_revoked_board_is_let_in_again_only_where_the_inventory_says_so(may):
+    [enrol] = [one for task in tasks() if "'enrol'" in str(one := task.get("ansible.builtin.command"))]
+    line = render(enrol["argv"], settings() | {"board_readmit": may})
+    assert PARSERS["edge-server"].parse_args([str(word) for word in line[1:]]).readmit == may
+
+
 def test_each_role_says_what_it_takes():
     """A variable that is used is a role's own, is told by another task, or comes from Ansible."""
     for role in ROLES:

@@ -68,6 +68,8 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "print the line that installs the agent on a bare board, joins and starts it; `packages add` comes before"
     parser.add_argument("--install", action="store_true", help=help_)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the QR code of the token there too")
+    help_ = "let NAME in again although it was revoked, by a new key; without this it is refused"
+    parser.add_argument("--readmit", action="store_true", help=help_)
     parser.add_argument("--address", default="", metavar="HOST", help="of the gateway; default: the site's first")
     parser.add_argument(
         "--port", type=int, default=USUAL_PORT, metavar="N", help="of the enrolment service; default: %(default)s"

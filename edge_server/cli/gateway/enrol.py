@@ -67,15 +67,21 @@ def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
 
 
 def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
-    """Make tokens and print them."""
+    """Make tokens and print them; who was revoked is let in again if asked, once the tokens of before are void.
+
+    Args:
+        site: The site.
+        options: Of the command line.
+
+    Raises:
+        ConfigError: As `enrol`.
+    """
     names = _names(site, options)
     if options.svg and len(names) > 1:
         raise ConfigError("--svg: one token at a time; --csv has many")
     state = read_state(site.folder)
     place = (_address(state, options.address), options.port, site.root_digest())
-    rows = []
-    for name in filter(site.is_denied, names):
-        _readmit(site, name)
+    denied, rows = _denied(site, names, may_readmit=options.readmit), []
     with site.edit() as ledger:
         ledger.tokens = without_old(ledger.tokens, site.utc_s())
         for name in names:
@@ -83,6 +89,8 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
             token, kept = make_token(name, place, options.ttl, site.utc_s())
             rows.append((name, format_token(token), token.id, kept.expires_utc_s))
             ledger.tokens[token.id] = kept
+    for name in denied:
+        _readmit(site, name)
     if options.csv:
         _write_csv(rows)
         return
@@ -102,11 +110,23 @@ def _address(state: SiteState, asked: str) -> str:
     return address
 
 
+def _denied(site: EnrolmentSite, names: Sequence[str], *, may_readmit: bool) -> list[str]:
+    """Return which of these boards were revoked, where the operator says that they may join again."""
+    found = [name for name in names if site.is_denied(name)]
+    if found and not may_readmit:
+        [name] = found  # of several boards, all names are new
+        told = f"{name} was revoked: a token would let a board of that name in again"
+        raise ConfigError(f"{told}; `edge-server enrol {name} --readmit` does, or give the board another name")
+    return found
+
+
 def _readmit(site: EnrolmentSite, name: str) -> None:
     """Have the broker deny a device no more: its old certificates stay revoked, and the new one gets a new key."""
     done = asyncio.run(readmit(open_folder(site.folder), name))
     if done.faults:
         raise ConfigError(f"{name} is denied still, and the broker was stopped: {'; '.join(done.faults)}")
+    told = "was revoked and may join again, by this token and a new key; its certificates of before stay refused"
+    sys.stderr.write(f"edge-server: {name} {told}\n")
 
 
 def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
@@ -114,6 +134,8 @@ def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
         raise ConfigError("give the NAME of one board, or --count N for several")
     if options.device:
         return [check_device_name(options.device)]
+    if options.readmit:
+        raise ConfigError("--readmit: name the board; --count makes tokens for names that no board had")
     if not 1 <= options.count <= MOST_AT_ONCE:
         raise ConfigError(f"--count {options.count}: 1 to {MOST_AT_ONCE}")
     taken = {*read_state(site.folder).accounts, *(one.device for one in read_ledger(site.folder).tokens.values())}

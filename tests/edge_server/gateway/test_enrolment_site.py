@@ -34,7 +34,7 @@ from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.enrolment.tokens import make_token
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.revocation.revoke import revoke
+from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
@@ -62,14 +62,15 @@ def site(made):
         path.write_bytes(data)
 
 
-def enrol(site, *words, capsys) -> str:
+def enrol(site, *words, capsys, code=0, told=False) -> str:
+    """Return what the command printed; where it fails, or is asked, what it said beside."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["edge-server", "enrol", "--folder", str(site.folder), *words])
         with pytest.raises(SystemExit) as ended:
             command_line.main()
     found = capsys.readouterr()
-    assert ended.value.code == 0, found.err
-    return found.out
+    assert ended.value.code == code, found.err
+    return found.err if code or told else found.out
 
 
 def join(site, token, key):
@@ -120,6 +121,7 @@ def test_a_withdrawn_token_is_none(site, capsys):
     "words",
     [
         [],
+        ["--count", "2", "--readmit"],
         ["PI 3"],
         ["edge-server"],
         ["pi-03", "--count", "2"],
@@ -132,11 +134,7 @@ def test_a_withdrawn_token_is_none(site, capsys):
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(site, capsys, words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["edge-server", "enrol", "--folder", str(site.folder), *words])
-        with pytest.raises(SystemExit) as ended:
-            command_line.main()
-    assert ended.value.code == 2
+    enrol(site, *words, capsys=capsys, code=2)
     assert not read_ledger(site.folder).tokens
 
 
@@ -162,7 +160,7 @@ def test_a_damaged_ledger_is_never_written_over(site, data):
     assert path.read_bytes() == data
 
 
-def test_a_revoked_device_is_let_in_again_by_a_new_token_alone(site, capsys):
+def test_a_revoked_device_is_let_in_again_by_a_new_token_alone_where_the_operator_says_so(site, capsys):
     old, new = new_key(), new_key()
     join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), old)
     earlier = parse_token(enrol(site, "pi-03", capsys=capsys))
@@ -170,11 +168,34 @@ def test_a_revoked_device_is_let_in_again_by_a_new_token_alone(site, capsys):
     assert b'"revoked"' in join(site, earlier, new).body
     renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(old).decode()}))
     assert b'"revoked"' in site.registrar().answer(renewal).body
-    token = parse_token(enrol(site, "pi-03", capsys=capsys))
+    kept = read_ledger(site.folder)
+    told = enrol(site, "pi-03", capsys=capsys, code=2)
+    assert "pi-03 was revoked" in told
+    assert "`edge-server enrol pi-03 --readmit` does" in told
+    assert (read_ledger(site.folder), site.is_denied("pi-03")) == (kept, True)
+    assert "pi-03 was revoked and may join again" in enrol(site, "pi-03", "--readmit", capsys=capsys, told=True)
     assert b'"revoked"' in join(site, earlier, new).body
+    assert "revoked" not in enrol(site, "pi-03", "--readmit", capsys=capsys, told=True)  # it is in by now
+    token = parse_token(enrol(site, "pi-03", capsys=capsys))
     assert join(site, token, new).status == 200
     assert not read_state(site.folder).accounts["pi-03"].denied
     assert b'"revoked"' in site.registrar().answer(renewal).body  # the stolen board's key stays out
+
+
+def test_tokens_of_before_are_void_when_a_revoked_device_is_let_in_again(site, capsys, monkeypatch):
+    """Whoever took such a token with the board must not be quicker than its owner."""
+    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), new_key())
+    earlier, answers = parse_token(enrol(site, "pi-03", capsys=capsys)), []
+    asyncio.run(revoke(open_folder(site.folder), "pi-03", datetime.fromtimestamp(NOW, UTC)))
+
+    async def watched(folder, name):
+        done = await readmit(folder, name)
+        answers.append(join(site, earlier, new_key()).body)
+        return done
+
+    monkeypatch.setattr(enrol_command, "readmit", watched)
+    enrol(site, "pi-03", "--readmit", capsys=capsys)
+    assert [b'"revoked"' in one for one in answers] == [True]
 
 
 def test_a_board_that_was_away_for_too_long_renews_when_the_operator_says_so(site, capsys):
