@@ -26,7 +26,7 @@ from edge_server.release.store import StoredRelease
 from shared.protocol.inference.release import ReleasePart, sha256_of, write_manifest
 from shared.protocol.update import UpdateTerms, take_offer
 from shared.runtime.executor import background
-from tests.device_agent.inference.light_releases import offer_of
+from tests.device_agent.inference.releases import offer_of
 from tests.device_agent.inference.test_collaborative import OK, SITE, Board, serving_tops
 from tests.edge_server.gateway.sites import make_site, needs_mosquitto
 from tests.edge_server.release.halves import release_with_halves

@@ -20,7 +20,7 @@ from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, Reduction, write_manifest
 from shared.protocol.update import UpdateTerms
-from tests.device_agent.inference.linear_releases import damaged, linear_release, put
+from tests.device_agent.inference.releases import damaged, linear_release, put
 from tests.device_agent.inference.test_own_model import write_own
 
 MIB = 1 << 20

@@ -21,8 +21,7 @@ from device_agent.inference.swap import Swaps
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background
-from tests.device_agent.inference.light_releases import offer_of
-from tests.device_agent.inference.linear_releases import linear_release
+from tests.device_agent.inference.releases import linear_release, offer_of
 
 CLIENTS, SWAPS, NAME, PATIENCE_S = 8, 50, "points", 120.0
 MEMORY = Path("/dev/shm")  # noqa: S108 - a disk that syncs at once

@@ -12,7 +12,7 @@ from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.release import PARAMETERS, ReleaseManifest, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
-from tests.device_agent.inference.light_releases import light_release, offer_of
+from tests.device_agent.inference.releases import light_release, offer_of
 
 TO_COMMITTED = ("fetched", "verified", "staged", "switched", "passed")
 

@@ -21,8 +21,7 @@ from shared.errors import CorruptFile, ServingRefused, Unwritable
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import UpdateRecord
 from shared.runtime.executor import background, inline
-from tests.device_agent.inference.light_releases import light_release, offer_of
-from tests.device_agent.inference.serving import MemoryServing
+from tests.device_agent.inference.releases import MemoryServing, light_release, offer_of
 
 NAME, SOAK_S = "digits", 600.0
 COMMITTED = ["offered", "fetched", "verified", "staged", "trial", "committed"]

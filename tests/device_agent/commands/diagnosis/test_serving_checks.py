@@ -19,7 +19,7 @@ from edge_server.fleet.broker import free_port
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
-from tests.device_agent.inference.light_releases import light_release, offer_of
+from tests.device_agent.inference.releases import light_release, offer_of
 from tests.machine import grow, profile
 
 FAKE = "__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecutionProvider']\n"
