@@ -1,4 +1,7 @@
-"""What tests need of their machine: files that refuse as a board's do, a small disk, a terminal, a mosquitto."""
+"""What tests need of their machine: files that refuse as a board's do, a small disk, a terminal, a mosquitto.
+
+And recorded data beside the checkout, read where it lies; tests that need it are skipped where it is not.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,17 @@ NOBODY = 65534
 ELLIPSES = re.compile("\N{HORIZONTAL ELLIPSIS}|[.]{3}")
 FOLDED = 14
 """What is longer may be folded to two lines; a figure of a table is not."""
+
+
+RECORDED = Path(os.environ.get("FIELDFLEET_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+
+
+def shared(*parts: str) -> Path:
+    """Return a file or folder of the recorded data; skips the test where there is none."""
+    path = RECORDED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"no recorded data at {path}: name its folder in FIELDFLEET_SHARED")
+    return path
 
 
 def grow(root: Path, files: Mapping[str, object]) -> Path:

@@ -13,7 +13,7 @@ from measure import Figure, NotRun, Row
 from rich.console import Console
 from rich.table import Table
 
-from tests.shared_data import MIN_S, Trace, metered, traces
+from tests.device_agent.sources import MIN_S, Trace, metered, traces
 
 ROOT = Path(__file__).parents[2]
 HERTZ, PHASES = 5.0, 40

@@ -13,7 +13,7 @@ from device_agent.commands.diagnosis.board_text import format_columns
 from tests.boards import units
 from tests.boards.clocks import BOUNDS, worst_step
 from tests.boards.compare import compare, load
-from tests.shared_data import ROOT
+from tests.machine import RECORDED as ROOT
 
 EXPECTED = Path(__file__).with_name("expected.toml")
 

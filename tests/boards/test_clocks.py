@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.boards.clocks import BOUNDS, worst_step
-from tests.shared_data import shared
+from tests.machine import shared
 
 
 @pytest.mark.parametrize("unit", BOUNDS)

@@ -21,8 +21,8 @@ from device_agent.profile.schema import Profile
 from tests.boards import mutate, units
 from tests.boards.conftest import HANG_S
 from tests.boards.test_fixtures import BOARDS, FOLDERS
+from tests.machine import RECORDED as ROOT
 from tests.machine import grow
-from tests.shared_data import ROOT
 
 TREES = int(os.environ.get("TREES", "240"))
 RECORDED = (

@@ -9,7 +9,7 @@ import pytest
 from tests.boards import units
 from tests.boards.__main__ import EXPECTED
 from tests.boards.compare import compare, load
-from tests.shared_data import shared
+from tests.machine import shared
 
 TABLE = load(EXPECTED)
 

@@ -11,7 +11,7 @@ import pytest
 
 from shared.runtime.support.table import System as Kind
 from shared.runtime.support.table import find_row, read_l4t, read_lack, read_table
-from tests.shared_data import shared
+from tests.machine import shared
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,7 @@
 """The server as a device knows it: downloads, split sessions and uploads that a test decides; a smart plug beside it.
 
-The plug answers over HTTP as a Shelly does, with watts that somebody else decides.
+The plug answers over HTTP as a Shelly does, with watts that somebody else decides. Updates lie in an outbox as a
+trainer leaves them; a split task has a server's half that is no network, but a gradient that follows from features.
 """
 
 from __future__ import annotations
@@ -9,20 +10,39 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import msgspec
 
 from device_agent.exchange import outbox as files
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.upload import FIRST_PATIENCE_S, Delivery
-from shared.protocol import wire
-from shared.protocol.messages import BLOCK_BYTES, Ack, Features, Gradient, Skip, Status, Task, Transfer, Update, Want
+from shared.protocol import payload, wire
+from shared.protocol.messages import (
+    BLOCK_BYTES,
+    Ack,
+    Assignment,
+    Features,
+    Gradient,
+    Hyper,
+    Missed,
+    Skip,
+    Spec,
+    Status,
+    Task,
+    Transfer,
+    Update,
+    Want,
+)
 from shared.protocol.topics import topic
+from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, inline
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
@@ -169,10 +189,10 @@ class Desk:
 
     def put(self, number: int, data: bytes, transfer: Transfer) -> None:
         """Commit an update as a trainer does."""
-        draft = self.outbox.draft("trial", number)
+        draft = self.files.draft("trial", number)
         (draft / files.PAYLOAD).write_bytes(data)
         files.write(draft, Update(run="trial", round=number, device=DEVICE, params=transfer))
-        self.outbox.commit(draft)
+        self.files.commit(draft)
 
     async def tell(self, message: Ack | Want | Status, pause_s: float = 0.1) -> None:
         """Say something as the server, and let the device act on it."""
@@ -287,3 +307,91 @@ def download(transport: MemoryTransport, folder: Path, limit: int = 1 << 20) -> 
     clock = asyncio.get_running_loop().time
     policy = Policy(DOWNLOAD_WINDOW, PATIENCE_S, limit)
     return Download(transport, SITE, DEVICE, folder, inline, clock, policy=policy)
+
+
+BYTES = Random(3).randbytes(1 << 20)
+
+
+def make(folder: Path, limit: int = files.LIMIT_BYTES) -> Outbox:
+    return Outbox(folder / "outbox", folder / "state", limit)
+
+
+def put(box: Outbox, number: int, data: bytes = BYTES, state: bytes = b"") -> None:
+    """Commit an update as a trainer does."""
+    draft = box.draft("trial", number)
+    with explain_disk_errors(draft), files.open_payload(draft) as file:
+        file.write(data)
+        file.truncate()
+    if state:
+        (draft / files.STATE).write_bytes(state)
+    transfer = Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=1024)
+    files.write(draft, Update(run="trial", round=number, device="board", params=transfer))
+    box.commit(draft)
+
+
+STEPS = 4
+ALGORITHM = Spec(name="fedsl", options={"period": STEPS, "drop": 0.3, "sparsity": 0.2})
+
+
+def split(task: Task, **fields) -> Task:
+    """Return a task as a split one."""
+    hyper = Hyper(batch_size=8, learning_rate=0.1, local_epochs=STEPS)
+    values = {"first_step": 0, "total_steps": 2 * STEPS}
+    assignment = Assignment(seed=5, hyper=hyper, steps=STEPS, values=values)
+    return msgspec.structs.replace(task, **({"algorithm": ALGORITHM, "assignment": assignment} | fields))
+
+
+def below(folder: Path, parameters: bytes) -> str:
+    """Write the part of the parameters below the cut as the download leaves it; return its path."""
+    from shared.codecs.dense import dense  # noqa: PLC0415 - loads torch
+
+    tree = dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree
+    bottom = {key: leaf for key, leaf in tree.items() if key.startswith("1.")}
+    path = folder / "params-below"
+    path.write_bytes(b"".join(payload.pack(dense().encode(bottom, None)[0])))
+    return str(path)
+
+
+def answer(parts: Iterable[memoryview]) -> memoryview:
+    """Return what the server sends down for what came up."""
+    from shared.codecs.dense import dense  # noqa: PLC0415 - loads torch
+
+    up = dense().decode(payload.unpack(memoryview(bytearray(b"".join(parts))))).tree
+    down = {"gradient": up["features"].tanh(), "loss": up["features"].square().mean()}
+    return memoryview(bytearray(b"".join(payload.pack(dense().encode(down, None)[0]))))
+
+
+def finish(splitting: AbstractContextManager[Any]) -> int:
+    """Drive a split training to its end in this process; return its steps."""
+    count = 0
+    with splitting as training:
+        while training.up is not None:
+            training.advance(answer(training.up))
+            count += 1
+    return count
+
+
+@dataclass
+class Exchanged:
+    """The agent's exchange, answered here.
+
+    Attributes:
+        miss: Steps, by that at which this is said, that went on without the device.
+    """
+
+    miss: dict[int, int] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    carried: tuple[int, int] = (0, 0)
+
+    async def __call__(self, step: int, parts) -> memoryview | Missed:
+        self.steps.append(step)
+        if step in self.miss:
+            return Missed(self.miss[step])
+        came = answer(parts)
+        self.carried = self.carried[0] + sum(part.nbytes for part in parts), self.carried[1] + came.nbytes
+        return came
+
+
+def payload_of(box: Outbox, number: int) -> bytes:
+    """Return the bytes of the update of a round."""
+    return next(entry for entry in box.entries() if entry.update.round == number).payload.read_bytes()

@@ -1,36 +1,28 @@
-"""Power sources that do as they are told.
+"""Power sources that do as they are told, and a board's that was recorded; boards whose clocks can be set.
 
-An outbox on files, and updates in it as a trainer leaves them.
-
-A split task of a small perceptron, and a server's half that is no network: a gradient that follows from features.
-
-Boards whose clocks and power mode can be set: files below a folder.
+Recorded power of a Raspberry Pi 3B+ at full rate, and what a meter that reads it more rarely would have seen. Boards'
+clocks and power modes are files below a folder.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Literal
 
-import msgspec
-import torch
-
-from device_agent.exchange import outbox
-from device_agent.exchange.outbox import Outbox
+from device_agent.measurement.energy import Energy, Sample, integrate_energy
 from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER
-from device_agent.trainer.split_training import SplitTraining
-from shared.codecs.dense import dense
 from shared.errors import NoData
-from shared.protocol import payload
 from shared.protocol.measurements import Provenance, Reading
-from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Task, Transfer, Update
 from shared.runtime.clock import Clock, monotonic
-from shared.runtime.durable import explain_disk_errors
 from tests.machine import grow
 
 PROVENANCE = Provenance(source="given", quality="measured", uncertainty=0.02)
@@ -72,88 +64,83 @@ class Hand:
         return self.now
 
 
-BYTES = Random(3).randbytes(1 << 20)
+FILES = ("rpi3b_ina219_benchmarks.csv.gz", "rpi3b_ina219_usecases.csv.gz")
+COLUMNS = ("run", "suite", "workload", "t_s", "power_mw")
+MIN_S = 10.0
+LATE_S = 0.01
+"""A thread wakes late, by so much on average; now and then far later."""
+MEAN_STALL_S, STALLS = 0.1, 0.02
 
 
-def make(folder: Path, limit: int = outbox.LIMIT_BYTES) -> Outbox:
-    return Outbox(folder / "outbox", folder / "state", limit)
+@dataclass(frozen=True)
+class Trace:
+    """One recorded run: its suite and workload, and its samples of about 50 Hz, of which it is the whole truth."""
+
+    suite: str
+    workload: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.samples[-1].at - self.samples[0].at
+
+    @property
+    def joules(self) -> float:
+        """Return the full-rate integral."""
+        return sum(
+            (after.at - before.at) * (before.watts + after.watts) / 2 for before, after in pairwise(self.samples)
+        )
+
+    def windows(self, seconds: float) -> Iterator[Trace]:
+        """Yield its parts of so many seconds, one after the other."""
+        index, start = 0, self.samples[0].at
+        while start + seconds <= self.samples[-1].at:
+            stop = bisect_right(self.samples, start + seconds, key=lambda one: one.at)
+            yield Trace(self.suite, self.workload, self.samples[index:stop])
+            index, start = stop - 1, self.samples[stop - 1].at
+
+    def at(self, moment: float) -> float:
+        """Return what the sensor says at a moment: its last conversion."""
+        index = bisect_right(self.samples, moment, key=lambda one: one.at)
+        return self.samples[max(0, index - 1)].watts
 
 
-def put(box: Outbox, number: int, data: bytes = BYTES, state: bytes = b"") -> None:
-    """Commit an update as a trainer does."""
-    draft = box.draft("trial", number)
-    with explain_disk_errors(draft), outbox.open_payload(draft) as file:
-        file.write(data)
-        file.truncate()
-    if state:
-        (draft / outbox.STATE).write_bytes(state)
-    transfer = Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=1024)
-    outbox.write(draft, Update(run="trial", round=number, device="board", params=transfer))
-    box.commit(draft)
+def traces(folder: Path) -> Iterator[Trace]:
+    """Yield the recorded runs of 10 s and more."""
+    for name in FILES:
+        with gzip.open(folder / name, "rt") as file:
+            rows = csv.reader(file)
+            run, suite, workload, at, milliwatts = map(next(rows).index, COLUMNS)
+            for _, group in groupby(rows, key=itemgetter(run)):
+                lines = list(group)
+                if float(lines[-1][at]) - float(lines[0][at]) >= MIN_S:
+                    samples = tuple(Sample(float(line[at]), float(line[milliwatts]) / 1000) for line in lines)
+                    yield Trace(lines[0][suite], lines[0][workload], samples)
 
 
-STEPS = 4
-ALGORITHM = Spec(name="fedsl", options={"period": STEPS, "drop": 0.3, "sparsity": 0.2})
+def metered(trace: Trace, random: Random, *, hertz: float, lost: Callable[[float], bool] = lambda _: False) -> Energy:
+    """Return what the meter makes of a run: a read a period from a random moment on, each a little late, some lost.
 
-
-def split(task: Task, **fields) -> Task:
-    """Return a task as a split one."""
-    hyper = Hyper(batch_size=8, learning_rate=0.1, local_epochs=STEPS)
-    values = {"first_step": 0, "total_steps": 2 * STEPS}
-    assignment = Assignment(seed=5, hyper=hyper, steps=STEPS, values=values)
-    return msgspec.structs.replace(task, **({"algorithm": ALGORITHM, "assignment": assignment} | fields))
-
-
-def below(folder: Path, parameters: bytes) -> str:
-    """Write the part of the parameters below the cut as the download leaves it; return its path."""
-    tree = dense().decode(payload.unpack(memoryview(bytearray(parameters)))).tree
-    bottom = {key: leaf for key, leaf in tree.items() if key.startswith("1.")}
-    path = folder / "params-below"
-    path.write_bytes(b"".join(payload.pack(dense().encode(bottom, None)[0])))
-    return str(path)
-
-
-def answer(parts: Iterable[memoryview]) -> memoryview:
-    """Return what the server sends down for what came up."""
-    up = dense().decode(payload.unpack(memoryview(bytearray(b"".join(parts))))).tree
-    down = {"gradient": torch.tanh(up["features"]), "loss": up["features"].square().mean()}
-    return memoryview(bytearray(b"".join(payload.pack(dense().encode(down, None)[0]))))
-
-
-def finish(splitting: AbstractContextManager[SplitTraining]) -> int:
-    """Drive a split training to its end in this process; return its steps."""
-    count = 0
-    with splitting as training:
-        while training.up is not None:
-            training.advance(answer(training.up))
-            count += 1
-    return count
-
-
-@dataclass
-class Exchanged:
-    """The agent's exchange, answered here.
-
-    Attributes:
-        miss: Steps, by that at which this is said, that went on without the device.
+    Args:
+        trace: The run.
+        random: Decides the phase and how late the reads are.
+        hertz: Reads a second.
+        lost: Whether the source does not answer at a moment.
     """
-
-    miss: dict[int, int] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    carried: tuple[int, int] = (0, 0)
-
-    async def __call__(self, step: int, parts) -> memoryview | Missed:
-        self.steps.append(step)
-        if step in self.miss:
-            return Missed(self.miss[step])
-        came = answer(parts)
-        self.carried = self.carried[0] + sum(part.nbytes for part in parts), self.carried[1] + came.nbytes
-        return came
-
-
-def payload_of(box: Outbox, number: int) -> bytes:
-    """Return the bytes of the update of a round."""
-    return next(entry for entry in box.entries() if entry.update.round == number).payload.read_bytes()
+    start, stop = trace.samples[0].at, trace.samples[-1].at
+    period, seen = 1 / hertz, []
+    due = start - random.random() * period
+    while due < stop:
+        late = random.expovariate(1 / LATE_S) + (
+            random.expovariate(1 / MEAN_STALL_S) if random.random() < STALLS else 0
+        )
+        moment = due + late
+        if start <= moment <= stop and not lost(moment):
+            seen.append(Sample(moment, trace.at(moment)))
+        due = max(due + period, moment)
+    found = integrate_energy(seen, start, stop, kind="instant", period_s=period, uncertainty=0.0)
+    assert found is not None, "too little of the run was covered"
+    return found
 
 
 KHZ = (600_000, 900_000, 1_200_000, 1_500_000)

@@ -11,7 +11,7 @@ from device_agent.exchange.outbox import Outbox
 from shared.errors import TaskFailed, Unwritable
 from shared.protocol.messages import Update
 from tests.device_agent.agent_side import update_of
-from tests.device_agent.sources import BYTES, make, put
+from tests.device_agent.server_side import BYTES, make, put
 
 
 def waiting(box: Outbox) -> list[int]:

@@ -10,8 +10,7 @@ import pytest
 from device_agent.hardware import firmware
 from device_agent.hardware.tools import LIVE_ROOT
 from shared.errors import NoData
-from tests.machine import as_nobody, grow, open_to_all
-from tests.shared_data import shared
+from tests.machine import as_nobody, grow, open_to_all, shared
 
 WORD = 4
 

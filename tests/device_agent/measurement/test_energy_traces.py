@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.shared_data import Trace, metered, traces
+from tests.device_agent.sources import Trace, metered, traces
 
 BOUND, SHARE, DRAWS = 0.02, 0.95, 4
 SHORT_S = 70.0

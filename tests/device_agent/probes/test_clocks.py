@@ -10,8 +10,7 @@ from device_agent.probes import clocks, cpufreq
 from device_agent.probes import cpufreq as time_in_state
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
-from tests.machine import as_nobody, busy, grow, open_to_all
-from tests.shared_data import shared
+from tests.machine import as_nobody, busy, grow, open_to_all, shared
 
 POLICIES = "sys/devices/system/cpu/cpufreq"
 PI = Cpu(sources=("firmware", "cpufreq"))

@@ -12,8 +12,7 @@ from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import load_for_board
 from shared.errors import NoData
 from tests.boards import material
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 HWMON, ZONES, DEVFREQ = "sys/class/hwmon/hwmon3", "sys/class/thermal", "sys/class/devfreq"
 XAVIER = material.compatible("nvidia,jetson-xavier nvidia,tegra194")

@@ -11,8 +11,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.probes import memory
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 PROFILE = Profile(schema=1, id="test", name="test")
 MIB = 1 << 20

@@ -7,8 +7,7 @@ import pytest
 from device_agent.probes import power_mode
 from device_agent.profile.schema import PowerMode
 from shared.errors import NoData
-from tests.machine import grow, profile
-from tests.shared_data import shared
+from tests.machine import grow, profile, shared
 
 JETSON = PowerMode(kind="nvpmodel")
 STATUS, CONF = "var/lib/nvpmodel/status", "etc/nvpmodel.conf"

@@ -13,8 +13,7 @@ from device_agent.probes import runtime
 from device_agent.probes.runtime import Verdict
 from device_agent.profile.schema import Cpu
 from shared.errors import NoData
-from tests.machine import grow, profile
-from tests.shared_data import shared
+from tests.machine import grow, profile, shared
 
 DEATHS = {
     "import os; os.kill(os.getpid(), 4)": ("sigill", "SIGILL"),

@@ -11,8 +11,7 @@ from device_agent.probes import thermal
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Cpu, Thermal
 from shared.errors import NoData
-from tests.machine import busy, grow, profile
-from tests.shared_data import shared
+from tests.machine import busy, grow, profile, shared
 
 ZONES = "sys/class/thermal"
 HWMON = "sys/class/hwmon"

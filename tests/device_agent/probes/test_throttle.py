@@ -8,8 +8,7 @@ from device_agent.probes import throttle
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Throttle
 from shared.errors import NoData
-from tests.machine import grow, profile
-from tests.shared_data import shared
+from tests.machine import grow, profile, shared
 
 HWMON = "sys/class/hwmon"
 COOLING = "sys/class/thermal/cooling_device"

@@ -6,8 +6,7 @@ import pytest
 
 from device_agent.probes import wifi
 from shared.errors import NoData
-from tests.machine import grow, profile
-from tests.shared_data import shared
+from tests.machine import grow, profile, shared
 
 RADIO = {"sys/class/net/wlan0/phy80211/name": "phy0"}
 CABLE = {"sys/class/net/eth0/speed": 1000}

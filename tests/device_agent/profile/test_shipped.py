@@ -15,8 +15,7 @@ from device_agent.profile.load import UNKNOWN_PROFILE, load_all, load_file, load
 from device_agent.profile.match import choose_profile, is_match
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 JETSONS = "nano tx1 tx2 tx2-nx xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
 PIS = "3b 3b-plus 4b 5 zero-2w"

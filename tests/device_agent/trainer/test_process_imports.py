@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.exchange.outbox import Outbox
-from tests.device_agent.sources import below, split
+from tests.device_agent.server_side import below, split
 
 PROGRAM = """
 import sys
@@ -21,7 +21,7 @@ with loading():
 from device_agent.trainer.workspace import Workspace
 from device_agent.trainer.task import begin_split_training
 from tests.device_agent.agent_side import METER
-from tests.device_agent.sources import STEPS, finish
+from tests.device_agent.server_side import STEPS, finish
 
 job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Job)
 assert finish(begin_split_training(job, Workspace(), METER.task, lambda: False)) == STEPS

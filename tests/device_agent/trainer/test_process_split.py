@@ -21,7 +21,7 @@ from shared.errors import SessionLost, TaskFailed, TrainerDied
 from shared.protocol.messages import Spec
 from shared.registry import build
 from tests.device_agent.agent_side import METER, START_S, Device, Host, is_alive, until
-from tests.device_agent.sources import ALGORITHM, STEPS, Exchanged, below, finish, payload_of, split
+from tests.device_agent.server_side import ALGORITHM, STEPS, Exchanged, below, finish, payload_of, split
 
 
 class Site(Host):

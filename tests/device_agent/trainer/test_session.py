@@ -17,7 +17,7 @@ from shared.errors import Superseded, TaskFailed
 from shared.protocol.messages import Missed, Spec, mix
 from shared.protocol.payload import pack, unpack
 from tests.device_agent.agent_side import METER, update_of
-from tests.device_agent.sources import STEPS, answer, below, finish, split
+from tests.device_agent.server_side import STEPS, answer, below, finish, split
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from edge_server.replay.run import replay
 from tests.edge_server.replay import textbook_fleet, textbook_replay
 from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 from tests.edge_server.replay.textbook_replay import Device
-from tests.shared_data import shared
+from tests.machine import shared
 
 COMPUTING, SENDING = "sysbench_cpu_4", "iperf3"
 PI = (

@@ -14,7 +14,7 @@ from edge_server.plan.simulated_devices import GivenCompute, TracePower
 from edge_server.replay.devices.behaviour import Behaviour, Work
 from edge_server.replay.devices.build import behaviour
 from shared.errors import ConfigError
-from tests.shared_data import shared
+from tests.machine import shared
 
 WORK = Work(steps=1, examples=1, weights=1, flops=1, run="r", round=1, train=True)
 FAMILIES = {

@@ -12,7 +12,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.models.build import initial
 from shared.protocol.messages import Spec
-from tests.shared_data import shared
+from tests.machine import shared
 
 
 def step(layers: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, rate: float) -> float:

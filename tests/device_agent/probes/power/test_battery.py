@@ -8,8 +8,7 @@ from device_agent.probes.power import battery
 from device_agent.probes.power.rails import sum_rails
 from shared.errors import NoData
 from tests.boards import material
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 SUPPLIES = "sys/class/power_supply"
 

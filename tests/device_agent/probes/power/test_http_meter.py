@@ -14,7 +14,7 @@ from device_agent.config import MeterConfig
 from device_agent.probes.power.http_meter import MAX_BYTES, HttpMeter, fetch, parse_watts
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
-from tests.shared_data import shared
+from tests.machine import shared
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 GEN2 = b'{"id":0, "output":true, "apower":4.2, "voltage":239.7, "aenergy":{"total":913.252}}'

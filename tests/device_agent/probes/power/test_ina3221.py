@@ -7,8 +7,7 @@ import pytest
 from device_agent.probes.power import ina3221
 from shared.errors import NoData
 from tests.boards import material
-from tests.machine import busy, grow
-from tests.shared_data import shared
+from tests.machine import busy, grow, shared
 
 CHIP = "sys/bus/i2c/drivers/ina3221/1-0040/hwmon/hwmon7"
 

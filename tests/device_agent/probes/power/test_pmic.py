@@ -8,8 +8,7 @@ from device_agent.probes.power import pmic
 from device_agent.probes.power.rails import choose_summands, correct_watts, sum_rails
 from device_agent.profile.schema import Power
 from shared.errors import NoData
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 PAIR = " VDD_CORE_A current(7)=2.00000000A\n VDD_CORE_V volt(15)=0.85000000V\n"
 

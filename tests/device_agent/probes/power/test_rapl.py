@@ -13,8 +13,7 @@ from device_agent.probes.power.rapl import RaplSource, Zone, choose_total, subtr
 from device_agent.profile.schema import Power
 from shared.errors import NoData
 from tests.boards import material
-from tests.machine import as_nobody, grow, open_to_all
-from tests.shared_data import shared
+from tests.machine import as_nobody, grow, open_to_all, shared
 
 CLASS = "sys/class/powercap"
 RANGE_UJ = 262_143_328_850

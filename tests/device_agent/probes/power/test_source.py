@@ -16,8 +16,7 @@ from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.schema import Power, PowerModel, Profile, Rail
 from shared.errors import NoData
 from tests.boards import material
-from tests.machine import as_nobody, grow, open_to_all
-from tests.shared_data import shared
+from tests.machine import as_nobody, grow, open_to_all, shared
 
 MODEL = PowerModel(idle_w=2.0, max_w=9.0, core_joules_per_cycle=0.5e-9, max_hertz=2e9)
 ORIN_NANO = Power(

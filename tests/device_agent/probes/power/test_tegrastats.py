@@ -7,8 +7,7 @@ import pytest
 from device_agent.probes.power import tegrastats
 from device_agent.probes.power.tegrastats import CpuLoad, parse_line
 from shared.errors import NoData
-from tests.machine import grow
-from tests.shared_data import shared
+from tests.machine import grow, shared
 
 NANO = {"POM_5V_IN": 0.9, "POM_5V_GPU": 0.0, "POM_5V_CPU": 0.123}
 SUDO = {"POM_5V_IN": 0.933, "POM_5V_GPU": 0.0, "POM_5V_CPU": 0.084}

@@ -13,7 +13,7 @@ from edge_server.replay.study.cell import perform
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import order_of, read_result
 from edge_server.replay.study.spec import load
-from tests.shared_data import shared
+from tests.machine import shared
 
 STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "fedsl.toml"
 

@@ -15,7 +15,7 @@ from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import Result, order_of, read_result
 from edge_server.replay.study.spec import load
 from tests.benchmarks.fedspu_orderings import BASELINES, OURS, REFERENCES, STOPPING, Ran, claims, curve_of, read
-from tests.shared_data import shared
+from tests.machine import shared
 
 STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = {"fedspu": 19 * 9, "fedspu-cifar": 19 * 9, "fedspu-writers": 19 * 3}

@@ -30,7 +30,7 @@ from tests.benchmarks.semisfl_orderings import (
     settings_of,
     table,
 )
-from tests.shared_data import shared
+from tests.machine import shared
 
 STUDIES = Path(__file__).resolve().parents[4] / "deploy" / "studies"
 NAMES = ("semisfl", "semisfl-cifar", "semisfl-har")

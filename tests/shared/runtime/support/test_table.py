@@ -26,7 +26,7 @@ from shared.runtime.support.table import (
     require_memory,
     this_system,
 )
-from tests.shared_data import shared
+from tests.machine import shared
 
 ROOT = Path(__file__).parents[4]
 PURPOSES = ("train", "infer", "server")
