@@ -36,7 +36,7 @@ from shared.transport.base import Broker
 from tests.device_agent.agent_side import is_alive
 from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
-from tests.edge_server.release.spoilt import publish_changed
+from tests.edge_server.release.runs import publish_changed
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -24,9 +24,9 @@ from edge_server.trial.chaos.verify import Account
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
 from shared.runtime.clock import utc_seconds
-from tests.device_agent.sources import with_clocks
+from tests.device_agent.sources import report, with_clocks
 from tests.edge_server.fleets import VARIANTS, write_study
-from tests.edge_server.harness import report, write_examples, write_plan
+from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.processes import folder_of
 from tests.machine import on_terminal, require_whole
 

@@ -1,14 +1,14 @@
-"""A site for tests: a plan in a file, the real server on the memory transport, devices that a test scripts.
+"""Sites for tests, on memory and virtual time: the real server on a plan in a file, with devices that a test scripts.
 
-Reports such as a board with a power sensor sends, from a seed.
+Several sites of one run: each with a broker in memory, a journal in a list and links to all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -17,27 +17,35 @@ import msgspec
 import numpy as np
 import torch
 
+from edge_server.allocation.inputs import Case
+from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import RoundClosed, closed_rounds
+from edge_server.journal.decision import Decision
+from edge_server.journal.records import AnyRecord, RoundClosed, closed_rounds
 from edge_server.journal.runs import exists
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
+from edge_server.sites.coordinate import Coordination
+from edge_server.sites.gossip import Gossip, Ourselves
+from edge_server.sites.link import Births, Links
 from shared.codecs.dense import dense
+from shared.errors import WireError
 from shared.models.build import initial
 from shared.protocol import payload, wire
-from shared.protocol.measurements import Absent, Cost, Reading, Spent
-from shared.protocol.messages import BLOCK_BYTES, Ack, Message, Report, Status, Task, Transfer, Update, Want
+from shared.protocol.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.executor import inline
+from shared.runtime.executor import background, inline
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
+from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox, Transport
 from shared.transport.memory import MemoryTransport
+from shared.transport.simulated_link import Link, Rate
 
 T = TypeVar("T")
 
@@ -215,56 +223,114 @@ async def site(
             await asyncio.gather(run, return_exceptions=True)
 
 
-CONSTANT = {
-    "cpu.policy0_max_hertz": 1.728e9,
-    "cpu.policy4_max_hertz": 1.728e9,
-    "cpu.online_count": 6.0,
-    "memory.total_bytes": 7_990_247_424.0,
-    "memory.limit_bytes": 4_294_967_296.0,
-    "disk.total_bytes": 122_000_000_000.0,
-    "throttle.now_flag": 0.0,
-    "throttle.since_boot_flag": 1.0,
-    "net.eth0_speed_bits_per_s": 1e9,
-}
-RAILS = ("total", "VDD_CPU_GPU_CV", "VDD_SOC")
-ZONES = ("cpu-thermal", "gpu-thermal", "soc0-thermal", "tj-thermal", "hottest")
+PLAN = b'{"name":"towns","rounds":4}'
+DEADLINE_S = 60.0
+NO_LIMIT = Rate()
+POLICY = Policy(window=8, patience_s=1.0, limit=64 << 20, frame_bytes=16 << 10)
 
 
-def report(random: Random, at: float, device: str = "orin", **changes: object) -> Report:
-    """Return what a Jetson Orin Nano might say at a moment: 30 figures, of which 21 change."""
-    figures: dict[str, float] = dict(CONSTANT)
-    figures |= {f"power.{rail}_watts": random.randrange(3000, 15000) / 1000 for rail in RAILS}
-    figures |= {f"thermal.{zone}_celsius": random.randrange(45000, 70000) / 1000 for zone in ZONES}
-    figures |= {f"cpu.{name}_hertz": float(random.choice((729_600_000, 1_344_000_000))) for name in ("f", "policy0")}
-    figures["memory.available_bytes"] = float(random.randrange(1 << 30, 1 << 32, 4096))
-    figures["memory.pressure_ratio"] = random.randrange(100) / 10_000
-    figures["disk.free_bytes"] = 5e10 - at * 1000
-    figures["cputime.busy_seconds"], figures["cputime.total_seconds"] = at * 1.25, at * 6.0
-    figures |= {f"net.eth0_{way}_bytes": at * 12_345.0 // 1 for way in ("received", "sent")}
-    figures |= {f"link.{way}_bits_per_s": random.uniform(5e6, 2e7) for way in ("up", "down")}
-    readings = {name: _reading(name, value, at) for name, value in figures.items()}
-    spent = Spent(run="run-1", round=int(at // 600), cost=Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.5))
-    known = Report(
-        device=device,
-        at=at,
-        board="nvidia-orin-nano-8gb",
-        readings=readings,
-        absent={"wifi": Absent(lack="not_present", cause="no wireless interface")},
-        facts={"mode": "15W", "governor": "schedutil", "kernel": "5.15.148-tegra", "l4t": "36.4.3"},
-        spent=spent,
-        instance="0123456789abcdef0123456789abcdef",
-    )
-    return Report(**{**{name: getattr(known, name) for name in known.__struct_fields__}, **changes})
+def model_of(site: str, number: int, size: int = 40_000) -> list[memoryview]:
+    """Return a site's model of a round."""
+    return [memoryview(Random(f"{site}/{number}").randbytes(size))]
 
 
-def _reading(name: str, value: float, at: float) -> Reading:
-    group, _, rest = name.partition(".")
-    is_power = group == "power"
-    return Reading(
-        value=value,
-        unit=rest.rpartition("_")[2],
-        source=f"{group} of sysfs",
-        quality="corrected" if is_power else "measured",
-        at=at - 3.0 if group == "link" else at,
-        uncertainty=value * 0.03 if is_power else None,
-    )
+def require_size(data: memoryview, size: int = 40_000) -> None:
+    """Refuse what has not the size of a model here."""
+    if data.nbytes != size:
+        raise WireError(f"{data.nbytes} bytes", reason="shape")
+
+
+@dataclass
+class Town:
+    """One site's server, as long as its process lasts."""
+
+    site: str
+    links: Links
+    gossip: Gossip
+    coordination: Coordination
+    stack: AsyncExitStack
+    ways: dict[str, Link]
+    instance: str
+
+    async def exchange(self, number: int, model: Sequence[memoryview] | None = None) -> dict[str, bytes]:
+        """Gossip; return what came."""
+        found, gossiped = await self.gossip.exchange(number, model or model_of(self.site, number), require_size)
+        await self.gossip.conclude(gossiped)
+        return {peer: bytes(data) for peer, data in found.items()}
+
+
+@dataclass
+class Country:
+    """All sites' brokers and journals, which outlive their servers."""
+
+    folder: Path
+    order: tuple[str, ...]
+    edges: set[frozenset[str]]
+    decide: Callable[[Case], Decision] = lambda _case: Decision()
+    place: Callable[[int], Place] = lambda number: Place(number - 1, 4)
+    allowance: float = 0.0
+    rate: Rate = NO_LIMIT
+    note_rounds: Callable[[str], Callable[[Mapping[str, int]], Awaitable[None]] | None] = lambda _site: None
+    brokers: dict[str, MemoryTransport] = field(default_factory=dict)
+    records: dict[str, list[AnyRecord]] = field(default_factory=dict)
+    processes: int = 0
+
+    def __post_init__(self) -> None:
+        self.brokers = {site: MemoryTransport() for site in self.order}
+        self.records = {site: [] for site in self.order}
+
+    async def start(self, site: str, *, plan: bytes = PLAN, run: str = "") -> Town:
+        """Start a site's server, as a process that reads what an earlier one has journaled."""
+        clock, self.processes = asyncio.get_running_loop().time, self.processes + 1
+        run, instance = run or f"run-of-{site}", str(self.processes)
+        others = [one for one in self.order if one != site]
+        ways = {one: Link(self.brokers[one], self.rate, clock, self.processes) for one in others}
+        born = {one: Births(site, one, run, instance, plan) for one in others}
+        links = Links(site, self.brokers[site], ways, plan, born, note_rounds=self.note_rounds(site))
+        folder = self.folder / site
+        folder.mkdir(exist_ok=True)
+        us = Ourselves(site, self.order, run, folder, DEADLINE_S)
+        near = [one for one in others if frozenset({site, one}) in self.edges]
+
+        async def keep(record: AnyRecord) -> None:
+            self.records[site].append(record)
+
+        gossip = Gossip(us, near, links, keep, POLICY, clock, inline)
+        coordination = Coordination(us, links, keep, self.decide, clock, inline, self.place, self.allowance)
+        gossip.recall(self.records[site])
+        coordination.recall(self.records[site])
+        stack = AsyncExitStack()
+        await stack.enter_async_context(links.listening())
+        await stack.enter_async_context(background(*map(gossip.serve, near)))
+        for one, way in ways.items():
+            said = born[one].presence()
+            await way.publish(said.topic, said.birth, retain=True)
+        await asyncio.sleep(0)
+        return Town(site, links, gossip, coordination, stack, ways, instance)
+
+    async def kill(self, town: Town, *, silently: bool = False) -> None:
+        """End a server at once; its wills are told unless it dies `silently`."""
+        await town.stack.aclose()
+        if not silently:
+            for one in town.ways:
+                born = Births(town.site, one, town.gossip.us.run, town.instance, PLAN).presence()
+                await self.brokers[one].publish(born.topic, born.will, retain=True)
+
+    def of(self, site: str, kind: type[AnyRecord]) -> list[AnyRecord]:
+        """Return a site's records of a kind."""
+        return [one for one in self.records[site] if isinstance(one, kind)]
+
+    @asynccontextmanager
+    async def all(self) -> AsyncIterator[dict[str, Town]]:
+        """Start every site, and end all after the block."""
+        towns = {site: await self.start(site) for site in self.order}
+        try:
+            yield towns
+        finally:
+            for town in towns.values():
+                await town.stack.aclose()
+
+
+def country(folder: Path, order: Iterable[str], edges: Iterable[str], **more: object) -> Country:
+    """Return sites of one letter each, and edges of two."""
+    return Country(folder, tuple(order), {frozenset(edge) for edge in edges}, **more)  # type: ignore[arg-type]

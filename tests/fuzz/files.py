@@ -34,8 +34,8 @@ from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import payload
 from shared.protocol.messages import Transfer, Update
-from tests.edge_server.harness import report
-from tests.edge_server.replay.trace.field import field_run
+from tests.device_agent.sources import report
+from tests.edge_server.report.journals import field_run
 from tests.fuzz.frames import folder
 
 _places = count()

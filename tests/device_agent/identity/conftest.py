@@ -3,8 +3,7 @@
 import pytest
 
 from device_agent.identity import clock_floor
-from tests.device_agent.identity.boards import DAY_S
-from tests.edge_server.gateway.enrolments import NOW
+from tests.edge_server.gateway.enrolments import DAY_S, NOW
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,20 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, read_membership
 from edge_server.gateway import authority
 from shared.protocol.enrolment import Joined, parse_head
-from tests.device_agent.identity.boards import DAY_S, STEPS, Board, Killed, failure, killed_after
-from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, server_context, server_pair, serving
+from tests.edge_server.gateway.enrolments import (
+    DAY_S,
+    NOW,
+    STEPS,
+    Board,
+    Gateway,
+    Killed,
+    authorities,
+    failure,
+    killed_after,
+    server_context,
+    server_pair,
+    serving,
+)
 
 
 def test_a_board_joins(tmp_path):

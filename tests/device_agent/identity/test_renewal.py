@@ -18,8 +18,18 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CERTIFICATE, KEY, Membership, read_membership
 from device_agent.identity.renewal import FIRST_S, LOOK_S, RETRY_S, Renewal
 from shared.errors import EnrolmentFailed
-from tests.device_agent.identity.boards import DAY_S, STEPS, Board, Killed, failure, killed_after
-from tests.edge_server.gateway.enrolments import NOW, Gateway, server_context, serving
+from tests.edge_server.gateway.enrolments import (
+    DAY_S,
+    NOW,
+    STEPS,
+    Board,
+    Gateway,
+    Killed,
+    failure,
+    killed_after,
+    server_context,
+    serving,
+)
 
 DUE = 260 * DAY_S
 """Of a year, less than a third is left then."""

@@ -25,8 +25,7 @@ from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.site_folder import SiteFolder
 from edge_server.gateway.state import read_state
 from shared.errors import EnrolmentFailed
-from tests.device_agent.identity.boards import DAY_S
-from tests.edge_server.gateway.enrolments import NOW
+from tests.edge_server.gateway.enrolments import DAY_S, NOW
 
 BOARDS, YEAR_S, DUE_S = 100, 365 * DAY_S, 270 * DAY_S
 MOST_TURNS = 100

@@ -33,7 +33,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import build_presence
 from tests.device_agent.inference.test_process import UnixConnection
-from tests.edge_server.release.halves import release_with_halves
+from tests.edge_server.release.runs import release_with_halves
 
 SITE = "collaborative"
 CLOSE = 1e-5

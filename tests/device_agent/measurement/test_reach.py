@@ -21,7 +21,7 @@ from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
-from tests.certificates import Authority
+from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 
 TOPIC = "fieldfleet/v1/lab/board/doctor"

@@ -30,7 +30,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.tcp_info import Traffic
-from tests.edge_server.harness import report
+from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT
 
 SITE = "hall"

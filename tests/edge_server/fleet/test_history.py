@@ -13,7 +13,8 @@ from shared.protocol.messages import Report, Status
 from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.harness import SITE, report, virtual
+from tests.device_agent.sources import report
+from tests.edge_server.harness import SITE, virtual
 
 NAME = "power.total_watts"
 

@@ -27,7 +27,7 @@ from edge_server.journal.report_history import KeptReport
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
 from shared.protocol.messages import Report, Status
-from tests.edge_server.harness import report
+from tests.device_agent.sources import report
 
 NOW = 1e9
 

@@ -19,7 +19,7 @@ from edge_server.gateway.packages.store import add_packages
 from edge_server.gateway.site_folder import SiteFolder
 from shared.protocol.enrolment import Token, format_token
 from shared.runtime.clock import utc_seconds
-from tests.edge_server.gateway.packages_of import put_deb
+from tests.edge_server.gateway.sites import put_deb
 
 GUARD_S = 120.0
 SCRIPT = Path(__file__).parents[3] / "edge_server/gateway/packages/install.sh"

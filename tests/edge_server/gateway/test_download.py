@@ -25,7 +25,7 @@ from shared.protocol.enrolment import parse_head
 from shared.runtime.support.fetch import bring
 from shared.runtime.support.table import Wheel
 from tests.edge_server.gateway.enrolments import Gateway, authorities, new_key, request_of, server_context
-from tests.edge_server.gateway.packages_of import put_deb
+from tests.edge_server.gateway.sites import put_deb
 
 GUARD_S = 60.0
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

@@ -33,7 +33,7 @@ from edge_server.gateway.site_folder import SiteFolder
 from edge_server.gateway.state import locked, read_state
 from shared.errors import ConfigError
 from shared.protocol.packages import find_build, verify
-from tests.edge_server.gateway.packages_of import archive, deb, packed, put_deb
+from tests.edge_server.gateway.sites import archive, deb, packed, put_deb
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 

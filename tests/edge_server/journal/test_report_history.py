@@ -28,7 +28,7 @@ from edge_server.journal.report_history import (
 from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.measurements import Reading
 from shared.protocol.messages import Report
-from tests.edge_server.harness import report
+from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT, until
 from tests.machine import as_nobody, open_to_all
 

@@ -17,7 +17,7 @@ from edge_server.fleet.tables import COLUMNS, FREE, LINK
 from edge_server.journal import report_rows
 from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, Spent
 from shared.protocol.messages import Report
-from tests.edge_server.harness import report
+from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -1,19 +1,37 @@
-"""Runs whose models are exported: a journal and checkpoints, written as a server writes them, of any network."""
+"""Runs whose models are exported, of any network; releases of them, with halves, or changed after they were made.
+
+A run is a journal and checkpoints, written as a server writes them. The lower half of a release is opened by ONNX
+Runtime, as an application's board runs it. Of a changed release every digest holds, and only a look finds it.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import torch
+from safetensors.numpy import load, load_file, save
 
+from device_agent.inference.collaborative.interface import Half
 from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, SqliteStore
 from edge_server.journal.records import RoundClosed, RunClosed, RunOpened
 from edge_server.journal.runs import FOLDER, Run, find
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
+from edge_server.release.create import create_release
+from edge_server.release.run_model import read_model
+from edge_server.release.store import StoredRelease, publish
 from shared.models.build import initial
-from shared.protocol.messages import Spec
+from shared.protocol import payload
+from shared.protocol.inference.release import ReleasePart, sha256_of
+from shared.protocol.messages import LOSSLESS, Spec
+from shared.tensors import feature_codec
 from shared.tensors.tree import State, Tree
 
 RUN = "tiny-20260101T000000Z-aaaa"
@@ -68,3 +86,97 @@ def leave_run(
     store.append(RunClosed(outcome="finished"))
     store.close()
     return find(folder, run)
+
+
+def release_with_halves(folder: Path, network: str = "mlp", *, cut: int = 0, name: str = "digits", seed: int = 1):
+    """Return a release of a tiny network, cut where the network has its first cut unless told.
+
+    Args:
+        folder: Of runs.
+        network: Its name.
+        cut: As the network counts its cuts.
+        name: Of the release.
+        seed: Of its parameters.
+    """
+    run = leave_run(folder, network, run=f"{name}-20260101T00000{seed}Z-aaaa", seed=seed)
+    return create_release(read_model(run), folder, name, cut)
+
+
+@dataclass
+class LowerHalf:
+    """A release as a device serves it, with the probes that tell what its outputs are to be."""
+
+    half: Half
+    session: Any
+    inputs: np.ndarray
+    outputs: np.ndarray
+    feature_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, stored: StoredRelease) -> LowerHalf:
+        """Open the lower half of a release."""
+        import onnxruntime  # noqa: PLC0415 - most who leave runs need none
+
+        manifest = stored.manifest
+        graph = manifest.halves.bottom
+        parameters = load_file(stored.path(manifest.parameters.sha256))
+        bound = [onnxruntime.OrtValue.ortvalue_from_numpy(parameters[one]) for one in graph.parameters]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        if bound:
+            options.add_external_initializers(list(graph.parameters), bound)
+        data = stored.path(graph.part.sha256).read_bytes()
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        probes = load_file(stored.path(manifest.probes.sha256))
+        half = Half(manifest.name, manifest.version, bytes.fromhex(manifest.parameters.sha256))
+        return cls(half, session, probes["inputs"], probes["outputs"], tuple(graph.output.shape))
+
+    def features(self, count: int = 1, codec: Spec = LOSSLESS) -> list[memoryview]:
+        """Return the payload of the first probes' features."""
+        [found] = self.session.run(["features"], {"input": self.inputs[:count]})
+        return payload.pack(feature_codec.encode("features", found, codec))
+
+    def error(self, outputs: bytes, count: int = 1) -> float:
+        """Return how far outputs are from PyTorch's, as a share of the largest."""
+        found = payload.unpack(memoryview(outputs)).blobs["output"]
+        values = np.frombuffer(found.data, "<f4").reshape(found.shape)
+        expected = self.outputs[:count]
+        assert values.shape == expected.shape
+        return float(np.abs(values - expected).max() / np.abs(expected).max())
+
+
+HEAD_BYTES = 8
+
+
+def publish_changed(
+    data_dir: Path,
+    stored: StoredRelease,
+    parameters: Callable[[np.ndarray], None],
+    probes: Callable[[np.ndarray], np.ndarray] = lambda outputs: outputs,
+) -> StoredRelease:
+    """Keep a release that differs from another one in its parameters; return it.
+
+    Args:
+        data_dir: Folder of runs.
+        stored: The other one.
+        parameters: Changes each tensor of 32-bit floats in its place.
+        probes: Returns what the outputs of the probes are then.
+    """
+    manifest = stored.manifest
+    parts = {part.sha256: stored.path(part.sha256).read_bytes() for part in manifest.parts.values()}
+    data = bytearray(parts[manifest.parameters.sha256])
+    begin = HEAD_BYTES + int.from_bytes(data[:HEAD_BYTES], "little")
+    header = json.loads(data[HEAD_BYTES:begin])
+    specs = []
+    for spec in manifest.tensors:
+        first, last = (begin + offset for offset in header[spec.name]["data_offsets"])
+        if spec.dtype == "F32":
+            parameters(np.frombuffer(memoryview(data)[first:last], np.float32).reshape(spec.shape))
+        specs.append(msgspec.structs.replace(spec, sha256=sha256_of(bytes(data[first:last]))))
+    shown = load(parts[manifest.probes.sha256])
+    shown["outputs"] = np.ascontiguousarray(probes(shown["outputs"]))
+    changed = {"parameters": bytes(data), "probes": save(shown)}
+    parts |= {sha256_of(one): one for one in changed.values()}
+    told = {name: ReleasePart(sha256=sha256_of(one), size=len(one)) for name, one in changed.items()}
+    draft = msgspec.structs.replace(manifest, tensors=tuple(specs), **told)
+    return publish(data_dir, draft, {part.sha256: parts[part.sha256] for part in draft.parts.values()})

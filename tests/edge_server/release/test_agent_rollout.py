@@ -35,7 +35,7 @@ from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transfer.receiver import Policy
 from shared.transport.memory import MemoryTransport
-from tests.edge_server.gateway.packages_of import put_deb
+from tests.edge_server.gateway.sites import put_deb
 
 SITE = "roof"
 TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=120.0, canary=1, waves=(0.25, 0.5, 1.0), ahead=False)

@@ -31,7 +31,7 @@ from shared.transport.base import Broker
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import build_presence
-from tests.edge_server.release.halves import LowerHalf, release_with_halves
+from tests.edge_server.release.runs import LowerHalf, release_with_halves
 
 pytest.importorskip("onnx")
 

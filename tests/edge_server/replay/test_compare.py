@@ -23,7 +23,12 @@ from edge_server.replay.comparison.compare_text import bar, lines, percent
 from shared.errors import ConfigError
 from shared.protocol.messages import Transfer
 from shared.tensors.tree import State
-from tests.edge_server.replay.trace.field import BEGAN, closed, cost, opened, plan, update
+from tests.edge_server.report.journals import BEGAN
+from tests.edge_server.report.journals import field_closed as closed
+from tests.edge_server.report.journals import field_cost as cost
+from tests.edge_server.report.journals import field_opened as opened
+from tests.edge_server.report.journals import field_plan as plan
+from tests.edge_server.report.journals import field_update as update
 
 DEVICES = ("orin", "pi-10")
 Change = Callable[[AnyRecord], AnyRecord | None]

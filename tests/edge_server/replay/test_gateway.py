@@ -17,7 +17,7 @@ from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.schema import Round, Sample, TableRow
 from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
-from tests.edge_server.replay.trace.field import field_run, trained_alone
+from tests.edge_server.report.journals import field_run, trained_alone
 from tests.edge_server.textbook import labelled_server, make_plan, require_equal
 
 LINKS = """

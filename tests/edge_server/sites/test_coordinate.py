@@ -17,8 +17,7 @@ from edge_server.sites.coordinate import GRACE_S
 from shared.errors import WireError
 from shared.protocol.measurements import Cost
 from shared.runtime import clock as virtual_clock
-from tests.edge_server.harness import virtual
-from tests.edge_server.sites.towns import DEADLINE_S, Country, Town, country
+from tests.edge_server.harness import DEADLINE_S, Country, Town, country, virtual
 
 ALLOWANCE, ROUNDS = 100.0, 4
 

@@ -21,8 +21,7 @@ from shared.protocol.peers import EdgeWord, Hello, ModelOffer
 from shared.protocol.topics import peer_topic
 from shared.runtime import clock as virtual_clock
 from shared.transport.simulated_link import Rate
-from tests.edge_server.harness import virtual
-from tests.edge_server.sites.towns import DEADLINE_S, Country, Town, country, model_of
+from tests.edge_server.harness import DEADLINE_S, Country, Town, country, model_of, virtual
 
 SLOW = Rate(1e6, 1e6, 0.01)
 

@@ -15,7 +15,7 @@ from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Payload, Spec
 from shared.registry import build
 from shared.tensors.tree import check_like
-from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
+from tests.shared.codecs.test_dense import tree_over_the_wire as over_the_wire
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 

@@ -15,7 +15,7 @@ from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, Tree, accumulate, check_like, finish_mean
-from tests.shared.codecs.coding import over_the_wire
+from tests.shared.codecs.test_dense import over_the_wire
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SHAPES = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)

@@ -17,8 +17,8 @@ from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors import quantizer
 from shared.tensors.tree import Tree, check_like
-from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
-from tests.shared.codecs.coding import trees
+from tests.shared.codecs.test_dense import tree_over_the_wire as over_the_wire
+from tests.shared.codecs.test_dense import trees
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), max_size=4)
 

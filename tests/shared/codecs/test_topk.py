@@ -19,8 +19,8 @@ from shared.protocol import payload
 from shared.protocol.messages import Blob, Payload, Spec
 from shared.registry import build
 from shared.tensors.tree import Tree, check_like
-from tests.shared.codecs.coding import tree_over_the_wire as over_the_wire
-from tests.shared.codecs.coding import trees
+from tests.shared.codecs.test_dense import tree_over_the_wire as over_the_wire
+from tests.shared.codecs.test_dense import trees
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5)
 SHARES = st.sampled_from([1e-9, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])

@@ -10,7 +10,7 @@ from shared.protocol import clip as bounds
 from shared.protocol.clip import clip, printable
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent, StepCost
 from shared.protocol.messages import Report, Status, Update, Want
-from tests.edge_server.harness import report
+from tests.device_agent.sources import report
 
 EVIL = "boom\n2026-01-01T00:00:00Z ERROR forged \x1b[31m\r\u202e\x00" + "x" * 900_000
 

@@ -20,7 +20,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.tcp_info import Traffic
 from shared.transport.tls import Tls, context
-from tests.certificates import Authority
+from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 
 PATIENCE_S = 60.0

@@ -26,7 +26,7 @@ from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.send_queue import MARK_BYTES
 from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import packet
-from tests.certificates import Authority
+from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 
 pytestmark = pytest.mark.broker

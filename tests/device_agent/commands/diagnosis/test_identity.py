@@ -9,8 +9,8 @@ from device_agent.commands.diagnosis.identity import DAY_S
 from device_agent.config import load
 from device_agent.identity.credentials import Membership
 from shared.transport.base import Broker
-from tests.certificates import Authority
 from tests.device_agent.agent_side import write_config
+from tests.edge_server.gateway.enrolments import Authority
 
 NOW = 1_800_000_000.0
 JOINED = Membership(

@@ -24,7 +24,7 @@ from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
-from tests.edge_server.replay.trace.field import field_run, trained_alone
+from tests.edge_server.report.journals import field_run, trained_alone
 from tests.edge_server.textbook import LINKS, make_plan
 
 WEIGHTS = 4 * 64 + 4 + 4 * 10 + 10

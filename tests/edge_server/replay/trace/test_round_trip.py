@@ -22,7 +22,8 @@ from edge_server.replay.trace.transfer import export, import_trace
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
-from tests.edge_server.replay.trace.field import cost, field_run
+from tests.edge_server.report.journals import field_cost as cost
+from tests.edge_server.report.journals import field_run
 
 
 def export_field_run(folder: Path, *, cut: int | None = None, **options: bool) -> Path:

@@ -26,8 +26,9 @@ from shared.errors import ConfigError, TaskFailed, WireError
 from shared.protocol.messages import Hyper, mix
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State
-from tests.shared.algorithms.semisupervised.full_model.fleet import HYPER, Fleet, payload_bytes
-from tests.shared.algorithms.sessions import Own
+from tests.shared.algorithms.sessions import LABELLED_HYPER as HYPER
+from tests.shared.algorithms.sessions import LabelledFleet as Fleet
+from tests.shared.algorithms.sessions import Own, payload_bytes
 
 SMALL = {"supervised_steps": 3, "mirrors": False, "schedule": "constant", "threshold": 0.34}  # of three classes
 RATE, DECAY = HYPER.learning_rate, HYPER.weight_decay
