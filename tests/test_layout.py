@@ -8,6 +8,7 @@ import subprocess  # noqa: TID251 - asks git which files are the project's
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,13 +19,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
 TOP = {*PACKAGES, "tests", "deploy", ".ci"}
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 PACKAGE_ENTRIES, FOLDER_ENTRIES = 13, 14
 FILE_LINES, SMALL_LINES, FUNCTION_LINES, BARE_PARAMETERS = 400, 40, 50, 2
 MAY_BE_SMALL = re.compile(r"(.*/)?__(init|main)__\.py|shared/(models|codecs|algorithms)/.*")
 NAMES_OF_NOTHING = re.compile(r"(.*_)?(helpers?|utils?|managers?|misc|common|stuff)\.py")
 ALGORITHM = re.compile(r"shared/algorithms/(?:[a-z]+/)?(?!_|base)[a-z_]+\.py")
 ERRORS = "shared/errors.py"
+PRIVATE = re.compile(r"\b_\w+")
 LIBRARIES_OWN = {"_state"}
 """Names of libraries' own that are ours too: of a client of paho, whether it is connected."""
 SAID_ELSEWHERE = re.compile(r"(as in|as those of|see) `")
@@ -34,10 +35,22 @@ HALVES = {"init", "assign", "broadcast", "local", "absorb", "aggregate", "check_
 """Parts of an algorithm: `shared.algorithms.base` says of all what they are given."""
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return every source parsed; not before it is asked for, since each process of the tests loads this file."""
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+@cache
+def nodes(name: str) -> list[ast.AST]:
+    """Return what a source's tree is of."""
+    return list(ast.walk(trees()[name]))
+
+
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield every function with the file that it is in."""
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
+    for name in SOURCES:
+        for node in nodes(name):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield name, node
 
@@ -78,7 +91,7 @@ def imports_of_files() -> dict[str, set[str]]:
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in SOURCES}
     imports: dict[str, set[str]] = {module: set() for module in modules}
     for module, name in modules.items():
-        for node in ast.walk(TREES[name]):
+        for node in nodes(name):
             if isinstance(node, ast.ImportFrom) and node.module:
                 whole = {f"{node.module}.{one.name}" for one in node.names} & modules.keys()
                 imports[module] |= whole or ({node.module} & modules.keys())
@@ -88,7 +101,7 @@ def imports_of_files() -> dict[str, set[str]]:
 def breaks_in_files() -> Iterator[str]:
     for name, text in SOURCES.items():
         lines = len(text.splitlines())
-        if not ast.get_docstring(TREES[name]):
+        if not ast.get_docstring(trees()[name]):
             yield f"{name}: say in a docstring what this file holds"
         if lines > FILE_LINES:
             yield f"{name}: {lines} lines, more than {FILE_LINES}; split it where its summary would need an `and`"
@@ -97,7 +110,7 @@ def breaks_in_files() -> Iterator[str]:
             yield f"{name}: {lines} lines; put it where it is used"
         if NAMES_OF_NOTHING.fullmatch(Path(name).name):
             yield f"{name}: name it by what is in it"
-        if ALGORITHM.fullmatch(name) and "https://" not in (ast.get_docstring(TREES[name]) or ""):
+        if ALGORITHM.fullmatch(name) and "https://" not in (ast.get_docstring(trees()[name]) or ""):
             yield f"{name}: name the paper and its URL in the first docstring"
 
 
@@ -115,9 +128,9 @@ def breaks_in_functions() -> Iterator[str]:
 
 def breaks_in_classes() -> Iterator[str]:
     homes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    errors = {node.name for node in ast.walk(TREES[ERRORS]) if isinstance(node, ast.ClassDef)}
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
+    errors = {node.name for node in nodes(ERRORS) if isinstance(node, ast.ClassDef)}
+    for name in SOURCES:
+        for node in nodes(name):
             if isinstance(node, ast.ClassDef):
                 homes[name.partition("/")[0], node.name].append(name)
                 if name != ERRORS and errors & {ast.unparse(base).rpartition(".")[2] for base in node.bases}:
@@ -138,18 +151,18 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
-def defined_names(tree: ast.Module) -> Iterator[str]:
+def defined_names(tree: list[ast.AST]) -> Iterator[str]:
     """Yield what a file gives a name to: functions, classes, variables, attributes."""
-    for node in ast.walk(tree):
+    for node in tree:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.id if isinstance(node, ast.Name) else node.attr
 
 
-def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def private_names(tree: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield the private names of others that a file uses, with their lines: read, set, imported or patched."""
-    for node in ast.walk(tree):
+    for node in tree:
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
@@ -163,10 +176,13 @@ def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def breaks_in_tests() -> Iterator[str]:
     """What the packages keep to themselves; a test's own names, and those of libraries, are left out."""
-    ours = {name for tree in TREES.values() for name in defined_names(tree) if is_private(name)}
+    ours = {one for name in SOURCES for one in defined_names(nodes(name)) if is_private(one)} - LIBRARIES_OWN
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        forbidden = ours - LIBRARIES_OWN - set(defined_names(tree))
+        text = path.read_text()
+        if ours.isdisjoint(PRIVATE.findall(text)):
+            continue
+        tree = list(ast.walk(ast.parse(text)))
+        forbidden = ours - set(defined_names(tree))
         for line, name in private_names(tree):
             if name in forbidden:
                 yield f"{path.relative_to(ROOT)}:{line}: {name} is private: go by a public name, or make it one"
