@@ -61,14 +61,19 @@ def test_a_device_that_cannot_train_is_counted_and_the_others_go_on(here):
 
 def test_devices_come_and_go_while_a_run_goes_on(network, tmp_path):
     """Who comes is of the next cohort; who goes is waited for until the deadline, and then not asked any more."""
-    plan = make_plan(tmp_path, cohort="min_devices = 2", round="deadline_s = 1.5")
+    deadline_s = 5.0 if network.broker else 1.5  # real seconds are enough on a busy machine too
+    plan = make_plan(tmp_path, cohort="min_devices = 2", round=f"deadline_s = {deadline_s}")
     here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
 
     async def play() -> list[RoundClosed]:
-        async with here.devices("a", "b", compute_s=0.3):
+        here.held = {("a", 1): asyncio.Event(), ("a", 2): asyncio.Event()}
+        async with here.devices("a", "b"):
             serving = asyncio.create_task(here.serve())
             await until(lambda: ("a", 1) in here.trained)
-            await here.start("c")
+            comes = await here.start("c")
+            if network.broker:
+                await comes.connected.wait()  # what it says at its birth is at the broker
+            here.held["a", 1].set()
             await until(lambda: ("a", 2) in here.trained)
             await here.stop("a")
             return closed_rounds((await serving)[1])
@@ -92,13 +97,15 @@ def test_nonsense_on_the_topics_is_refused_and_changes_nothing(here):
     session = Session(here.folder / "evil", "zoe", "elsewhere", "x")
 
     async def play() -> tuple[dict[str, Tensor], list[AnyRecord]]:
+        here.held["c", 1] = asyncio.Event()
         async with here.devices("a", "b"):
-            await here.start("c", compute_s=0.5)
+            await here.start("c")
             serving = asyncio.create_task(here.serve())
             await until(lambda: ("c", 1) in here.trained)
             async with here.network.connected(f"{here.name}.evil", session.presence) as transport:
                 for data in (b"noise", b"FM\x02later", b"FC\x01short", forged):
                     await published(transport, topic(here.name, "zoe", "update"), data)
+            here.held["c", 1].set()
             state, records = await serving
             return state.tree, records
 
@@ -126,17 +133,18 @@ def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
 
 def test_a_silent_device_costs_the_deadline(network, tmp_path):
     """It trains for longer than the round lasts; its update comes late and is settled, the others' count."""
-    plan = make_plan(tmp_path, rounds=2, round="deadline_s = 1.0")
+    rounds, deadline_s = (1, 5.0) if network.broker else (2, 1.0)  # real seconds are enough on a busy machine too
+    plan = make_plan(tmp_path, rounds=rounds, round=f"deadline_s = {deadline_s}")
     here = Site(network, plan, tmp_path, name=f"site{next(numbers)}")
 
     async def play() -> list[RoundClosed]:
         async with here.devices("a", "b"):
-            await here.start("c", compute_s=4.0)
+            await here.start("c", compute_s=600.0)
             return closed_rounds((await here.serve())[1])
 
-    rounds = network.run(play())
-    assert [closed.arrived for closed in rounds] == 2 * [("a", "b")]
-    assert all(0.9 < closed.seconds < 3.0 for closed in rounds)
+    closings = network.run(play())
+    assert [closed.arrived for closed in closings] == rounds * [("a", "b")]
+    assert all(0.9 * deadline_s < closed.seconds < deadline_s + 60.0 for closed in closings)
 
 
 def test_devices_try_the_final_model_on_what_they_held_back(network, tmp_path):

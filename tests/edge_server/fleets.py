@@ -95,9 +95,10 @@ class Network:
 
 @dataclass
 class Trainer:
-    """Trains in this process at once, then takes its time; keeps count, and fails where a test says so."""
+    """Trains in this process at once, then takes its time; keeps count, and waits or fails where a test says so."""
 
     compute_s: float
+    held: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
     trained: list[tuple[str, int]] = field(default_factory=list)
     stepped: list[tuple[str, int, int]] = field(default_factory=list)
     broken: str = ""
@@ -115,6 +116,8 @@ class Trainer:
         if exchange is None:
             perform(job, self.workspace, meter, lambda: False)
             await asyncio.sleep(self.compute_s)
+            if held := self.held.get((job.task.device, job.task.round)):
+                await held.wait()
             return
         with begin_split_training(job, self.workspace, meter, lambda: False) as training:
             while training.up is not None:
@@ -130,6 +133,7 @@ class Site:
 
     Attributes:
         device: What all of them compute with.
+        held: Of a device and a round: its training does not end before this is set.
     """
 
     network: Network
@@ -139,6 +143,7 @@ class Site:
     device: torch.device = CPU
     trained: list[tuple[str, int]] = field(default_factory=list)
     stepped: list[tuple[str, int, int]] = field(default_factory=list)
+    held: dict[tuple[str, int], asyncio.Event] = field(default_factory=dict)
     _living: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     @asynccontextmanager
@@ -152,8 +157,8 @@ class Site:
             for name in list(self._living):
                 await self.stop(name)
 
-    async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0, trains: bool = True) -> None:
-        """Run one agent until it is stopped; what it left in its folder, it finds again."""
+    async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0, trains: bool = True) -> Transport:
+        """Run one agent until it is stopped; what it left in its folder, it finds again. Returns its way to the rest."""
         fleet: list[DevicePlan] = self.plan.device
         index = [device.name for device in fleet].index(name)
         place = self.folder / name
@@ -166,7 +171,8 @@ class Site:
         data, links = share(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
         config = AgentConfig(device=name, site=self.name, state_dir=str(place), data=data, link=links, report_s=3600.0)
         workspace = Workspace(device=self.device)
-        trainer = Trainer(compute_s, trained=self.trained, stepped=self.stepped, broken=broken, workspace=workspace)
+        kept = {"trained": self.trained, "stepped": self.stepped, "held": self.held}
+        trainer = Trainer(compute_s, broken=broken, workspace=workspace, **kept)
         clock = asyncio.get_running_loop().time
         agent = compose(config, place, transport, trainer, clock=clock, worker=inline, seed=index)
         running = asyncio.create_task(agent.run(), name=name)
@@ -179,6 +185,7 @@ class Site:
 
         stack.push_async_callback(end)
         self._living[name] = stack
+        return transport
 
     async def stop(self, name: str) -> None:
         """End an agent; it says goodbye."""
@@ -221,9 +228,11 @@ class Site:
 
     async def serve_while_one_dies(self, name: str, number: int) -> End:
         """Run the plan; a device dies while it trains in a round, is started anew, and trains in that round again."""
+        self.held[name, number] = asyncio.Event()
         serving = asyncio.create_task(self.serve())
         await until(lambda: (name, number) in self.trained)
         await self.stop(name)
+        del self.held[name, number]
         await self.start(name, compute_s=0.1)
         end = await serving
         assert self.trained.count((name, number)) == 2
@@ -232,7 +241,7 @@ class Site:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something to be so."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110 - what is waited for knows nothing of tests
             await asyncio.sleep(0.02)
 
