@@ -29,7 +29,7 @@ from shared.runtime.logs import LimitRepeats
 from shared.transport.base import Broker, Delivery, Inbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
-from tests.machine import Disk, mounted
+from tests.machine import Disk, free_port, mounted
 
 if TYPE_CHECKING:  # most tests of the agent need no torch
     from tests.edge_server.fleets import Network
@@ -312,4 +312,4 @@ def mortal(request, tmp_path) -> Mortal:
     kind, version = KINDS[request.param]
     if kind == "mosquitto" and not broker.mosquitto():
         pytest.skip("mosquitto is not installed")
-    return Mortal(tmp_path, kind, version, broker.free_port())
+    return Mortal(tmp_path, kind, version, free_port())

@@ -12,6 +12,7 @@ import getpass
 import os
 import pty
 import re
+import socket
 import struct
 import subprocess  # noqa: TID251 - mounts
 import sys
@@ -22,7 +23,10 @@ from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import pytest
@@ -35,6 +39,7 @@ from shared.runtime.text_table import display_width
 
 NOBODY = 65534
 ELLIPSES = re.compile("\N{HORIZONTAL ELLIPSIS}|[.]{3}")
+PORTS, EACH = (20_000, 32_000), 100
 FOLDED = 14
 """What is longer may be folded to two lines; a figure of a table is not."""
 
@@ -191,13 +196,37 @@ def _read(descriptor: int, seen: list[bytes]) -> None:
             return
 
 
+def free_port() -> int:
+    """Return a TCP port of loopback that nobody listens on, nor any other test of this machine is given for long.
+
+    It is below those that the kernel gives to whoever asks for any, so that nobody else has it by the time it is used,
+    nor between a broker's death and the start of the next one on it.
+    """
+    while True:
+        port = next(_own_ports())
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Return ports that are this process's until it ends, one after the other, and from the first on again."""
+    kept = socket.socket(socket.AF_UNIX)
+    for first in SystemRandom().sample(range(*PORTS, EACH), k=(PORTS[1] - PORTS[0]) // EACH):
+        with suppress(OSError):
+            kept.bind(f"\0fieldfleet-test-ports-{first}")  # a name in the kernel, which others cannot have meanwhile
+            return (first + number % EACH for number in count() if kept)
+    raise OSError("every port for tests is taken by other processes")
+
+
 @asynccontextmanager
 async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[PrivateBroker]:
     """Run it on loopback while the block lasts, with these lines of configuration besides the necessary ones."""
     program = broker.mosquitto()
     if not program:
         pytest.skip("mosquitto is not installed")
-    port = port or broker.free_port()
+    port = port or free_port()
     settings = folder / "own.conf"
     # Started by root, it would become another user, who may not read this folder.
     own = [f"listener {port} 127.0.0.1", "persistence false", f"user {getpass.getuser()}"]

@@ -16,6 +16,7 @@ import pytest
 from edge_server.fleet import broker
 from shared.runtime.processes import terminate
 from tests.benchmarks import netns
+from tests.machine import free_port
 
 pytestmark = [
     pytest.mark.broker,
@@ -63,7 +64,7 @@ asyncio.run(main())
 @asynccontextmanager
 async def listening(link: netns.SlowLink, folder: Path) -> AsyncIterator[int]:
     """Run mosquitto at this end of the link."""
-    port = broker.free_port()
+    port = free_port()
     settings = folder / "mosquitto.conf"
     settings.write_text(f"listener {port} {link.address}\nallow_anonymous true\nset_tcp_nodelay true\nuser root\n")
     process: Process = await asyncio.create_subprocess_exec(

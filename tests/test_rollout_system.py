@@ -37,6 +37,7 @@ from tests.device_agent.agent_side import is_alive
 from tests.edge_server.gateway.sites import make_site
 from tests.edge_server.processes import ROOT, Forked, captured, forked, started, until
 from tests.edge_server.release.runs import publish_changed
+from tests.machine import free_port
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -275,7 +276,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         config, own = folder / "server.json", gateway.for_server()
         told = {"plan": "demo.toml", "threads": 1, "broker": own, "data_root": str(folder)}
         config.write_bytes(msgspec.json.encode(told))
-        site = Site(folder, config, {name: Board(name, broker.free_port(), folder / f"{name}.json") for name in BOARDS})
+        site = Site(folder, config, {name: Board(name, free_port(), folder / f"{name}.json") for name in BOARDS})
         for index, device in enumerate(plan.device):
             board = site.boards[device.name]
             keys = {"device": board.name, "state_dir": str(folder / board.name), "report_s": 1.0}

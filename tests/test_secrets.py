@@ -31,7 +31,7 @@ from tests.edge_server.gateway.sites import LiveSite, needs_mosquitto
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, captured, folder_of, started, until
 from tests.edge_server.sites.test_peers_config import hashed
-from tests.machine import grow
+from tests.machine import free_port, grow
 from tests.test_enrolment_system import agent_file, typed, whole_site
 
 PATIENCE_S = 180.0
@@ -112,7 +112,7 @@ class ProcessList:
 @asynccontextmanager
 async def strict_broker(site: LiveSite, passwords: dict[str, str]) -> AsyncIterator[int]:
     """Run a broker that wants a certificate of the site and a password; yields its port."""
-    folder, port, own = site.path.parent, broker.free_port(), site.folder.broker_places()
+    folder, port, own = site.path.parent, free_port(), site.folder.broker_places()
     (folder / "passwords").write_text("".join(f"{user}:{hashed(one)}\n" for user, one in passwords.items()))
     (folder / "passwords").chmod(PRIVATE)
     lines = [

@@ -19,6 +19,7 @@ from shared.protocol.packages import read_manifest, read_signed
 from tests.device_agent.agent_side import write_config
 from tests.device_agent.upgrade import services
 from tests.device_agent.upgrade.packages import UpgradeBoard, manifest_of, package
+from tests.machine import free_port
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 120.0
@@ -88,7 +89,7 @@ def test_a_version_is_cut_off_in_its_trial_goes_on_and_is_kept_and_one_that_neve
 
     async def story(port: int) -> None:
         config = write_config(board.folder, port)
-        write_config(board.folder / "nowhere", broker.free_port())
+        write_config(board.folder / "nowhere", free_port())
         await asyncio.to_thread(upgrade_and_fail, board, config, board.folder / "nowhere/agent.toml")
 
     async def go() -> None:

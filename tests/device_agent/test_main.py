@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.fleet.broker import free_port, running
+from edge_server.fleet.broker import running
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
@@ -22,6 +22,7 @@ from shared.transfer import frames
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
+from tests.machine import free_port
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
 QUICK_S = 60.0

@@ -158,7 +158,7 @@ class Site:
                 await self.stop(name)
 
     async def start(self, name: str, *, broken: str = "", compute_s: float = 0.0, trains: bool = True) -> Transport:
-        """Run one agent until it is stopped; what it left in its folder, it finds again. Returns its way to the rest."""
+        """Run one agent until it is stopped; what it left in its folder, it finds again. Returns its line."""
         fleet: list[DevicePlan] = self.plan.device
         index = [device.name for device in fleet].index(name)
         place = self.folder / name

@@ -17,10 +17,10 @@ from device_agent.commands.diagnosis import examine
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import BoardConfig
 from device_agent.probes import runtime
-from edge_server.fleet.broker import free_port, running
+from edge_server.fleet.broker import running
 from shared.runtime.folder_lock import hold_lock
 from tests.device_agent.agent_side import write_config
-from tests.machine import as_nobody, grow, open_to_all
+from tests.machine import as_nobody, free_port, grow, open_to_all
 
 SIGILL = "import os; os.kill(os.getpid(), 4)"
 FINE = {

@@ -15,10 +15,9 @@ import pytest
 
 from device_agent.__main__ import main
 from device_agent.measurement.tuning.apply import JOURNAL_NAME
-from edge_server.fleet.broker import free_port
 from tests.device_agent.agent_side import write_config
 from tests.device_agent.sources import JETSON, clocks, content, with_clocks, with_modes
-from tests.machine import grow
+from tests.machine import free_port, grow
 
 LIMIT_S = 60
 COMMAND = (sys.executable, "-m", "device_agent")

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from device_agent import __main__ as program
-from edge_server.fleet.broker import free_port
 from shared.protocol.inference.release import PARAMETERS
 from tests.device_agent.agent_side import LIMIT_S, line_with, living, stop
+from tests.machine import free_port
 
 ROOT = Path(__file__).parents[3]
 CLIENT = re.compile(r"^    import json\n.*?\n    print\(classes[^\n]*\n", re.DOTALL | re.MULTILINE)

@@ -22,9 +22,9 @@ from device_agent.inference.http.server import HttpServer
 from device_agent.inference.messages import Ask, Figures
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
-from edge_server.fleet.broker import free_port
 from shared.errors import ConfigError, ServingDied, ServingRefused
 from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest, write_manifest
+from tests.machine import free_port
 
 LIMIT_S = 120.0
 

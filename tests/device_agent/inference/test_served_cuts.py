@@ -29,13 +29,13 @@ from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore, digest_of
 from device_agent.inference.swap import Swaps
-from edge_server.fleet.broker import free_port
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, UpdateRecord
 from shared.runtime.executor import background, inline
 from tests.device_agent.inference.releases import linear_release, offer_of
 from tests.device_agent.inference.test_hammer import STEP, passes
 from tests.device_agent.inference.test_power_cuts import ON_DISK
+from tests.machine import free_port
 
 NAME = "points"
 ASKED = "tests.served_cuts.asked", "tests.served_cuts.answered"

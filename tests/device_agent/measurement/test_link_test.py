@@ -15,6 +15,7 @@ from shared.errors import NoData
 from shared.protocol.topics import topic
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
+from tests.machine import free_port
 
 SHORT = Schedule(skipped_s=0.1, least_s=0.4, most_s=0.8)
 NAMES = {"link.up_bits_per_s", "link.down_bits_per_s"}
@@ -93,7 +94,7 @@ def test_both_ways_are_measured_through_the_broker(tmp_path, embedded, version) 
 
 
 def test_without_a_broker_both_figures_are_absent_and_say_where_none_was(tmp_path) -> None:
-    port = broker.free_port()
+    port = free_port()
     found = asyncio.run(probe_link(config(tmp_path, port), connect_s=0.1))
     assert not found.readings
     assert set(found.absent) == NAMES

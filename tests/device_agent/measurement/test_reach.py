@@ -14,7 +14,7 @@ from device_agent.commands.diagnosis.examine import examine_broker
 from device_agent.config import AgentConfig
 from device_agent.measurement.link_test import Schedule, probe_link
 from device_agent.measurement.reach import IN_USE, holding_off
-from edge_server.fleet.broker import free_port, running
+from edge_server.fleet.broker import running
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock
@@ -22,7 +22,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
 from tests.edge_server.gateway.enrolments import Authority
-from tests.machine import configured
+from tests.machine import configured, free_port
 
 TOPIC = "fieldfleet/v1/lab/board/doctor"
 NAME = "lab.board.doctor-1"

@@ -32,6 +32,7 @@ from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.tcp_info import Traffic
 from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT
+from tests.machine import free_port
 
 SITE = "hall"
 
@@ -153,7 +154,7 @@ def test_a_client_without_a_session_is_clean_in_the_older_version_too():
 
 def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsys):
     """With a word on it; where there is none either, that is the error."""
-    keys = {"plan": "p", "data_dir": str(tmp_path / "runs"), "broker": {"port": broker.free_port()}}
+    keys = {"plan": "p", "data_dir": str(tmp_path / "runs"), "broker": {"port": free_port()}}
     (tmp_path / "server.json").write_text(json.dumps(keys))
     monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
     code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")

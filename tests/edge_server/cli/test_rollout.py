@@ -26,6 +26,7 @@ from shared.transport.mqtt import MqttTransport
 from tests.edge_server.processes import captured
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release
 from tests.edge_server.report.journals import small
+from tests.machine import free_port
 
 AT = "20260101T000000Z"
 TERMS = RolloutPlan(deployment="", release="", sha256="", soak_s=0.0)
@@ -213,7 +214,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, words):
 def test_a_server_without_a_broker_begins_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(drive, "CONNECT_S", 0.2)
     make_release(tmp_path, LAYERS)
-    port = broker.free_port()
+    port = free_port()
     ended = captured("rollout", "start", "net", "--data-dir", tmp_path, "--config", _file(tmp_path, port))
     assert ended.code == 1
     assert "no broker" in ended.err

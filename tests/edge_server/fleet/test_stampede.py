@@ -29,6 +29,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 from tests.edge_server.harness import RUN, SITE, write_examples, write_plan
+from tests.machine import free_port
 
 AGENTS = 100
 
@@ -77,7 +78,7 @@ class Figures:
 
 async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
     """Kill the broker of a site with an open round, start it again on the same port, wait for all."""
-    port = broker.free_port()
+    port = free_port()
     async with AsyncExitStack() as stack:
         async with broker.running(folder, port=port) as first:
             attempts = await stack.enter_async_context(_herd(port, folder, agents, processes))

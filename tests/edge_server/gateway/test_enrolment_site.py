@@ -26,7 +26,6 @@ from cryptography import x509
 
 from edge_server import __main__ as command_line
 from edge_server.cli.gateway import enrol as enrol_command
-from edge_server.fleet.broker import free_port
 from edge_server.gateway import authority
 from edge_server.gateway.enrolment import ledger as ledgers
 from edge_server.gateway.enrolment.ledger import read_ledger
@@ -40,6 +39,7 @@ from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
 from shared.protocol.enrolment import JoinAnswer, parse_token
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
+from tests.machine import free_port
 
 DAY_S = 86_400.0
 

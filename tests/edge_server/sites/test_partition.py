@@ -30,6 +30,7 @@ from shared.runtime.executor import inline
 from shared.transport.base import Broker
 from shared.transport.mqtt import MqttTransport
 from tests.benchmarks import netns
+from tests.machine import free_port
 
 ROOT, MODULE = Path(__file__).parents[3], "tests.edge_server.sites.test_partition"
 ORDER, ALLOWANCE, ROUNDS, KEEPALIVE_S, DEADLINE_S, PAUSE_S = ("north", "south"), 100.0, 1000, 1, 2.0, 0.2
@@ -97,7 +98,7 @@ def test_two_halves_of_a_real_partition_spend_no_joule_twice(tmp_path):
             pytest.skip(f"no network namespace: {error}")
         there = link.address.rpartition(".")[0] + f".{int(link.address.rpartition('.')[2]) + 1}"
         places = {"north": (link.address, ()), "south": (there, link.prefix)}
-        ports = {site: broker.free_port() for site in ORDER}
+        ports = {site: free_port() for site in ORDER}
         for site, (address, prefix) in places.items():
             settings = tmp_path / f"{site}.conf"
             settings.write_text(f"listener {ports[site]} {address}\nallow_anonymous true\nuser root\n")

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from edge_server.fleet.broker import free_port
 from edge_server.trial.relay import BURST_S, relaying
 from shared.transport.simulated_link import Rate
+from tests.machine import free_port
 
 SENT = Random(1).randbytes(30_000)
 

@@ -31,7 +31,7 @@ from edge_server.rounds.check_plan import load
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, TINY, Fleet, called, final, folder_of, forked, until
 from tests.edge_server.textbook import require_equal
-from tests.machine import on_terminal, require_whole
+from tests.machine import free_port, on_terminal, require_whole
 
 pytestmark = [
     pytest.mark.broker,
@@ -172,9 +172,7 @@ def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(
 def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path, typed):
     plan(tmp_path, "a", "b", cohort="min_devices = 2\nwait_s = 0.5")
     path = tmp_path / "server.json"
-    path.write_text(
-        json.dumps({"plan": "", "broker": {"port": broker.free_port()}, "data_dir": str(tmp_path / "runs")})
-    )
+    path.write_text(json.dumps({"plan": "", "broker": {"port": free_port()}, "data_dir": str(tmp_path / "runs")}))
     code, _, said = typed("trial", "run", tmp_path / "plan.toml", "--config", path, "--data-root", tmp_path)
     assert code == 1
     assert "no broker answers at 127.0.0.1:" in said

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.fleet.broker import free_port
 from shared.errors import TooLarge, Unreachable
 from shared.protocol.topics import topic
 from shared.transport.base import Broker
@@ -29,7 +28,7 @@ from shared.transport.packet_limit import (
     apply_refusal,
 )
 from shared.transport.simulated_link import Link, Rate
-from tests.machine import configured
+from tests.machine import configured, free_port
 
 KIB = 1024
 

@@ -17,7 +17,6 @@ from random import Random
 import pytest
 from paho.mqtt.client import _ConnectionState
 
-from edge_server.fleet.broker import free_port
 from shared.runtime.clock import monotonic
 from shared.runtime.processes import terminate
 from shared.transport.base import Broker
@@ -27,7 +26,7 @@ from shared.transport.send_queue import MARK_BYTES
 from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import packet
 from tests.edge_server.gateway.enrolments import Authority
-from tests.machine import configured
+from tests.machine import configured, free_port
 
 pytestmark = pytest.mark.broker
 

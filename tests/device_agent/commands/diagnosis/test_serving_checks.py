@@ -15,12 +15,11 @@ from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.profile.schema import Inference
 from device_agent.trainer.beside_serving import choose_share
-from edge_server.fleet.broker import free_port
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.releases import light_release, offer_of
-from tests.machine import grow, profile
+from tests.machine import free_port, grow, profile
 
 FAKE = "__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecutionProvider']\n"
 """A library that answers at once; the real one is asked where it serves."""
