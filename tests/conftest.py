@@ -44,7 +44,7 @@ settings.load_profile("any machine")
 T = TypeVar("T")
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 KINDS = {
     "memory": None,
     "mosquitto-5": ("mosquitto", 5),

@@ -35,7 +35,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
 
-GUARD_S = 120.0
+GUARD_S = 300.0
 DAY_S = 86_400.0
 IN_USE = Path(credentials.FOLDER, credentials.CURRENT, credentials.CERTIFICATE)
 

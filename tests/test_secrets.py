@@ -34,7 +34,7 @@ from tests.edge_server.sites.test_peers_config import hashed
 from tests.machine import free_port, grow
 from tests.test_enrolment_system import agent_file, typed, whole_site
 
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 PRIVATE = 0o600
 
 

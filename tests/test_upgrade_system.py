@@ -22,7 +22,7 @@ from tests.device_agent.upgrade.packages import UpgradeBoard, manifest_of, packa
 from tests.machine import free_port
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),

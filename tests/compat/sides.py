@@ -30,7 +30,7 @@ BEFORE = os.environ.get("BEFORE") or "150589d2cdbe8792e017173a56f7943f4ef2dd20"
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 KILLED_TOGETHER = (signal.SIGSTOP, signal.SIGKILL)
 """Stopped first, so that none of them sees another one die, as in a power cut."""
 

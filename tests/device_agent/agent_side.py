@@ -49,7 +49,7 @@ from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
 
 SITE, DEVICE = "lab", "board"
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 DIGITS = 'source = "digits"'
 
 
@@ -256,7 +256,7 @@ def moved(draft: Path) -> Tree:
 
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
-START_S = 60.0
+START_S = 300.0
 """To import torch on a busy machine."""
 
 

@@ -43,7 +43,7 @@ from tests.edge_server.harness import write_plan
 from tests.edge_server.textbook import require_equal
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 ROUNDS = 6
 TINY = {
     "model": 'name = "mlp"\noptions = { features = 64, hidden = 8, classes = 10 }',

@@ -26,7 +26,7 @@ from shared.errors import ConfigError, ServingDied, ServingRefused
 from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest, write_manifest
 from tests.machine import free_port
 
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 
 
 class UnixConnection(http.client.HTTPConnection):

@@ -13,7 +13,7 @@ from device_agent.measurement.power_log import MAX_WAIT_SHARE, PowerLog, describ
 from tests.device_agent.sources import Given, Hand
 
 PAUSE = threading.Event()
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ def say(message, data=b""):
     sys.stdout.buffer.write(frame(message) + data)
     sys.stdout.buffer.flush()
 """
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 
 
 def talk(script: str, exchange, story=None):

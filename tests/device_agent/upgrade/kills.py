@@ -27,7 +27,7 @@ CALLS = ("fsync", "sync", "rename", "replace", "symlink", "unlink", "mkdir", "ki
 POINTS = 130
 """Moments of a whole upgrade, about: before and after each of these calls."""
 PR_SET_CHILD_SUBREAPER = 36
-GUARD_S = 120.0
+GUARD_S = 300.0
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from shared.protocol.packages import read_manifest, read_signed, write_signed
 from shared.runtime.state_formats import FILE
 from tests.device_agent.upgrade.packages import authorities, manifest_of, package, tree_of
 
-GUARD_S = 120.0
+GUARD_S = 300.0
 
 
 def go(work):

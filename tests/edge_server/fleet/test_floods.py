@@ -25,7 +25,7 @@ from tests.edge_server.harness import SITE
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 QUEUED = 200
 WINDOW = 1 << 20
 FRAME = frames.encode(Transfer(digest=bytes(16), size=1 << 18, frame_bytes=1 << 18), 0, [memoryview(bytes(1 << 18))])

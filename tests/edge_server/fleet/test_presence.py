@@ -18,7 +18,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 from tests.edge_server.harness import SITE, Puppet, moved, site, virtual
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 async def say(puppet: Puppet, instance: str, session: int, *, online: bool = True) -> None:

@@ -20,7 +20,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
 from tests.edge_server.harness import SITE, moved, site, virtual
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 WORDS = {
     "want": Want(digest=bytes(16), frame_bytes=1024, ranges=[(0, 1)]),
     "update": Update(run="another", round=1, device="pi", params=None),

@@ -21,7 +21,7 @@ from shared.protocol.enrolment import Token, format_token
 from shared.runtime.clock import utc_seconds
 from tests.edge_server.gateway.sites import put_deb
 
-GUARD_S = 120.0
+GUARD_S = 300.0
 SCRIPT = Path(__file__).parents[3] / "edge_server/gateway/packages/install.sh"
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 STUBS = {

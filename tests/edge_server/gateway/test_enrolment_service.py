@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 from shared.protocol.enrolment import MOST_BODY, MOST_HEAD, Refusal, http_date, parse_head
 from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, new_key, request_of, server_context
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 async def until(holds):

@@ -13,7 +13,7 @@ import pytest
 
 from shared.runtime.processes import kill, terminate, wait_or_kill
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 READS = "import sys; print('up', flush=True); sys.stdin.read()"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READS
 

@@ -23,7 +23,7 @@ from shared.transport.tls import Tls, context
 from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")
