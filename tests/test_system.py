@@ -172,7 +172,7 @@ def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
             assert len(naming(tmp_path)) == 5  # itself, broker, server, agent, trainer
         [port] = {int(line.split()[1]) for line in _broker_settings(runs) if line.startswith("listener")}
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(300) == 130
         assert naming(tmp_path) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0

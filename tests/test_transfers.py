@@ -51,12 +51,12 @@ def relayed(port: int) -> Iterator[tuple[Counted, asyncio.AbstractEventLoop]]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(300)
     try:
         yield found[0]
     finally:
         found[0][1].call_soon_threadsafe(ended.set)
-        thread.join(10)
+        thread.join(300)
 
 
 @dataclass

@@ -49,9 +49,12 @@ def test_the_clocks_of_this_test_jump(clocks):
     code = """
 import time
 seen, began = [], time.monotonic()
-while time.monotonic() < began + 0.5:
+jumps = []
+while not all(jumps) or not jumps:
+    assert time.monotonic() < began + 60
     seen.append((time.time(), time.mktime(time.localtime())))
-print([max(clock) - min(clock) > 7200 for clock in zip(*seen)])
+    jumps = [max(clock) - min(clock) > 7200 for clock in zip(*seen)]
+print(jumps)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603 - ours
     assert done.stdout == "[True, True]\n"

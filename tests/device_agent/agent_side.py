@@ -16,7 +16,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,7 +81,8 @@ async def living(config: Path) -> AsyncIterator[Process]:
             process.kill()
             await process.communicate()
         for child in family:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with its agent
+                child.kill()
 
 
 async def stop(process: Process) -> tuple[float, list[str]]:
@@ -89,10 +90,10 @@ async def stop(process: Process) -> tuple[float, list[str]]:
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, said = await asyncio.wait_for(process.communicate(), 90)
+    _, said = await asyncio.wait_for(process.communicate(), LIMIT_S)
     seconds = time.monotonic() - began
     assert process.returncode == 0, said.decode()
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    await until(lambda: not any(is_alive(child.pid) for child in children))
     return seconds, said.decode().splitlines()
 
 
@@ -302,7 +303,7 @@ def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that nobody has waited for yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -316,7 +317,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = START_S) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - what a process does sets no event here
             await asyncio.sleep(0.02)

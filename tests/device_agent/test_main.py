@@ -21,7 +21,7 @@ from shared.protocol.topics import topic
 from shared.transfer import frames
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, write_config
+from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, until, write_config
 from tests.machine import free_port
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
@@ -209,8 +209,8 @@ def test_told_to_stop_at_work_it_stops_at_once(tmp_path, make_task, parameters, 
                 task = make_task(assignment=ENDLESS)
                 await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(task))
                 await serve(wants, transport, parameters, cut, task)
+                await until(lambda: len(psutil.Process(process.pid).children()) == 1)
                 await asyncio.sleep(0.4)
-                assert len(psutil.Process(process.pid).children()) == 1
                 seconds, said = await stop(process)
                 assert seconds < QUICK_S
                 assert not [line for line in said if "Traceback" in line or "never retrieved" in line]

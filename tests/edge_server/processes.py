@@ -99,7 +99,7 @@ def started(module: str, *arguments: object, log: Path) -> Iterator[subprocess.P
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -153,7 +153,7 @@ def forked(*arguments: object, log: Path) -> Iterator[Forked]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.process.join(20)
+            process.process.join(60)
             process.kill()
         process.process.join()
 

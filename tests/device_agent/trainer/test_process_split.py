@@ -132,7 +132,7 @@ def test_a_trainer_that_dies_while_it_waits_is_known_to_be_dead_at_once(host, ma
         await until(lambda: 2 in waiting.steps, START_S)
         os.kill(host.pid, signal.SIGKILL)
         with pytest.raises(TrainerDied, match="signal 9"):
-            await asyncio.wait_for(session, 10)
+            await asyncio.wait_for(session, START_S)
         await host.session(split(make_task()), Exchanged())
 
     host.do(story(), 2 * START_S)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-KILLS, SEED, HANG_S = 100, 22, 300
+KILLS, SEED, HANG_S = 100, 22, 900
 
 
 def test_whatever_is_cut_off_a_whole_version_runs_and_the_upgrade_comes_to_its_end(tmp_path):

@@ -59,14 +59,14 @@ def a_site(folder: Path, count: int) -> Iterator[Path]:
     thread = threading.Thread(target=lambda: asyncio.run(live()))
     thread.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(300)
         config = folder / "server.json"
         told = {"plan": "p", "site": SITE, "data_dir": str(folder / "runs"), "broker": {"port": ports[0]}}
         config.write_text(json.dumps(told))
         yield config
     finally:
         over.set()
-        thread.join(60)
+        thread.join(300)
 
 
 @pytest.mark.broker

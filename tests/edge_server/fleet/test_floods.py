@@ -155,7 +155,7 @@ def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, m
 
     async def play() -> None:
         nonlocal passed_s
-        async with flooded(tmp_path, kind, lambda: monotonic() + passed_s) as here, AsyncExitStack() as stack:
+        async with flooded(tmp_path, kind, lambda: passed_s) as here, AsyncExitStack() as stack:
             came, admits = [], here.server.admits
             if is_awaited:
                 await stack.enter_async_context(here.server.round(Awaiting(), {}, []))

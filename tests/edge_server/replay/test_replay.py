@@ -201,7 +201,7 @@ def test_a_replay_that_is_ended_leaves_nothing_behind(tmp_path):
         until(lambda: list(tmp_path.glob("runs/.replay-*/*/checkpoints/round-*")), "the first round")
         family = psutil.Process(process.pid).children()
         process.terminate()
-        assert process.wait(30) == 130
+        assert process.wait(300) == 130
     assert len(family) == 2
     assert not [one for one in family if one.is_running()]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [FORMATS_FILE]

@@ -128,7 +128,11 @@ def test_two_halves_of_a_real_partition_spend_no_joule_twice(tmp_path):
 
 def end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(20)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def run(routine: Coroutine[Any, Any, T]) -> T:
     """Run in real time; what hangs is an error."""
-    return asyncio.run(asyncio.wait_for(routine, 10))
+    return asyncio.run(asyncio.wait_for(routine, 300))
 
 
 async def forever(left: list[str], name: str = "x") -> None:

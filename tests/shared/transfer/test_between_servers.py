@@ -103,7 +103,8 @@ async def main(role: str, port: str, path: str) -> None:
             await offer(transport, Path(path))
         else:
             clock = asyncio.get_running_loop().time
-            link = Link(transport, Rate(RATE, RATE), clock)  # slow enough to be killed on the way
+            rate = RATE / 4 if role == "fetch-slowly" else RATE  # slow enough to be killed on the way
+            link = Link(transport, Rate(rate, rate), clock)
             link.connected.set()
             await fetch(link, Path(path), clock)
 
@@ -178,7 +179,7 @@ def test_two_servers_as_processes_exchange_a_payload_through_a_broker(north, tmp
 
     def between(port: int) -> None:
         with started(MODULE, "offer", port, north, log=tmp_path / "north.log") as sender:
-            with started(MODULE, "fetch", port, south, log=tmp_path / "south.log") as receiver:
+            with started(MODULE, "fetch-slowly", port, south, log=tmp_path / "south.log") as receiver:
                 until(lambda: blocks_here(tmp_path / ".south") > 200, "some of it")
                 receiver.kill()
                 assert receiver.wait(PATIENCE_S) == -signal.SIGKILL

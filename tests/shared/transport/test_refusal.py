@@ -144,10 +144,10 @@ def test_left_behind_by_a_process_that_was_killed(tmp_path, real, version):
                     await asyncio.gather(server.connected.wait(), again.connected.wait())
                     for number in range(9):
                         await server.publish("model", b"unwanted %d" % number)
-                        await asyncio.sleep(0.05)
+                        await again.publish("word", b"")  # the broker's answer comes after what it forwarded before
                     await server.publish("end", b"")
                     await anext(end)
-                    assert 1 <= down.count(b"unwanted") < 5
+                    assert 1 <= down.count(b"unwanted") <= 2
 
     real(use())
 

@@ -41,11 +41,13 @@ class Old:
 def test_falls_back(answers, levels, real, caplog):
     """One attempt in vain, then 3.1.1; no fall where there is no need."""
 
+    patience_s = 3.0 if answers[MQTT_5] == b"" else 60.0  # what is not silent answers within that on any machine
+
     async def use() -> None:
         old = Old(answers)
         server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "a", connect_s=0.3).running() as a:
+        async with server, MqttTransport(Broker(port=port), "a", connect_s=patience_s).running() as a:
             await a.connected.wait()
         assert old.levels == levels
 
@@ -60,7 +62,7 @@ def test_after_a_silence_the_versions_take_turns(real):
         old = Old({MQTT_5: b"", MQTT_3: b""})
         server = await asyncio.start_server(old.serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, MqttTransport(Broker(port=port), "a", connect_s=0.1).running():
+        async with server, MqttTransport(Broker(port=port), "a", connect_s=1.5).running():
             while len(old.levels) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert old.levels[:3] == [MQTT_5, MQTT_3, MQTT_5]
@@ -87,7 +89,7 @@ def test_mqtt_5_over_the_embedded_broker(brokers, real):
     port = brokers("embedded")
 
     async def use() -> None:
-        transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=0.5)
+        transport = MqttTransport(Broker(port=port, version=5), "wants-5", connect_s=3.0)
         async with transport.running() as a, a.subscribe("wants-5") as inbox:
             await a.connected.wait()
             await a.publish("wants-5", b"through")

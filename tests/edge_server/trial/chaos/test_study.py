@@ -94,7 +94,7 @@ def test_what_ends_by_itself_or_stands_still_is_a_failure_with_its_log(tmp_path,
             for one in study.sites[0].parts.values():
                 await one.close()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def test_a_part_is_killed_once_and_started_again(tmp_path):
@@ -111,7 +111,7 @@ def test_a_part_is_killed_once_and_started_again(tmp_path):
             assert not await one.kill()
         await one.close()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_path):
@@ -124,7 +124,7 @@ def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_
         log.parent.mkdir()
         await study.sites[0].parts[SERVER].start()
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(300):
                 while not (log.exists() and log.read_text()):  # noqa: ASYNC110 - a process sets no event
                     await asyncio.sleep(0.02)
             process = psutil.Process(study.sites[0].parts[SERVER].pid)
@@ -135,7 +135,7 @@ def test_a_process_is_killed_in_the_phase_asked_for_and_lives_on_in_another(tmp_
         finally:
             await study.sites[0].parts[SERVER].close()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
@@ -148,7 +148,7 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
         reader = "-c", SLEEP, f"{home}/trainer.lock"
         processes = [await asyncio.create_subprocess_exec(sys.executable, *words) for words in (ours, other, reader)]
         try:
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(300):
                 while not running_trainer(processes[0].pid, home):  # noqa: ASYNC110 - what a process does sets no event
                     await asyncio.sleep(0.02)
             assert [running_trainer(one.pid, home) is not None for one in processes] == [True, False, False]
@@ -161,7 +161,7 @@ def test_only_a_trainer_of_that_device_is_killed_by_its_number(tmp_path):
                 one.kill()
             await asyncio.gather(*(one.wait() for one in processes))
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_coordinator_that_is_starting_is_none_yet(tmp_path):
         finally:
             await site.parts[SERVER].close()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 300))
 
 
 def test_a_plan_of_sites_waits_for_all_devices_and_neighbours(tmp_path):
