@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from shared.errors import ConfigError
@@ -34,7 +35,7 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     builder = registry.get(spec.name)
     if builder is None:
         raise ConfigError(f"unknown {what} {spec.name!r}; known: {', '.join(sorted(registry))}")
-    known = inspect.signature(builder).parameters
+    known = (_declared if is_custom(spec.name) else _declared_once)(builder)
     unknown = sorted(set(spec.options) - set(known))
     if unknown and not any(option.kind is option.VAR_KEYWORD for option in known.values()):
         raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
@@ -50,6 +51,14 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
         odd = _odd_kind(spec.options, known) if isinstance(error, TypeError) else ""
         problem = odd or str(error).partition("\n")[0]  # behind it torch may show its stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
+
+
+def _declared(builder: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(builder).parameters
+
+
+_declared_once = lru_cache(maxsize=256)(_declared)
+"""Of what is registered: a replay builds the same few for every device."""
 
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {

@@ -265,7 +265,9 @@ class SqliteJournal:
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
         path = self.folder / "journal.jsonl"
-        path.write_bytes(b"".join(encode(record) + b"\n" for record in self.records()))
+        with self._lock, translate_sql_errors(self._path):
+            rows = self._connection.execute(SELECT, (0,)).fetchall()
+        path.write_bytes(b"".join(body + b"\n" for body, _ in rows))
         return path
 
     def close(self) -> None:

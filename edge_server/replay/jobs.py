@@ -11,6 +11,7 @@ What is done with an order: the same training as on a device, at a cost that is 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ class Jobs:
     def __init__(self, pool: Pool, together: int = 1) -> None:
         self._pool, self._together = pool, together
         self._loose: list[Ticket] = []
-        self._due: list[Ticket] = []
+        self._due: list[tuple[int, Ticket]] = []
         self._batches: dict[int, list[Ticket]] = {}
         self._endings: dict[int, list[Ending]] = {}
         self._last = self._submitted = 0
@@ -79,7 +80,7 @@ class Jobs:
 
     async def ended(self, ticket: Ticket) -> Ending:
         """Return how a job has ended, whose virtual time is over."""
-        self._due.append(ticket)
+        heapq.heappush(self._due, (ticket.number, ticket))
         return await ticket.ended
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -99,11 +100,11 @@ class Jobs:
 
     def settle(self) -> bool:
         """Wait for the next job that is due, if there is one; tell whether there was."""
-        self._due = [ticket for ticket in self._due if not ticket.ended.done()]  # others were withdrawn
+        while self._due and self._due[0][1].ended.done():  # it was withdrawn
+            heapq.heappop(self._due)
         if not self._due:
             return False
-        ticket = min(self._due, key=lambda one: one.number)
-        self._due.remove(ticket)
+        _, ticket = heapq.heappop(self._due)
         if not ticket.batch:
             self._form()
         ticket.ended.set_result(self._endings_of(ticket.batch)[ticket.place])

@@ -142,6 +142,8 @@ class Fanout:
 
     def _forget_unwanted(self) -> None:
         """Let nobody wait for, and nothing go out for, a piece that only leavers had asked for."""
+        if not self._asked_at:
+            return
         wanted = set().union(*(member.waiting for member in self._group.values()))
         self._asked_at = {start: since for start, since in self._asked_at.items() if start in wanted}
 

@@ -73,8 +73,10 @@ def keep_only(folder: Path, devices: Collection[str]) -> None:
 
     A device that has no file yet gets one of theirs: overwriting costs half of making one.
     """
-    missing = [device for device in devices if not (folder / device).exists()]
-    for path in sorted(folder.glob("*")):
+    paths = sorted(folder.glob("*"))
+    here = {path.name for path in paths}
+    missing = [device for device in devices if device not in here]
+    for path in paths:
         if path.name.removeprefix(".") in devices:
             continue
         if missing and not path.name.startswith("."):

@@ -241,7 +241,7 @@ async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> S
             if repetition.is_behind:
                 state, repetition.is_behind = (await stand()).state, False
         end = following if isinstance(following, RunClosed) else RunClosed(outcome="finished")
-        await _conclude(rounds, state, costs, end)
+        await _conclude(rounds, state, costs, end, ledger)
         await _note_doubts(rounds, ledger)
     if end.cause:
         log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
@@ -250,9 +250,11 @@ async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> S
     return state
 
 
-async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed) -> None:
+async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, ledger: Ledger) -> None:
     """Wait for what the last round cost, and let devices evaluate if that is due."""
-    for closed in closed_rounds(rounds.store.records())[-1:]:
+    records = rounds.store.records()
+    ledger.take(records[ledger.seen :])  # a long journal is not read once more for that
+    for closed in closed_rounds(records)[-1:]:
         fleet = rounds.server.fleet
         await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
     if end.outcome == "finished":

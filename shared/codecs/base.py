@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -71,16 +72,39 @@ def from_blob(blob: Blob) -> Tensor:
     Raises:
         WireError: The bytes cannot be a tensor of that dtype and shape.
     """
-    if blob.dtype not in DTYPES:
-        raise WireError(f"unknown dtype {blob.dtype!r}", reason="dtype")
-    if math.prod(max(extent, 1) for extent in blob.shape) > _MOST:
-        raise WireError(f"no tensor has the shape {blob.shape}", reason="shape")
+    dtype = _possible_dtype(blob.dtype, blob.shape)
     try:
-        dtype = DTYPES[blob.dtype]
         flat = torch.frombuffer(blob.data, dtype=dtype) if blob.data.nbytes else torch.empty(0, dtype=dtype)
         return flat.view(blob.shape)
     except (RuntimeError, TypeError, ValueError) as error:  # TypeError: an extent beyond 64 bits
         raise WireError(f"{blob.data.nbytes} bytes are no {blob.dtype}{blob.shape}", reason="shape") from error
+
+
+def outline_blob(blob: Blob) -> Tensor:
+    """Return the tensor that `from_blob` gives, without storage; whether the bytes are so many is not asked.
+
+    Raises:
+        WireError: There is no tensor of that dtype and shape.
+    """
+    return _outlined(blob.dtype, blob.shape)
+
+
+@lru_cache(maxsize=1024)
+def _outlined(dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Make it once for all that are alike, as those of all devices are: that takes longer than what it is asked for."""
+    possible = _possible_dtype(dtype, shape)
+    try:
+        return torch.empty(shape, dtype=possible, device="meta")
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise WireError(f"no tensor has the shape {shape}", reason="shape") from error
+
+
+def _possible_dtype(dtype: str, shape: tuple[int, ...]) -> torch.dtype:
+    if dtype not in DTYPES:
+        raise WireError(f"unknown dtype {dtype!r}", reason="dtype")
+    if math.prod(filter(None, shape)) > _MOST:
+        raise WireError(f"no tensor has the shape {shape}", reason="shape")
+    return DTYPES[dtype]
 
 
 def decode_bounded(codec: Codec, payload: Payload) -> Coded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.codecs.base import Codec, Coded, Memory, from_blob, to_blob
+from shared.codecs.base import Codec, Coded, Memory, from_blob, outline_blob, to_blob
 from shared.errors import WireError
 from shared.protocol.messages import Payload
 from shared.tensors.tree import Tree
@@ -13,13 +13,18 @@ def _encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
 
 
 def _decode(payload: Payload) -> Coded:
-    if payload.codec != "dense":
-        raise WireError(f"payload of codec {payload.codec!r}, expected dense", reason="codec")
+    _require_dense(payload)
     return Coded({key: from_blob(blob) for key, blob in payload.blobs.items()}, {})
 
 
 def _outline(payload: Payload) -> Tree:
-    return {key: leaf.to("meta") for key, leaf in _decode(payload).tree.items()}
+    _require_dense(payload)
+    return {key: outline_blob(blob) for key, blob in payload.blobs.items()}
+
+
+def _require_dense(payload: Payload) -> None:
+    if payload.codec != "dense":
+        raise WireError(f"payload of codec {payload.codec!r}, expected dense", reason="codec")
 
 
 def dense() -> Codec:

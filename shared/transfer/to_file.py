@@ -108,7 +108,10 @@ class FileSink:
 
 def view(path: Path) -> memoryview:
     """Return a file's bytes without reading it whole; writes to the view do not reach the file."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        if not os.fstat(file).st_size:
             return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+        return memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(file)

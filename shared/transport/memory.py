@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from shared.protocol.topics import ALL_BELOW, ANY, matches
+from shared.protocol.topics import ALL_BELOW, ANY, matches, parse_channel
 from shared.transport.base import Inbox
 from shared.transport.packet_limit import MOST_BYTES
 
@@ -21,7 +21,7 @@ class MemoryTransport:
 
     def __init__(self) -> None:
         self._exact: defaultdict[str, list[Inbox]] = defaultdict(list)
-        self._filters: list[tuple[str, Inbox]] = []
+        self._filters: defaultdict[str, list[tuple[str, Inbox]]] = defaultdict(list)
         self._retained: dict[str, bytes] = {}
         self._away: dict[str, Inbox] = {}
 
@@ -37,7 +37,8 @@ class MemoryTransport:
     def listening(self, topic: str) -> list[Inbox]:
         """Return who hears what is published on a topic now, each once."""
         inboxes = [*self._exact.get(topic, ())]
-        inboxes += [inbox for pattern, inbox in self._filters if matches(pattern, topic)]
+        for last in (parse_channel(topic), ANY, ALL_BELOW):
+            inboxes += [inbox for pattern, inbox in self._filters.get(last, ()) if matches(pattern, topic)]
         return list(dict.fromkeys(inboxes))
 
     @asynccontextmanager
@@ -49,15 +50,17 @@ class MemoryTransport:
             self._hand_over(pattern, inbox)
         for pattern in patterns:
             if _is_filter(pattern):
-                self._filters.append((pattern, inbox))
+                self._filters[parse_channel(pattern)].append((pattern, inbox))
             else:
                 self._exact[pattern].append(inbox)
         try:
             yield inbox
         finally:
-            self._filters = [entry for entry in self._filters if entry[1] is not inbox]
             for pattern in patterns:
-                self._forget(pattern, inbox)
+                if _is_filter(pattern):
+                    self._filters[parse_channel(pattern)].remove((pattern, inbox))
+                else:
+                    self._forget(pattern, inbox)
 
     def keep(self, topic: str) -> None:
         """Keep what comes on a topic for who subscribes to it next, as a broker does for a session that is away."""

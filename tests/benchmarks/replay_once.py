@@ -8,9 +8,12 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from edge_server.journal.records import AnyRecord, RoundClosed
-from edge_server.replay.run import replay
-from edge_server.rounds.check_plan import load
+from shared.runtime.processes import loading
+
+with loading():  # as the command does
+    from edge_server.journal.records import AnyRecord, RoundClosed
+    from edge_server.replay.run import replay
+    from edge_server.rounds.check_plan import load
 
 
 def main() -> None:
