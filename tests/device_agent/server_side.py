@@ -189,10 +189,10 @@ class Desk:
 
     def put(self, number: int, data: bytes, transfer: Transfer) -> None:
         """Commit an update as a trainer does."""
-        draft = self.files.draft("trial", number)
+        draft = self.outbox.draft("trial", number)
         (draft / files.PAYLOAD).write_bytes(data)
         files.write(draft, Update(run="trial", round=number, device=DEVICE, params=transfer))
-        self.files.commit(draft)
+        self.outbox.commit(draft)
 
     async def tell(self, message: Ack | Want | Status, pause_s: float = 0.1) -> None:
         """Say something as the server, and let the device act on it."""
