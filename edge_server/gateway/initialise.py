@@ -16,7 +16,7 @@ from edge_server.gateway.site_folder import (
     make_authorities,
     make_broker_files,
     make_folders,
-    make_pair,
+    make_pairs,
 )
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, write_state
 from shared.errors import ConfigError
@@ -73,8 +73,7 @@ def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
         before = read_state(site.path) if (site.path / FILE).is_file() else None
         state = _settled(site, wanted)
         make_authorities(site, state.site, now, years=(ROOT_YEARS, SITE_YEARS))
-        for name in PAIRS:
-            state = make_pair(site, state, name, now)
+        state = make_pairs(site, state, PAIRS, now)
         make_broker_files(site, state)
         _make_server_file(site, before, state)
     return state

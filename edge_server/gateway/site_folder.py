@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -223,11 +223,41 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
         now: UTC.
         new_key: Whether to make another one in any case.
     """
+    return make_pairs(site, state, (name,), now, new_key=new_key)
+
+
+def make_pairs(
+    site: SiteFolder, state: SiteState, names: Iterable[str], now: datetime, *, new_key: bool = False
+) -> SiteState:
+    """Make those of the gateway's own pairs that are not there, or not what they should be; all are noted at once.
+
+    Args:
+        site: The folder.
+        state: Of the site; its addresses are those of the certificates.
+        names: Of `PAIRS`.
+        now: UTC.
+        new_key: Whether to make others in any case.
+    """
+    made = list[tuple[Path, bytes, str | None]]()
+    for name in names:
+        state, files = _signed_pair(site, state, name, now, new_key=new_key)
+        made += files
+    if made:
+        write_state(site.path, state)  # before anybody has one: what is not noted cannot be revoked
+    for path, data, user in made:
+        site.put(path, data, private_to=user)
+    return state
+
+
+def _signed_pair(
+    site: SiteFolder, state: SiteState, name: str, now: datetime, *, new_key: bool
+) -> tuple[SiteState, list[tuple[Path, bytes, str | None]]]:
+    """Return the state with a pair in it, and its files: path, content and whose alone it is; none if it is right."""
     key_file, file = site.gateway(f"{name}.key"), site.gateway(f"{name}.crt")
     common, role = PAIRS[name]
     addresses = gateway_addresses(state) if role == "gateway" else ()
     if not new_key and is_pair(key_file, file, site.ca("site.crt"), addresses):
-        return state
+        return state, []
     user = site.broker_user if name == "server" else site.server_user
     key = key_file.read_bytes() if key_file.is_file() and not new_key else authority.make_key()
     subject = Subject(common, role, state.site, addresses)
@@ -236,10 +266,7 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
         account = state.accounts[common]
         *others, last = account.certificates
         state = with_account(state, common, replace(account, certificates=(*others, replace(last, revoked=True))))
-    write_state(site.path, state)  # before anybody has it: what is not noted cannot be revoked
-    site.put(key_file, key, private_to=user)
-    site.put(file, certificate)
-    return state
+    return state, [(key_file, key, user), (file, certificate, None)]
 
 
 def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -379,6 +378,8 @@ DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
 
 def versions() -> dict[str, str]:
     """Return the version of Python and of every distribution that decides what numbers come out, if it is there."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where a run begins
+
     found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:

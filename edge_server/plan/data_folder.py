@@ -7,7 +7,6 @@ it aside and go on from the records that it understands: so forms are looked at 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from shared.runtime.durable import explain_disk_errors
@@ -65,6 +64,8 @@ def claim_data_folder(data_dir: Path) -> None:
 
 
 def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where something is written
+
     try:
         return version("fieldfleet")
     except PackageNotFoundError:  # imported from a folder that was never installed

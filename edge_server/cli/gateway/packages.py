@@ -46,7 +46,9 @@ def packages(options: argparse.Namespace) -> int:
 
 
 def _add(options: argparse.Namespace) -> int:
-    take_packages(open_site(options), options.files)
+    from edge_server.gateway.packages.store import read_debs  # noqa: PLC0415
+
+    take_packages(open_site(options), read_debs(options.files))
     return 0
 
 

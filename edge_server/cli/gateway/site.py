@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.cli.gateway.taking import find_packages, take_folder
+from edge_server.cli.gateway.taking import reading_packages, take_folder
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import utc_seconds
@@ -105,15 +105,14 @@ def _init(options: argparse.Namespace) -> int:
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
-    if options.packages:
-        find_packages(options.packages)  # before anything is made
     before = folder.path.is_dir()
     wanted = Wanted(options.name, tuple(options.address), options.port, options.bind)
-    state = initialise(folder, wanted, utc_now())
-    link_services(folder)
+    with reading_packages(options.packages) as packages:  # where there are none, nothing is made
+        state = initialise(folder, wanted, utc_now())
+        link_services(folder)
     wrote = list(folder.changed)
     if options.packages:
-        take_folder(folder, options.packages)
+        take_folder(folder, options.packages, packages())
     if not wrote:
         if options.packages:
             return 0

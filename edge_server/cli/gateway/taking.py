@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from shared.errors import ConfigError
 from shared.runtime.text_table import write_text
 
 if TYPE_CHECKING:
+    from edge_server.gateway.packages.deb import DebFacts
     from edge_server.gateway.site_folder import SiteFolder
     from shared.protocol.packages import PackageManifest
 
@@ -26,22 +30,47 @@ def find_packages(folder: Path) -> list[Path]:
     return found
 
 
-def take_folder(site: SiteFolder, folder: Path) -> None:
-    """Take in what a folder has for boards: packages of the agent, and wheels where there are some.
+@contextmanager
+def reading_packages(folder: Path | None) -> Iterator[Callable[[], list[tuple[Path, DebFacts]]]]:
+    """Read packages of a folder while the block lasts; yields what returns their paths, and what they say.
+
+    Args:
+        folder: With packages; None where none are asked for.
 
     Raises:
-        ConfigError: There is no package, or one cannot be taken.
+        ConfigError: There are none.
     """
-    take_packages(site, find_packages(folder))
+    if folder is None:
+        yield list
+        return
+    from edge_server.gateway.packages.store import read_debs  # noqa: PLC0415
+
+    paths = find_packages(folder)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(read_debs, paths).result
+
+
+def take_folder(site: SiteFolder, folder: Path, found: Sequence[tuple[Path, DebFacts]]) -> None:
+    """Take in what a folder has for boards: packages of the agent, and wheels where there are some.
+
+    Args:
+        site: The folder of the site.
+        folder: That it has.
+        found: Its packages, read.
+
+    Raises:
+        ConfigError: One cannot be taken.
+    """
+    take_packages(site, found)
     if any(folder.glob("*.whl")):
         take_wheels(site, folder)
 
 
-def take_packages(site: SiteFolder, paths: list[Path]) -> None:
-    """Take packages in, and say which."""
-    from edge_server.gateway.packages.store import add_packages  # noqa: PLC0415
+def take_packages(site: SiteFolder, found: Sequence[tuple[Path, DebFacts]]) -> None:
+    """Take packages in that were read, and say which."""
+    from edge_server.gateway.packages.store import add_read_packages  # noqa: PLC0415
 
-    for one in add_packages(site, paths):
+    for one in add_read_packages(site, found):
         write_text(sys.stdout, f"{one.name} {one.version} for {kinds(one)}, signed for site {one.site}")
 
 

@@ -23,6 +23,7 @@ PRIVATE = 0o600
 BUSY_S = 30.0
 SCHEMA = """
 PRAGMA synchronous = EXTRA;
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, denied INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS denied ON accounts (name) WHERE denied;
 CREATE TABLE IF NOT EXISTS keys (key TEXT, name TEXT, PRIMARY KEY (key, name)) WITHOUT ROWID;
@@ -184,8 +185,7 @@ def write_accounts(folder: Path, accounts: Mapping[str, SiteAccount]) -> None:
             _create(path)
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as connection:
-            connection.executescript(SCHEMA)
-            connection.execute("BEGIN IMMEDIATE")
+            connection.executescript(SCHEMA)  # begins a transaction
             put_accounts(connection, changed.items())
             connection.execute("COMMIT")
     except sqlite3.OperationalError as error:

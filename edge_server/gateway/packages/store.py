@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +40,8 @@ from shared.runtime.durable import explain_disk_errors, replace_file, sync
 PACKAGES, INDEX, WHEELS, LOCK = "packages", "index.json", "wheels", ".packages.lock"
 FORMAT = 1
 MOST_INDEX, MOST_RELEASES, MOST_WHEELS = 16 << 20, 64, 1024
+MOST_READ_AT_ONCE = 2
+"""Packages; each takes the 64 MiB of its compression's dictionary."""
 
 
 class WheelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +142,16 @@ def write_index(site: SiteFolder, index: PackageIndex) -> None:
     replace_file(path, data, mode=PUBLIC, owner=owner_ids(site.server_user))
 
 
+def read_debs(paths: Sequence[Path]) -> list[tuple[Path, DebFacts]]:
+    """Return what packages say of themselves, with their paths; the time goes into unpacking, which threads share.
+
+    Raises:
+        ConfigError: One is no package of the agent, or cannot be read.
+    """
+    with ThreadPoolExecutor(MOST_READ_AT_ONCE) as pool:
+        return list(zip(paths, pool.map(read_deb, paths), strict=True))
+
+
 def add_packages(site: SiteFolder, paths: Sequence[Path]) -> list[PackageManifest]:
     """Take packages in and sign what they are; return the manifests of their versions.
 
@@ -147,11 +160,23 @@ def add_packages(site: SiteFolder, paths: Sequence[Path]) -> list[PackageManifes
         paths: Files of packages; those of one version may come one after the other.
 
     Raises:
-        ConfigError: One is no package of the agent, or another one of its kind and version is there; or nothing can
-            be signed.
+        ConfigError: One is no package of the agent, or as `add_read_packages`.
         Unwritable: The disk takes nothing more.
     """
-    found = [(path, read_deb(path)) for path in paths]
+    return add_read_packages(site, read_debs(paths))
+
+
+def add_read_packages(site: SiteFolder, found: Sequence[tuple[Path, DebFacts]]) -> list[PackageManifest]:
+    """Take packages in that were read, and sign what they are; return the manifests of their versions.
+
+    Args:
+        site: The folder of the site.
+        found: Their files, and what they say of themselves.
+
+    Raises:
+        ConfigError: Another one of its kind and version is there, or nothing can be signed.
+        Unwritable: The disk takes nothing more.
+    """
     changed = set[str]()
     with editing(site) as index:
         after = index
