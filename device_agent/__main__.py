@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Container, Mapping
 from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
-from shared.runtime.command_line import add_general_options, missing_extra, parse_all
+from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_to_the_end
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -35,6 +34,10 @@ def _module(command: str) -> ModuleType:
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
+    sys.exit(run_to_the_end("device-agent", _main, EXIT_FAILED))
+
+
+def _main() -> int:
     try:
         code = _run(sys.argv[1:])
     except (ConfigError, Unwritable) as error:
@@ -50,10 +53,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"device-agent: {remedy}\n")
         code = EXIT_CONFIG
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_FAILED
-    sys.exit(code)
+    return code
 
 
 def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime.command_line import add_general_options, missing_extra, parse_all
+from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_to_the_end
 from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
@@ -68,6 +68,10 @@ RECORDING = frozenset(
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
+    sys.exit(run_to_the_end("edge-server", _run, EXIT_SHORT))
+
+
+def _run() -> int:
     options = parse_all(build_parser())
     if options.command in RECORDING:
         keep_private()
@@ -84,15 +88,12 @@ def main() -> None:
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("edge-server: interrupted\n")
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_SHORT
     except ModuleNotFoundError as error:
         if not (remedy := missing_extra(error.name, "server")):
             raise
         sys.stderr.write(f"edge-server: {remedy}\n")
         code = EXIT_CONFIG
-    sys.exit(code)
+    return code
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -338,6 +338,8 @@ def check_address(address: str) -> str:
 
 
 def _alternative(address: str) -> x509.GeneralName:
+    if "%" in address:
+        raise ConfigError(f"address {address!r}: one that is good on a single link only; boards need another")
     try:
         return x509.IPAddress(ip_address(address))
     except ValueError:

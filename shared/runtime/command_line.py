@@ -1,10 +1,21 @@
-"""What the commands of both sides have in common: `--version`, `-v`, and the word for a package that is missing."""
+"""What the commands of both sides have in common: `--version`, `-v`, and words for what is missing or refused."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import io
+import logging
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shared.runtime.durable import REMEDIES
+
+log = logging.getLogger(__name__)
 
 EXTRAS: Mapping[str, Sequence[str]] = {
     "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "segno", "torch"),
@@ -16,6 +27,77 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "ray": ("ray",),
 }
 """Top-level modules that an extra of the distribution brings, see `pyproject.toml`."""
+
+
+_PATH = "look at the path that was given"
+_RIGHTS = "run this as root, or as the user whose files these are"
+REFUSALS: Mapping[int, str] = {
+    **REMEDIES,
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS),
+    **dict.fromkeys((errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), _PATH),
+}
+
+
+def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
+    """Run a command and return its exit code; what the system refuses is told in a line.
+
+    Nobody who reads what is printed, as behind `| head`, ends it without a word.
+
+    Args:
+        program: What it is called.
+        run: Does what was asked for, and returns its code.
+        failed: The code where the system refuses something.
+    """
+    settle_streams()
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        log.debug("refused", exc_info=True)
+        sys.stderr.write(f"{program}: {words_of(error)}\n")
+    return failed
+
+
+def settle_streams() -> None:
+    """Have three standard streams even where some are closed, and let no character end a command.
+
+    What is printed to a closed one is an error, as it is on a full disk; who reads from one finds nothing.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:  # noqa: PLR2004 - whatever is opened later is none of them
+        pass
+    os.close(descriptor)
+    sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115 - until the process ends
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as above
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - as above
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def words_of(error: OSError) -> str:
+    """Return what the system refused, and what to do."""
+    told = error.strerror or str(error) or type(error).__name__
+    remedy = REFUSALS.get(error.errno or 0, "")
+    if error.filename is None and _drop_output():
+        return f"standard output: {told}; some of what was to be printed is lost"
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{told}" + (f"; {remedy}" if remedy else "")
+
+
+def _drop_output() -> bool:
+    """Forget what cannot be printed, so that the interpreter does not try again; tell whether there was such."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):  # one that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.stdout.flush()
+        return True
+    return False
 
 
 class ShowVersion(argparse.Action):

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--name", default="", metavar="NAME", help="of the site; needed the first time")
     help_ = "name or IP address of this gateway, as boards reach it; repeat for more; default: this machine's name"
     init.add_argument("--address", action="append", default=[], metavar="HOST", help=help_)
-    init.add_argument("--port", type=int, default=0, metavar="N", help="of the broker; default: 8883")
+    init.add_argument("--port", type=int, default=None, metavar="N", help="of the broker; default: 8883")
     help_ = "the only address at which the broker listens; default: all"
     init.add_argument("--bind", default=None, metavar="IP", help=help_)
     help_ = "who the broker runs as, where root makes the site; default: mosquitto"
@@ -102,11 +102,11 @@ def open_site(options: argparse.Namespace) -> SiteFolder:
 def _init(options: argparse.Namespace) -> int:
     from edge_server.gateway.initialise import Wanted, initialise, link_services  # noqa: PLC0415
 
-    if not 0 <= options.port < 1 << 16:
+    if options.port is not None and not 1 <= options.port < 1 << 16:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
     before = folder.path.is_dir()
-    wanted = Wanted(options.name, tuple(options.address), options.port, options.bind)
+    wanted = Wanted(options.name, tuple(options.address), options.port or 0, options.bind)
     with reading_packages(options.packages) as packages:  # where there are none, nothing is made
         state = initialise(folder, wanted, utc_now())
         link_services(folder)

@@ -235,6 +235,8 @@ def listening(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The address is not this machine's, or taken.
     """
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port {port}: give 1 to {(1 << 16) - 1}")
     try:
         if not host and socket.has_dualstack_ipv6():
             with suppress(OSError):  # a kernel without IPv6
@@ -245,7 +247,8 @@ def listening(host: str, port: int) -> socket.socket:
                 return listener
         family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]  # noqa: S104 - all, as said
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host or '*'}:{port}: {error.strerror}; name another --port") from error
+    except (OSError, UnicodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host or '*'}:{port}: {what}; name another --port or --host") from error
     listener.setblocking(False)
     return listener

@@ -108,7 +108,7 @@ def last_lines(path: Path) -> str:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - MOST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read(MOST_BYTES).decode(errors="replace").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a log that this user may read") from error
     return "\n".join(lines[-MOST_LINES:]) + "\n"

@@ -73,3 +73,37 @@ def test_a_word_that_nobody_knows_can_be_seen_in_the_error(monkeypatch, capsys):
         main()
     assert ended.value.code == 2
     assert "nothing is known of '' 'two words'" in capsys.readouterr().err
+
+
+PRINTING = "import sys; from shared.runtime.command_line import run_to_the_end as run; sys.exit(run('prog', {run}, 7))"
+PRINT = "lambda: print(chr(177)) or 0"
+
+
+@pytest.mark.parametrize(
+    ("run", "redirection", "code", "words"),
+    [
+        (PRINT, ">&-", 7, "prog: standard output: Bad file descriptor; some of what was to be printed is lost\n"),
+        (PRINT, ">/dev/full", 7, "prog: No space left on device; "),
+        (PRINT, "| true", 0, ""),
+        ("lambda: print('x' * 10**6) or 0", "| true", 0, ""),
+        (PRINT, "<&-", 0, ""),
+        (PRINT, "2>&-", 0, ""),
+        ("lambda: sys.exit(print(1) or 3)", ">/dev/full", 7, "prog: No space left"),
+        ("lambda: open('/dev/null/x')", "", 7, "prog: /dev/null/x: Not a directory; look at the path that was given\n"),
+        ("lambda: open('/proc/1/no') and 0", "", 7, "prog: /proc/1/no: No such file or directory; look at the path"),
+        ("lambda: int(sys.stdin.read() != '')", "<&-", 0, ""),
+    ],
+)
+def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, words):
+    program = PRINTING.format(run=run).replace('"', "'")
+
+    async def ask():
+        line = f'PYTHONIOENCODING=ascii {sys.executable} -c "{program}" {redirection}'
+        child = await asyncio.create_subprocess_exec(
+            "sh", "-c", line, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        told = (await child.communicate())[1]
+        return child.returncode, told.decode()
+
+    found, told = asyncio.run(ask())
+    assert (found, told.startswith(words), len(told.splitlines())) == (code, True, int(bool(words))), told

@@ -1,0 +1,85 @@
+"""What operators get wrong at a gateway's commands: a line that names it, a code that means something, no traceback."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.site_folder import SiteFolder
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+WORDS = [
+    "site init --name roof --folder FILE",
+    "site init --name roof --folder FILE/below",
+    "site init --name roof --folder NEW --address https://gateway.local",
+    "site init --name roof --folder NEW --address gateway.local:8883",
+    "site init --name roof --folder NEW --address [fe80::1]",
+    "site init --name roof --folder NEW --address fe80::1%eth0",
+    "site init --name roof --folder NEW --port 0",
+    "site init --name roof --folder NEW --port 99999",
+    "site init --name a/b --folder NEW",
+    "site init --name other --folder SITE",
+    "site check --folder FOLDER",
+    "site reload --folder NEW",
+    "site rotate-ca --folder FILE",
+    "enrol pi-01 --folder FILE",
+    "enrol pi/01 --folder SITE",
+    "enrol pi-01 --ttl 0 --folder SITE",
+    "enrol pi-01 --ttl nan --folder SITE",
+    "enrol pi-01 --ttl 999999999999h --folder SITE",
+    "enrol pi-01 --port 99999 --folder SITE",
+    "enrol pi-01 --address https://127.0.0.1 --folder SITE",
+    "enrol pi-01 --svg NEW/below/a.svg --folder SITE",
+    "enrol pi-01 --svg FOLDER --folder SITE",
+    "enrol --count 100000 --folder SITE",
+    "enrol --count 3 --pattern {:1000000000} --folder SITE",
+    "enrol --count 3 --pattern {0.__class__} --folder SITE",
+    "enrolment-service --port -1 --folder SITE",
+    "enrolment-service --port 99999 --folder SITE",
+    "enrolment-service --host https://a --folder SITE",
+    "enrolment-service --host 192.0.2.1 --folder SITE",
+    "packages add FILE --folder SITE",
+    "packages add FOLDER --folder SITE",
+    "packages add /dev/zero --folder SITE",
+    "packages add-wheels FILE --folder SITE",
+    "packages remove \x1b[2J --folder SITE",
+    "revoke nobody --folder FILE",
+    "revoke ../.. --folder SITE",
+    "devices approve nobody --folder SITE",
+    "devices --watch nan --folder SITE",
+    "rollout start --agent 9 --config FILE",
+    "rollout start --agent 9 --config NEW",
+    "setup --from FILE",
+    "support-bundle --out FOLDER --folder FILE",
+    "support-bundle --out BUNDLE --log NEW --folder SITE",
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    here = tmp_path_factory.mktemp("mistakes")
+    initialise(SiteFolder(here / "site"), Wanted("roof", ("127.0.0.1",)), NOW)
+    (here / "folder").mkdir()
+    (here / "file").write_bytes(bytes(range(256)))
+    names = {name: here / name.lower() for name in ("SITE", "FOLDER", "FILE", "NEW")}
+    return names | {"BUNDLE": here / "bundle.tar.gz"}
+
+
+@pytest.mark.parametrize("line", WORDS)
+def test_a_mistake_is_told_in_a_line(line, places, tmp_path, monkeypatch, capsys):
+    names = places | {"NEW": tmp_path / "new"}
+    for name, path in names.items():
+        line = line.replace(name, str(path))
+    monkeypatch.setattr(sys, "argv", ["edge-server", *line.split(" ")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code in (1, 2), said
+    assert "edge-server" in said
+    assert "Traceback" not in said
+    assert "\x1b" not in said
+    assert not names["NEW"].exists()
