@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 from device_agent.config import load_file
@@ -17,6 +15,7 @@ from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import Membership
 from device_agent.identity.join import Join
+from device_agent.upgrade.agent_folder import as_owner
 from shared.errors import ConfigError, EnrolmentFailed
 from shared.protocol.enrolment import MOST_TOKEN, Token, parse_token
 from shared.protocol.topics import topic
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     is_new = not options.config.exists()
     state_dir, device = _first(options.config) if is_new else _told(options.config)
     try:
-        with as_owner(state_dir):
+        with as_owner(state_dir) if state_dir.is_dir() else nullcontext():
             folder = writable(state_dir, "name a folder this user may write")
             found = asyncio.run(_join(token, device, folder))
     except EnrolmentFailed as error:
@@ -96,29 +95,6 @@ def _told(path: Path) -> tuple[Path, str]:
     """Return the agent's folder and the board's name, where it has one, by its file."""
     config = load_file(path)
     return Path(config.state_dir), config.device
-
-
-@contextmanager
-def as_owner(folder: Path) -> Iterator[None]:
-    """Be the user whom a folder belongs to while the block lasts, where root runs this: what it writes is the agent's.
-
-    Args:
-        folder: Of the agent; where it is not there, root stays root.
-    """
-    owner = folder.stat() if os.geteuid() == 0 and folder.is_dir() else None
-    if owner is None or owner.st_uid == 0:
-        yield
-        return
-    ours = os.getegid(), os.getgroups()
-    os.setgroups([owner.st_gid])
-    os.setegid(owner.st_gid)
-    os.seteuid(owner.st_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(ours[0])
-        os.setgroups(ours[1])
 
 
 def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:

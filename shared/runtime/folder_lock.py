@@ -123,15 +123,17 @@ def hold_lock(folder: Path) -> Iterator[FolderLock]:
         lock.release()
 
 
-def is_held(folder: Path) -> bool:
-    """Tell whether a process holds a folder's lock; false too where this user may not know."""
+def is_held(folder: Path, *, unknown: bool = False) -> bool:
+    """Tell whether a process holds a folder's lock; `unknown` where this user may not know."""
     try:
         with (folder / FOLDER_LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return unknown
     return False
 
 

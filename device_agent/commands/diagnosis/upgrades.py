@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from device_agent.upgrade.trusted_roots import trusted_pins
 from device_agent.upgrade.verdict import is_going_back
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile
-from shared.runtime.folder_lock import FOLDER_LOCK
+from shared.runtime.folder_lock import is_held
 
 START = (
     "`sudo systemctl start fieldfleet-upgrade` goes on with it; `journalctl -u fieldfleet-upgrade` says why it ended"
@@ -34,7 +33,7 @@ def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> 
         return
     try:
         record = read_upgrade(home)
-        yield check_upgrade(record, Versions(home).current(), is_watched=_is_watched(home))
+        yield check_upgrade(record, Versions(home).current(), is_watched=is_held(home, unknown=True))
     except (ConfigError, CorruptFile) as error:
         yield Check(name="upgrade", state="bad", finding=str(error), remedy="`sudo systemctl start fieldfleet-upgrade`")
     try:
@@ -81,15 +80,3 @@ def check_trust(pins: Sequence[str], joined: str) -> Check:
         found = f"are taken of root {told}, and the joined site's is {joined[:SHOWN]}…"
         return Check(name=name, state="warn", finding=found, remedy=remedy)
     return Check(name=name, state="ok", finding=f"are taken of root {told}")
-
-
-def _is_watched(home: Path) -> bool:
-    """Tell whether an updater is at work; also where this user may not know."""
-    try:
-        with (home / FOLDER_LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False

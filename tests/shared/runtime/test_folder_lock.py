@@ -97,3 +97,14 @@ def test_whether_a_process_holds_a_folder_can_be_seen(tmp_path):
     with hold_lock(tmp_path):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+def test_what_this_user_may_not_know_is_what_the_caller_says():
+    """A folder that is not there is nobody's, whatever the caller says."""
+    with open_to_all() as folder:
+        (folder / "lock").touch(0o600)
+        with as_nobody():
+            assert is_held(folder, unknown=True)
+            assert not is_held(folder)
+            assert not is_held(folder / "none", unknown=True)
+            assert not is_held(folder / "lock", unknown=True)
