@@ -228,6 +228,8 @@ def test_the_same_round_may_be_corrupt_twice(reopen: Callable[[], Outbox], tmp_p
         box.add(update(5))
         (tmp_path / "outbox" / "trial@000005" / outbox.UPDATE).write_bytes(content)
         assert box.entries() == []
+        [aside] = (tmp_path / "outbox").glob(".*.corrupt")
+        assert (aside / outbox.UPDATE).read_bytes() == content
     box.add(update(5))
     assert [entry.update.round for entry in box.entries()] == [5]
 
