@@ -10,7 +10,7 @@ from pathlib import Path
 from measure import Figure
 
 from edge_server.replay.run import cores, replay
-from tests.edge_server.replay.textbook_replay import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
+from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
 
 DEVICES, COHORT, ROUNDS = 10_000, 100, int(os.environ.get("ROUNDS", "100"))
 QUICK = 300, 10, 3

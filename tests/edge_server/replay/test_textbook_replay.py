@@ -13,18 +13,9 @@ import pytest
 
 from edge_server.journal.records import closed_rounds
 from edge_server.replay.run import replay
-from tests.edge_server.replay import textbook_replay
-from tests.edge_server.replay import textbook_replay as textbook_fleet
-from tests.edge_server.replay.textbook_replay import (
-    COMPUTE,
-    GIVEN,
-    POWER,
-    Device,
-    expected,
-    fleet_of,
-    furthest,
-    plan_of,
-)
+from tests.edge_server.replay import textbook_fleet, textbook_replay
+from tests.edge_server.replay.textbook_fleet import COMPUTE, GIVEN, POWER, expected, fleet_of, furthest, plan_of
+from tests.edge_server.replay.textbook_replay import Device
 from tests.machine import shared
 
 COMPUTING, SENDING = "sysbench_cpu_4", "iperf3"
