@@ -117,7 +117,7 @@ async def strict_broker(site: LiveSite, passwords: dict[str, str]) -> AsyncItera
     (folder / "passwords").chmod(PRIVATE)
     lines = [
         f"listener {port} 127.0.0.1",
-        *(f"cafile {own.root}", f"certfile {own.certificate}", f"keyfile {own.key}", f"crlfile {own.revoked}"),
+        *(f"cafile {own.trusted}", f"certfile {own.certificate}", f"keyfile {own.key}", f"crlfile {own.revoked}"),
         *("require_certificate true", "allow_anonymous false", f"password_file {folder}/passwords"),
         *([f"user {own.user}"] if own.user else []),
     ]

@@ -22,6 +22,8 @@ UNREADABLE = (
 )
 """What `cryptography` raises of certificates and keys that are none."""
 OTHER_CA = 3
+ROOT_PATH = 1
+"""Authorities that may follow a root: the site CA."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,34 @@ def trusted_chain(pem: bytes, root: bytes) -> bytes:
     return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in (*signed, pinned[0]))
 
 
+def check_next_root(shown: bytes, known: bytes) -> None:
+    """Refuse the root that is the last of those shown unless the one that is trusted here vouches for it.
+
+    It does by a certificate for the same name and key with a path length of 1, which roots have: the site CA, which
+    it signed too, has 0, so that whoever took over a gateway cannot put a root of their own in the site's place.
+
+    Args:
+        shown: What the gateway offers, PEM.
+        known: The authorities in use here; the last is the root that is trusted, PEM.
+
+    Raises:
+        EnrolmentFailed: It does not.
+    """
+    try:
+        *offered, new = x509.load_pem_x509_certificates(shown)[-MOST_CHAIN:]
+        root = x509.load_pem_x509_certificates(known)[-1]
+        is_root = _path_length(new) == ROOT_PATH and _is_issued_by(new, new)
+        is_vouched = any(_vouches(root, one, new) for one in offered)
+    except UNREADABLE:
+        is_root = is_vouched = False
+    if not is_root or not is_vouched:
+        raise EnrolmentFailed(
+            "the gateway shows a root for which the one that this board trusts does not vouch; it stays with its own. "
+            "Compare with `edge-server site check` on the gateway; if the site was made anew, join by a new token",
+            code=OTHER_CA,
+        )
+
+
 def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -> Dates:
     """Return the dates of a certificate that is what was asked for.
 
@@ -128,6 +158,21 @@ def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     except UNREADABLE:
         return False
     return is_ca and _is_issued_by(certificate, root)
+
+
+def _vouches(root: x509.Certificate, by: x509.Certificate, new: x509.Certificate) -> bool:
+    """Tell whether a root's certificate is for another root: the same name, of the same site, and key."""
+    sites = [one.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME) for one in (root, new)]
+    is_for_it = by.subject == new.subject and by.public_key() == new.public_key() and sites[0] == sites[1]
+    return is_for_it and _path_length(by) == ROOT_PATH and _is_issued_by(by, root)
+
+
+def _path_length(certificate: x509.Certificate) -> int | None:
+    """Return how many authorities may follow one; None for what is none, or sets no limit."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
+    except UNREADABLE:
+        return None
 
 
 def _is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

@@ -79,7 +79,9 @@ class Join:
     async def _fetch_authority(self, gateway: Gateway, folder: Path) -> None:
         from device_agent.identity.certificates import trusted_chain  # noqa: PLC0415 - not for an idle agent
 
-        chain = trusted_chain(await gateway.fetch_unverified("/ca.pem"), self.token.root)
+        begun = credentials.read_membership(folder)  # by this token; by now it may have moved to a next root
+        root = bytes.fromhex(begun.root) if begun else self.token.root
+        chain = trusted_chain(await gateway.fetch_unverified("/ca.pem"), root)
         credentials.keep(folder, CA, chain)
         self.say(f"the gateway at {gateway.host}:{gateway.port} has the CA that the token names")
 

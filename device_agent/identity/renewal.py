@@ -7,6 +7,9 @@ which every answer of the verified gateway tells, so that a board in 1970 renews
 The new certificate stands in a set of its own until the broker has taken it in a TLS handshake: a connection that says
 nothing in MQTT, since a second session in this board's name would end the running one. Then the set takes the place of
 the one before, by one rename. Whatever is cut off where, a set that belongs together is in use.
+
+In the same way the board moves to the site's next root, where the one that it trusts vouches for that: with the key and
+the certificate that it has. Whether there is another one at all, a digest of what the gateway answers tells.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import hashlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -29,7 +32,7 @@ from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, MEMBERSHIP, Membership
 from device_agent.identity.https import Gateway, authority_tls
 from shared.errors import ConfigError, EnrolmentFailed, Unreachable, Unwritable, WireError
-from shared.protocol.enrolment import RenewAnswer, RenewRequest, decode_json
+from shared.protocol.enrolment import Moved, RenewAnswer, RenewRequest, decode_json
 from shared.runtime.executor import in_thread
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
@@ -43,6 +46,8 @@ FIRST_S, LOOK_S = (5.0, 60.0), (4 * 3600.0, 8 * 3600.0)
 """Until the first look after a start, and between two: spread, so that a fleet does not ask at once."""
 RETRY_S = (300.0, 900.0)
 """After one that failed."""
+BEGIN, PLAIN = ssl.PEM_HEADER, 2
+"""A site's authorities, while no root of it is replaced, are its CA and its root."""
 PATIENCE_S, VERDICT_S = 10.0, 3.0
 """For a handshake, and for the broker's word on our certificate, which under TLS 1.3 comes after it."""
 
@@ -68,6 +73,7 @@ class Renewal:
     broker: Broker = field(default_factory=Broker)
     random: Random = field(default_factory=Random)
     _told: str = ""
+    _moved: str = ""
 
     @property
     def identity(self) -> Path:
@@ -89,14 +95,15 @@ class Renewal:
     def _tell(self, what: str) -> None:
         """Log what an operator may have to mend, once as long as it lasts."""
         if what != self._told:
-            log.warning("the certificate is not renewed yet: %s", what)
+            log.warning("the certificate, or the root that it is of, is not renewed yet: %s", what)
         self._told = what
 
     async def look(self) -> bool:
-        """Ask the gateway for its time; renew if it is time. Returns whether the certificate was renewed.
+        """Ask the gateway for its time and its roots; move to the newest, renew if it is time; return whether it was.
 
         Raises:
-            EnrolmentFailed: The gateway does not answer or refuses, or the broker does not take the new certificate.
+            EnrolmentFailed: The gateway does not answer or refuses, the broker does not take the new certificate, or
+                the root that is trusted here does not vouch for another that is shown.
             ConfigError: The board's set is damaged.
             Unwritable: The disk takes nothing more.
         """
@@ -105,19 +112,66 @@ class Renewal:
         if membership is None:
             return False
         gateway = Gateway(membership.host, membership.port, self.clock)
-        await gateway.ask("/ca.pem", None, authority_tls(used / CA))
+        shown = await gateway.ask("/ca.pem", None, authority_tls(used / CA))
+        refused: EnrolmentFailed | None = None
+        newest, count = newest_root(shown)
+        if newest and newest != membership.root:
+            try:
+                membership = await self._move(membership, shown, newest)
+            except EnrolmentFailed as error:
+                refused = error  # a certificate that ends is renewed all the same
         site_utc_s = self.clock.site_utc_s()
-        if site_utc_s is None or site_utc_s < self.due_utc_s(membership):
-            return False
-        with hold_lock(self.identity):
-            await self._renew(gateway, membership, site_utc_s)
-        return True
+        renewed = False
+        if site_utc_s is not None and site_utc_s >= self.due_utc_s(membership):
+            with hold_lock(self.identity):
+                await self._renew(gateway, membership, site_utc_s)
+            renewed = True
+        if refused:
+            raise refused
+        if count > PLAIN and self._moved != membership.root:
+            await gateway.ask("/moved", Moved(root=membership.root), credentials.tls_of(used))
+            self._moved = membership.root
+        return renewed
 
     def due_utc_s(self, membership: Membership) -> float:
         """Return when a certificate is to be renewed, by the site's time; for one board always the same moment."""
         life_s = membership.not_after_utc_s - membership.not_before_utc_s
         share = Random(f"{membership.device} {membership.not_after_utc_s}").uniform(-JITTER, JITTER)  # noqa: S311
         return membership.not_after_utc_s - life_s * LEFT * (1 + share)
+
+    async def _move(self, membership: Membership, shown: bytes, newest: str) -> Membership:
+        """Put a set into use that trusts another root, where the one that is trusted now vouches for that."""
+        with hold_lock(self.identity):
+            credentials.sweep(self.identity)
+            folder, moved = await in_thread(self._store_root, membership, shown, newest)
+            await self._adopt(folder, moved, f"this board's certificate with the root {newest[:16]}…")
+        log.info("this board trusts the site's next root by now, for which the one before vouches: %s", newest)
+        return moved
+
+    def _store_root(self, membership: Membership, shown: bytes, newest: str) -> tuple[Path, Membership]:
+        """Return a new set with the key and certificate in use, whole and on the disk, and what it says."""
+        from device_agent.identity.certificates import (  # noqa: PLC0415 - once in many years
+            check_certificate,
+            check_next_root,
+            trusted_chain,
+        )
+
+        used = self.identity / CURRENT
+        key, certificate = (used / KEY).read_bytes(), (used / CERTIFICATE).read_bytes()
+        check_next_root(shown, (used / CA).read_bytes())
+        chain = trusted_chain(shown, bytes.fromhex(newest))
+        check_certificate(certificate.decode(), chain, key, membership.device)
+        files = {KEY: key, CA: chain, CERTIFICATE: certificate}
+        return self._keep(f"root-{newest[:12]}", files, replace(membership, root=newest))
+
+    async def _adopt(self, folder: Path, membership: Membership, what: str) -> None:
+        """Put a whole set into use once the broker has taken it; else sweep it away and raise."""
+        if refusal := await self.prove(credentials.broker_of(folder, membership, self.broker)):
+            credentials.sweep(self.identity)
+            place = f"the broker at {membership.broker_host}:{membership.broker_port}"
+            raise EnrolmentFailed(f"{place} does not take {what}: {refusal}; the one before stays", code=1)
+        credentials.adopt(self.identity, folder)
+        credentials.sweep(self.identity)
 
     async def _renew(self, gateway: Gateway, membership: Membership, site_utc_s: float) -> None:
         used = self.identity / CURRENT
@@ -129,12 +183,7 @@ class Renewal:
         else:  # no handshake takes it any more
             data = await gateway.ask("/renew-expired", asked, authority_tls(used / CA))
         folder, renewed = await in_thread(self._store, data, key, membership, site_utc_s)
-        if refusal := await self.prove(credentials.broker_of(folder, renewed, self.broker)):
-            credentials.sweep(self.identity)
-            place = f"the broker at {renewed.broker_host}:{renewed.broker_port}"
-            raise EnrolmentFailed(f"{place} does not take the new certificate: {refusal}; the one before stays", code=1)
-        credentials.adopt(self.identity, folder)
-        credentials.sweep(self.identity)
+        await self._adopt(folder, renewed, "the new certificate")
         log.info("certificate renewed until %s", utc_text(renewed.not_after_utc_s))
 
     def _store(self, data: bytes, key: bytes, membership: Membership, site_utc_s: float) -> tuple[Path, Membership]:
@@ -149,11 +198,27 @@ class Renewal:
         dates = check_certificate(answer.certificate, chain, key, membership.device)
         renewed = replace(membership, not_before_utc_s=site_utc_s, not_after_utc_s=dates.not_after_utc_s)
         name = hashlib.sha256(answer.certificate.encode()).hexdigest()[:12]
-        folder = credentials.open_set(self.identity, f"renewed-{name}")
         files = {KEY: key, CA: chain, CERTIFICATE: answer.certificate.encode()}
-        for file, content in (*files.items(), (MEMBERSHIP, msgspec.json.encode(renewed))):
+        return self._keep(f"renewed-{name}", files, renewed)
+
+    def _keep(self, name: str, files: Mapping[str, bytes], membership: Membership) -> tuple[Path, Membership]:
+        """Return a new set, whole and on the disk, and what it says."""
+        folder = credentials.open_set(self.identity, name)
+        for file, content in (*files.items(), (MEMBERSHIP, msgspec.json.encode(membership))):
             credentials.keep(folder, file, content)
-        return folder, renewed
+        return folder, membership
+
+
+def newest_root(shown: bytes) -> tuple[str, int]:
+    """Return the digest of the last of the certificates that a gateway shows, and how many there are.
+
+    Without `cryptography`, which an idle agent does not load; nothing where they are none.
+    """
+    blocks = shown.decode("ascii", "replace").split(BEGIN)[1:]
+    try:
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert((BEGIN + blocks[-1]).strip())).hexdigest(), len(blocks)
+    except (IndexError, ValueError):
+        return "", 0
 
 
 def _request(key: bytes, device: str) -> str:

@@ -1,8 +1,8 @@
 """What a site's mosquitto is told, as text: its configuration; see `access` for its access list. Of mosquitto 2.0.11.
 
-The broker trusts the root alone; clients send the site CA's certificate with theirs. A list of revoked certificates has
-to be there for whichever CA signed a client's: a site CA comes and goes by its list, at a reload, while a changed
-`cafile` waits for a restart.
+The broker trusts the root, and knows the site CA, whichever copy of that a client sends with its certificate. A list of
+revoked certificates has to be there for whichever CA signed a client's: a site CA comes and goes by its list, at a
+reload. 2.0.11 takes a changed `cafile` at a reload too; nothing here depends on it.
 
 On the listener for boards an account has one client id and so one connection: nobody takes another's session by its
 client id. The server's own processes have one account between them and a listener of their own on loopback, where each
@@ -32,7 +32,7 @@ class BrokerPlaces:
     """Files that mosquitto reads, and whom it runs as.
 
     Attributes:
-        root: Certificate of the root.
+        trusted: Certificates of the root and the site CA.
         certificate: Of the gateway, with the site CA's.
         key: Of that certificate.
         revoked: List of revoked certificates.
@@ -40,7 +40,7 @@ class BrokerPlaces:
         user: To whom it gives up root's rights, where it is started as root; empty for its own choice.
     """
 
-    root: Path
+    trusted: Path
     certificate: Path
     key: Path
     revoked: Path
@@ -84,7 +84,7 @@ def _listener(places: BrokerPlaces, where: str) -> Iterator[str]:
     yield f"listener {where}"
     yield "protocol mqtt"
     yield f"max_connections {MOST_CONNECTIONS}"
-    yield f"cafile {places.root}"
+    yield f"cafile {places.trusted}"
     yield f"certfile {places.certificate}"
     yield f"keyfile {places.key}"
     yield f"crlfile {places.revoked}"

@@ -16,11 +16,24 @@ from cryptography.exceptions import InvalidSignature
 
 from edge_server.gateway.authority import public_key_of
 from edge_server.gateway.broker_files import broker_conf
-from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair, key_in
+from edge_server.gateway.certificate_files import (
+    NEXT_CA,
+    NEXT_KEY,
+    NEXT_ROOT,
+    are_revocation_lists,
+    authority_id,
+    chain_of,
+    is_pair,
+    is_replacing_root,
+    key_in,
+    roots_of,
+    split_certificates,
+)
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import package_faults, read_index
 from edge_server.gateway.reload import RELOAD_LOCK, all_faults, broker_door, find_broker
-from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses
+from edge_server.gateway.rotation.root import unmoved
+from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses, pair_chain
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, revoked_serials
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError
@@ -30,7 +43,7 @@ SOON = timedelta(days=365)
 
 ANEW, RELOAD = "`edge-server site init` makes it anew", "`edge-server site reload` has the broker take it"
 GO_ON = "a rotation was cut short: `edge-server site rotate-ca` goes on with it"
-CHAIN = ("site", "root")
+FINISH = "`edge-server site rotate-root --finish`"
 OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -96,18 +109,17 @@ def _bad(about: str, told: str, mend: str) -> Finding:
 
 
 def _authorities(look: _Look) -> Iterator[Finding]:
-    root, ca = (x509.load_pem_x509_certificate(look.site.ca(f"{one}.crt").read_bytes()) for one in CHAIN[::-1])
-    try:
-        ca.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature):
+    ca = x509.load_pem_x509_certificate(look.site.ca("site.crt").read_bytes())
+    if not any(_is_issued_by(ca, root) for root in split_certificates(look.site.ca("root.crt").read_bytes())):
         yield _bad("ca/site.crt", "is not signed by ca/root.crt", "bring both back from one copy")
         return
     if public_key_of(look.site.ca("site.key").read_bytes()) != key_in(ca):
         mend = GO_ON if _is_cut_short(look.site) else "bring both back from one copy"
         yield _bad("ca/site.key", "is not the key of ca/site.crt", mend)
         return
-    if look.site.ca("chain.pem").read_bytes() != b"".join(look.site.ca(f"{one}.crt").read_bytes() for one in CHAIN):
-        yield _bad("ca/chain.pem", "is not the site CA and the root, as boards are to get them", ANEW)
+    for name, wanted in (("root.crt", roots_of(look.site.ca(""))), ("chain.pem", chain_of(look.site.ca("")))):
+        if look.site.ca(name).read_bytes() != wanted:
+            yield _bad(f"ca/{name}", "is not of the site CA and the root, as others are to get them", ANEW)
     begin, end = ca.not_valid_before_utc, ca.not_valid_after_utc
     dates = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
     if not begin <= look.now <= end:
@@ -119,6 +131,7 @@ def _authorities(look: _Look) -> Iterator[Finding]:
     else:
         yield _good("ca/site.crt", f"signed by the root, {dates}")
     yield from _overlap(look.site)
+    yield from _roots(look)
     if look.site.ca("root.key").exists():
         told = "lies on the gateway: whoever takes it over could make another site CA"
         mend = "move it to a medium that is kept elsewhere, with a copy; only rotating the CA needs it"
@@ -138,6 +151,37 @@ def _overlap(site: SiteFolder) -> Iterator[Finding]:
         yield Finding(about="ca/site-before.key", state="advice", told=told, mend=mend)
 
 
+def _roots(look: _Look) -> Iterator[Finding]:
+    """Look how far a next root is, and who has not moved to it."""
+    site, left = look.site, unmoved(look.site, look.state)
+    names = f"{', '.join(left)} trust the root before still"
+    if is_replacing_root(site.ca("")):
+        if site.ca("site.crt").read_bytes() == site.ca(NEXT_CA).read_bytes():
+            yield _bad("ca/root-next.crt", "is not the only root yet: that was cut short", f"{FINISH} goes on with it")
+            return
+        told = f"is in force beside the root before; {names if left else 'all boards have moved to it'}"
+        late = f"switch them on: they move within 8 hours, after {FINISH} too, but not after the next rotate-ca"
+        yield Finding(about="ca/root-next.crt", state="advice", told=told, mend=late if left else FINISH)
+        if site.ca(NEXT_KEY).exists():
+            told = "lies on the gateway: it is the key of the next root"
+            mend = "move it to a medium kept elsewhere, with a copy, as root.key; that of the root before goes"
+            yield Finding(about="ca/root-next.key", state="advice", told=told, mend=mend)
+    elif site.ca(NEXT_ROOT).exists() or site.ca(NEXT_KEY).exists():
+        mend = "`edge-server site rotate-root` goes on with it"
+        yield Finding(about="ca/root-next.crt", state="advice", told="is not signed yet by the root that is", mend=mend)
+    elif left:
+        mend = "switch them on: they move within 8 hours; or enrol them anew, or revoke them, before the next rotate-ca"
+        yield Finding(about="ca/cross.crt", state="advice", told=names, mend=mend)
+
+
+def _is_issued_by(ca: x509.Certificate, root: bytes) -> bool:
+    try:
+        ca.verify_directly_issued_by(x509.load_pem_x509_certificate(root))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
 def _is_cut_short(site: SiteFolder) -> bool:
     """Tell whether a CA was set aside, and the next did not take its place."""
     before = site.ca("site-before.crt")
@@ -149,7 +193,7 @@ def _pairs(look: _Look) -> Iterator[Finding]:
         addresses = gateway_addresses(look.state) if role == "gateway" else ()
         files = (look.site.gateway(f"{name}.key"), look.site.gateway(f"{name}.crt"))
         about = f"gateway/{name}.crt"
-        if is_pair(*files, look.site.ca("site.crt"), addresses):
+        if is_pair(*files, pair_chain(look.site, name), addresses):
             yield _good(about, f"for {', '.join(addresses)}" if addresses else "belongs to its key, of this site's CA")
         else:
             yield _bad(about, "is gone, not of this site's CA, or not for its key or these addresses", ANEW)
@@ -214,8 +258,11 @@ def _server_file(look: _Look) -> Iterator[Finding]:
 
 def _packages(look: _Look) -> Iterator[Finding]:
     bad = list(package_faults(look.site.path))
+    mend = "`edge-server packages remove VERSION`, then `packages add` it anew"
+    if is_replacing_root(look.site.ca("")):
+        mend = f"`edge-server site rotate-root` goes on with it; else {mend}"
     for about, told in bad:
-        yield _bad(about, told, "`edge-server packages remove VERSION`, then `packages add` it anew")
+        yield _bad(about, told, mend)
     index = read_index(look.site.path)
     if not bad and (index.releases or index.wheels):
         newest = [f"agent {one.version} is the newest" for one in index.manifests()[-1:]]

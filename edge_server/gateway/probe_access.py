@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from edge_server.gateway.broker_files import forbidden_topic, probe_topic
+from edge_server.gateway.certificate_files import split_certificates
 from shared.errors import Unreachable
 
 ANSWER_S = 15.0
@@ -31,17 +33,25 @@ class Door:
     Attributes:
         host: Its address.
         port: Of its TLS listener.
-        root: Certificate of the site's root.
+        trusted: Certificates of the site's root and CA.
+        alone: Whether a certificate is shown without its CA's, which a broker that knows the site CA has itself; no
+            CA's may be in `trusted` then, for OpenSSL would send that along.
     """
 
     host: str
     port: int
-    root: Path
+    trusted: Path
+    alone: bool = False
 
     def context(self, pair: Path | None) -> ssl.SSLContext:
         """Return what a connection is made with: a pair of `gateway/`, named without its ending, or none."""
-        made = ssl.create_default_context(cafile=str(self.root))
-        if pair:
+        made = ssl.create_default_context(cafile=str(self.trusted))
+        if pair and self.alone:
+            with NamedTemporaryFile() as file:  # OpenSSL reads files alone; this one holds no secret
+                file.write(split_certificates(pair.with_suffix(".crt").read_bytes())[0])
+                file.flush()
+                made.load_cert_chain(file.name, pair.with_suffix(".key"))
+        elif pair:
             made.load_cert_chain(pair.with_suffix(".crt"), pair.with_suffix(".key"))
         return made
 

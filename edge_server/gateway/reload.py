@@ -50,7 +50,7 @@ class Reloaded:
 
 def broker_door(site: SiteFolder, state: SiteState) -> Door:
     """Return where a site's broker is reached from its own machine."""
-    return Door(state.bind or "127.0.0.1", state.port, site.ca("root.crt"))
+    return Door(state.bind or "127.0.0.1", state.port, site.ca("chain.pem"))
 
 
 async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
@@ -63,7 +63,7 @@ async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
     """
     found = await faults(broker_door(site, state), site.gateway(""), state.site, state.generation)
     if await asyncio.to_thread(find_broker, state.servers_port) == pid:
-        door = Door("127.0.0.1", state.servers_port, site.ca("root.crt"))
+        door = Door("127.0.0.1", state.servers_port, site.ca("chain.pem"))
         own = await faults(door, site.gateway(""), state.site, state.generation)
         found += [f"at its listener for the server, port {state.servers_port}, {one}" for one in own]
     return found

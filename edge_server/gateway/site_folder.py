@@ -1,7 +1,8 @@
 """The folder of a site: what lies where, whose it is, and who may read it; made in one go, and mended by the same.
 
     ca/root.key root.crt      signs site CAs; the key belongs elsewhere, off the gateway
-    ca/site.key site.crt      signs everybody; chain.pem has both certificates, as boards get them
+    ca/site.key site.crt      signs everybody; chain.pem has both certificates, as boards get them and the broker
+    ca/root-next.* site-next.crt cross.crt   while the root is replaced, see `rotation.root`; root.crt has both then
     gateway/                  key and certificate of the broker (server), of the enrolment service (enrolment), of the
                               server's own connection (edge-server), of the probe, of one that is revoked (revoked),
                               and of who signs packages (packages)
@@ -31,7 +32,15 @@ from edge_server.gateway import authority
 from edge_server.gateway.access import acl
 from edge_server.gateway.authority import Role, Subject
 from edge_server.gateway.broker_files import BrokerPlaces, broker_conf
-from edge_server.gateway.certificate_files import are_revocation_lists, authority_id, is_pair
+from edge_server.gateway.certificate_files import (
+    are_revocation_lists,
+    authority_id,
+    chain_of,
+    find_leaf,
+    roots_of,
+    signers_chain,
+    split_certificates,
+)
 from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.state import (
     FILE,
@@ -95,7 +104,7 @@ class SiteFolder:
         """Return the files that the broker reads."""
         here = self.path.resolve()
         return BrokerPlaces(
-            root=here / "ca" / "root.crt",
+            trusted=here / "ca" / "chain.pem",
             certificate=here / "gateway" / "server.crt",
             key=here / "gateway" / "server.key",
             revoked=here / "crl.pem",
@@ -187,7 +196,23 @@ def make_authorities(site: SiteFolder, name: str, now: datetime, *, years: tuple
         key, cert = authority.make_site(root_key.read_bytes(), root_crt.read_bytes(), name, now, years[1])
         site.put(site_key, key, private_to=site.server_user)
         site.put(site_crt, cert)
-    site.put(site.ca("chain.pem"), site_crt.read_bytes() + root_crt.read_bytes())
+    make_chains(site)
+
+
+def make_chains(site: SiteFolder) -> None:
+    """Write what is made of the authorities' certificates for those who are to trust them."""
+    site.put(site.ca("root.crt"), roots_of(site.ca("")))
+    site.put(site.ca("chain.pem"), chain_of(site.ca("")))
+
+
+def pair_chain(site: SiteFolder, name: str) -> bytes:
+    """Return what follows the certificate of one of `PAIRS` in its file, PEM.
+
+    Args:
+        site: The folder.
+        name: Of the pair.
+    """
+    return signers_chain(site.ca("")) if name == "packages" else site.ca("site.crt").read_bytes()
 
 
 def sign(site: SiteFolder, state: SiteState, subject: Subject, spki: bytes, now: datetime) -> tuple[SiteState, bytes]:
@@ -256,17 +281,18 @@ def _signed_pair(
     key_file, file = site.gateway(f"{name}.key"), site.gateway(f"{name}.crt")
     common, role = PAIRS[name]
     addresses = gateway_addresses(state) if role == "gateway" else ()
-    if not new_key and is_pair(key_file, file, site.ca("site.crt"), addresses):
-        return state, []
+    chain = pair_chain(site, name)
+    if leaf := b"" if new_key else find_leaf(key_file, file, chain, addresses):
+        return state, [] if file.read_bytes() == leaf + chain else [(file, leaf + chain, None)]
     user = site.broker_user if name == "server" else site.server_user
     key = key_file.read_bytes() if key_file.is_file() and not new_key else authority.make_key()
     subject = Subject(common, role, state.site, addresses)
-    state, certificate = sign(site, state, subject, authority.public_key_of(key), now)
+    state, leaf = sign(site, state, subject, authority.public_key_of(key), now)
     if name == "revoked":
         account = state.accounts[common]
         *others, last = account.certificates
         state = with_account(state, common, replace(account, certificates=(*others, replace(last, revoked=True))))
-    return state, [(key_file, key, user), (file, certificate, None)]
+    return state, [(key_file, key, user), (file, split_certificates(leaf)[0] + chain, None)]
 
 
 def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:

@@ -7,6 +7,7 @@ What is said is JSON (these structs) in HTTP/1.1, one request a connection, bodi
 GET  /ca.pem          the site's CA certificates, before anything is trusted; with its Date, the gateway's time
 POST /join            JoinRequest -> JoinAnswer     the first key that comes with a token's secret is bound to it
 POST /joined          Joined -> nothing             the board has proven its certificate: the token is closed
+POST /moved           Moved -> nothing              over such a connection: the root that the board trusts by now
 POST /renew           RenewRequest -> RenewAnswer   over a connection that the certificate to be renewed authenticates
 POST /renew-expired   RenewRequest -> RenewAnswer   by a request that the same key signed
 GET  /install.sh, /packages/...                      files, see `edge_server.gateway.packages.download`
@@ -22,7 +23,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
-from typing import Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -113,6 +114,12 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     token: str
     secret: str
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A board trusts the newest root, for which the one before vouched; `root` is its DER's SHA-256, hexadecimal."""
+
+    root: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class RenewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

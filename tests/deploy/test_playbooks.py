@@ -109,6 +109,7 @@ def test_commands_are_as_our_command_lines_have_them():
         "edge-server setup",
         "edge-server site init",
         "edge-server site rotate-ca",
+        "edge-server site rotate-root",
         "edge-server site rotate-server",
     }
 

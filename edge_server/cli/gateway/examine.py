@@ -32,7 +32,7 @@ SOON_DAYS = 60.0
 LEFT = 1 / 3
 """Of a certificate's life."""
 CA_ENDS = "all end with the site CA: `edge-server site rotate-ca` makes the next"
-ROOT_ENDS = "no CA outlives it: a site with another root, which boards join by new tokens"
+ROOT_ENDS = "no CA outlives it: `edge-server site rotate-root`, then rotate-ca, make the next"
 LEAST_FREE, LITTLE_FREE = 64 * MIB, 1024 * MIB
 LEAST_QUEUED = 1000
 """Messages that mosquitto keeps for a client that is slow, by its own default."""

@@ -23,6 +23,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.gateway.check import Finding
     from edge_server.gateway.reload import Reloaded
+    from edge_server.gateway.rotation.root import RootRotated
     from edge_server.gateway.site_folder import SiteFolder
     from edge_server.gateway.state import SiteState
 
@@ -56,6 +57,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     rotate = verbs.add_parser("rotate-ca", help="make the next site CA; both are good until --finish")
     rotate.add_argument("--finish", action="store_true", help="refuse what the CA before signed from now on")
     rotate.add_argument("--force", action="store_true", help="with --finish: also where boards have nothing else yet")
+    root = verbs.add_parser("rotate-root", help="make the next root, to which boards move by themselves until --finish")
+    root.add_argument("--finish", action="store_true", help="go by the next root alone from now on")
+    root.add_argument("--force", action="store_true", help="with --finish: also where boards have not moved yet")
     for one in verbs.choices.values():
         add_folder(one)
 
@@ -78,6 +82,7 @@ def site(options: argparse.Namespace) -> int:
         "reload": _reload,
         "rotate-server": _rotate_server,
         "rotate-ca": _rotate_ca,
+        "rotate-root": _rotate_root,
     }
     return deeds[options.verb](options)
 
@@ -140,8 +145,9 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
         wants = "another port of the broker wants a restart of it"
         return [f"next: `edge-server site reload` has a running broker take them; {wants}"]
     from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
+    from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415
 
-    root = fingerprint(folder.ca("root.crt").read_bytes()).hex()
+    root = fingerprint(newest_root(folder.ca(""))).hex()
     where = f" --folder {folder.path}" if folder.path != USUAL_FOLDER else ""
     debian = "Debian's, with a site in its usual place: `systemctl restart mosquitto`"
     own = f"start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})"
@@ -182,14 +188,14 @@ def _reload(options: argparse.Namespace) -> int:
 
 
 def _rotate_server(options: argparse.Namespace) -> int:
-    from edge_server.gateway.rotate import rotate_server  # noqa: PLC0415
+    from edge_server.gateway.rotation.rotate import rotate_server  # noqa: PLC0415
 
     done = asyncio.run(rotate_server(open_site(options), utc_now()))
     return show_reloaded(done.reloaded, "the broker shows its new certificate; who is connected stays so")
 
 
 def _rotate_ca(options: argparse.Namespace) -> int:
-    from edge_server.gateway.rotate import finish_ca, rotate_ca  # noqa: PLC0415
+    from edge_server.gateway.rotation.rotate import finish_ca, rotate_ca  # noqa: PLC0415
 
     if options.force and not options.finish:
         raise ConfigError("--force: say --finish too")
@@ -202,6 +208,45 @@ def _rotate_ca(options: argparse.Namespace) -> int:
     boards = f"once {', '.join(done.left)} have renewed their certificates" if done.left else "now"
     write_text(sys.stdout, f"next: `edge-server site rotate-ca --finish`, {boards}; take {folder.ca('root.key')} away")
     return code
+
+
+def _rotate_root(options: argparse.Namespace) -> int:
+    from edge_server.gateway.rotation.root import finish_root, rotate_root  # noqa: PLC0415
+
+    if options.force and not options.finish:
+        raise ConfigError("--force: say --finish too")
+    folder = open_site(options)
+    if not options.finish:
+        done = asyncio.run(rotate_root(folder, utc_now()))
+        code = show_reloaded(done.reloaded, "both roots are in force; new tokens name the next one")
+        write_text(sys.stdout, *_next_of_root(folder, done))
+        return code
+    done = asyncio.run(finish_root(folder, utc_now(), force=options.force))
+    code = show_reloaded(done.reloaded, "the gateway goes by the next root alone; who is connected stays so")
+    if done.left and not code:
+        late = "move when they are switched on, until a rotate-ca, which waits for them"
+        write_text(sys.stdout, f"{', '.join(done.left)} {late}; `edge-server revoke NAME` shuts one out")
+    return code
+
+
+def _next_of_root(folder: SiteFolder, done: RootRotated) -> list[str]:
+    """Return what to do while two roots are in force."""
+    from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
+    from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415
+
+    away = f"{folder.ca('root.key')} signs nothing any more: take it away, and destroy it when all is done"
+    names, roots = ", ".join(done.left), folder.ca("root.crt")
+    moving = f"leave {names} on: they move within 8 hours; `edge-server site check` says who is left"
+    peers = [f"give the servers of {', '.join(done.peers)} {roots}, which has both roots"] * bool(done.peers)
+    steps = [
+        f"move {folder.ca('root-next.key')} to a medium that is kept elsewhere, as root.key; {away}",
+        *([moving] if done.left else []),
+        *peers,
+        "`edge-server site rotate-root --finish`",
+        "`sudo device-agent upgrade trust` on boards that take upgrades, before the next rotate-ca",
+    ]
+    root = fingerprint(newest_root(folder.ca(""))).hex()
+    return [f"the next root is {root}; next:", *(f"{number}. {step}" for number, step in enumerate(steps, 1))]
 
 
 def show_reloaded(done: Reloaded, told: str) -> int:

@@ -32,12 +32,14 @@ class EnrolmentLedger(msgspec.Struct, kw_only=True):
         tokens: By their ids.
         pending: Boards that asked for a renewal too late, with the key that they hold.
         approved: Of those, the ones that the operator let in.
+        roots: SHA-256 of the root that a board trusts, hexadecimal, as its token named it or as it said itself.
     """
 
     version: Literal[1] = VERSION
     tokens: dict[str, KeptToken] = {}
     pending: dict[str, str] = {}
     approved: dict[str, str] = {}
+    roots: dict[str, str] = {}
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from shared.protocol.enrolment import (
     JoinAnswer,
     Joined,
     JoinRequest,
+    Moved,
     Reason,
     Refusal,
     RenewAnswer,
@@ -160,6 +161,7 @@ class Registrar:
         return {
             "/join": self._join,
             "/joined": self._close,
+            "/moved": self._note_root,
             "/renew": self._renew,
             "/renew-expired": self._renew_expired,
         }
@@ -214,6 +216,15 @@ class Registrar:
             if not kept.closed:
                 log.info("%s has joined by token %s", kept.device, asked.token)
             ledger.tokens[asked.token] = replace(kept, closed=True, certificate="")
+            if kept.root and not kept.closed:
+                ledger.roots[kept.device] = kept.root
+
+    def _note_root(self, request: Request) -> None:
+        root, holder = _decode(request.body, Moved).root, self._holder(public_key_of(request.peer))
+        with self.edit() as ledger:
+            if ledger.roots.get(holder.device) != root:
+                log.info("%s trusts the root %s", holder.device, root)
+            ledger.roots[holder.device] = root
 
     def _renew(self, request: Request) -> RenewAnswer:
         public = _public_key(_decode(request.body, RenewRequest).request)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
-from edge_server.gateway.certificate_files import authority_id
+from edge_server.gateway.certificate_files import authority_id, newest_root, offered_chain
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.enrolment.ledger import FILE as LEDGER
@@ -70,11 +70,17 @@ class EnrolmentSite:
             ConfigError: There is no site in that folder, or it has no address.
         """
         state = read_state(self.folder)
-        return SiteFacts(state.site, self._read("ca", "chain.pem"), address_of(state), state.port)
+        self._read("ca", "chain.pem")
+        return SiteFacts(state.site, offered_chain(self.folder / "ca"), address_of(state), state.port)
 
     def root_digest(self) -> bytes:
-        """Return what tokens carry of the root: SHA-256 of its DER."""
-        return fingerprint(self._read("ca", "root.crt"))
+        """Return what tokens carry of the root, the next one while it is replaced: SHA-256 of its DER.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        self._read("ca", "root.crt")
+        return fingerprint(newest_root(self.folder / "ca"))
 
     def issue(self, public: bytes, device: str) -> Issued:
         """Sign a device's certificate; it is on record, so that it can be revoked, before anybody has it.
@@ -115,9 +121,9 @@ class EnrolmentSite:
         return account is not None and account.denied
 
     def pair(self) -> tuple[Path, Path, Path]:
-        """Return the files of the service's own certificate and key, and of the root."""
+        """Return the files of the service's own certificate and key, and of the authorities that it trusts."""
         gateway = self.folder / "gateway"
-        return gateway / "enrolment.crt", gateway / "enrolment.key", self.folder / "ca" / "root.crt"
+        return gateway / "enrolment.crt", gateway / "enrolment.key", self.folder / "ca" / "chain.pem"
 
     def require_private(self) -> None:
         """Refuse to begin with secrets that others can read, or put others in their place.

@@ -53,6 +53,7 @@ class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
         revoked: Whether the operator withdrew it.
         certificate: What the board was given, PEM, until it is closed: asked again, it gets the same.
         alarms: Uses by other keys.
+        root: SHA-256 of the root certificate that it names, hexadecimal; empty where that was not kept.
     """
 
     device: str
@@ -64,6 +65,7 @@ class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
     revoked: bool = False
     certificate: str = ""
     alarms: tuple[Alarm, ...] = ()
+    root: str = ""
 
     def state(self, now_utc_s: float) -> State:
         """Return what has become of it; one that is bound is told as such until it expires."""
@@ -89,7 +91,11 @@ def make_token(device: str, place: tuple[str, int, bytes], ttl_s: float, now_utc
     """
     name, secret = new_secret()
     kept = KeptToken(
-        device=device, digest=digest_of(secret), made_utc_s=now_utc_s, expires_utc_s=now_utc_s + min(ttl_s, MOST_TTL_S)
+        device=device,
+        digest=digest_of(secret),
+        made_utc_s=now_utc_s,
+        expires_utc_s=now_utc_s + min(ttl_s, MOST_TTL_S),
+        root=place[2].hex(),
     )
     return Token(*place, name, secret), kept
 

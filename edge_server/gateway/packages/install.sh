@@ -143,8 +143,36 @@ try:
 except OSError as error:
     fail("%s: %s: %s" % (work, error.strerror, room))
 
-known = ssl.create_default_context(cadata=own[0])
-known.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME: this board's clock may not have been set yet
+
+
+def knowing(authorities):
+    """Believe what ends at the token's root, perhaps by way of an authority that came with it."""
+    made = ssl.create_default_context(cadata=authorities)
+    made.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME: this board's clock may not have been set yet
+    made.verify_flags &= ~0x80000  # X509_V_FLAG_PARTIAL_CHAIN, which would believe an authority by itself
+    return made
+
+
+def is_between(block):
+    """Tell whether a certificate is an authority's that another signed: by itself nobody believes it."""
+    one = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        one.load_verify_locations(cadata=block)
+    except (OSError, ValueError):
+        return False
+    return any(about["subject"] != about["issuer"] for about in one.get_ca_certs())
+
+
+# While a site's root is replaced, the gateway shows its CA as the other root signed it; the token's root signed it too.
+known = knowing(own[0])
+for authorities in [own[0]] + [block + "\n" + own[0] for block in blocks[:8] if is_between(block)]:
+    try:
+        get("/ca.pem", knowing(authorities)).close()
+        known = knowing(authorities)
+        break
+    except (OSError, ValueError) as error:
+        if not isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            break  # which is told below
 try:
     index = json.loads(told("/packages/index.json", known, MOST_INDEX))
     manifests = [json.loads(base64.b64decode(one["manifest"])) for one in index["releases"]]
@@ -238,7 +266,9 @@ printf '%s\n' "$token" | device-agent join --config "$etc/agent.toml" "$@" - ||
 
 if [ -n "$purpose" ]; then
     if [ "$wheels" -gt 0 ]; then
-        device-agent setup "$purpose" --index "$site/packages/wheels" --ca "$etc/upgrades.pem"
+        ca="$state/identity/current/ca.crt" # verified by joining; has the site CA too, as this root signed it
+        [ -f "$ca" ] || ca="$etc/upgrades.pem"
+        device-agent setup "$purpose" --index "$site/packages/wheels" --ca "$ca"
     else
         device-agent setup "$purpose"
     fi || fail "device-agent setup $purpose did not end well: do what it says, or on the gateway edge-server packages add-wheels; then the same again"

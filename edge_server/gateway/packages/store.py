@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.gateway.certificate_files import split_certificates
 from edge_server.gateway.packages.deb import DebFacts, read_deb
 from edge_server.gateway.site_folder import FOLDER as FOLDER_MODE
 from edge_server.gateway.site_folder import PUBLIC, SiteFolder, owner_ids
@@ -359,10 +360,10 @@ def package_faults(site: Path) -> Iterator[tuple[str, str]]:
         ConfigError: The index cannot be read.
     """
     index, folder = read_index(site), packages_folder(site)
-    root = (site / "ca" / "root.crt").read_bytes()
+    roots = split_certificates((site / "ca" / "root.crt").read_bytes())  # two while it is replaced
     for signed in index.releases:
         try:
-            manifest = verify(signed, root)
+            [manifest, *_] = [verify(signed, root) for root in roots]  # some boards trust the one, some the other
         except FieldFleetError as error:
             yield f"{PACKAGES}/{read_manifest(signed.manifest).version}", str(error)
             continue

@@ -12,14 +12,23 @@ import os
 import shutil
 import subprocess  # noqa: TID251 - runs a linter
 import tomllib
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.enrol import enrol
+from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of
+from edge_server.gateway.certificate_files import newest_root
+from edge_server.gateway.enrolment.registrar import SiteFacts
 from edge_server.gateway.packages.download import Streams, install_script
 from edge_server.gateway.packages.store import PACKAGES, add_wheels, read_index
+from edge_server.gateway.rotation.root import rotate_root
 from shared.protocol.enrolment import format_token
+from shared.runtime.clock import utc_seconds
+from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, server_context
+from tests.edge_server.gateway.enrolments import serving as answering
 from tests.edge_server.gateway.installing import (
     HERE,
     SCRIPT,
@@ -207,3 +216,38 @@ def test_no_linter_has_anything_against_it():
     words = [linter, "--shell=dash", SCRIPT]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - a file of ours
     assert done.returncode == 0, done.stdout
+
+
+def test_a_token_of_the_next_root_installs_while_the_gateway_shows_the_copy_by_the_one_before(site, board):
+    asyncio.run(rotate_root(site, datetime.fromtimestamp(utc_seconds(), UTC)))
+    _, (code, said, _) = run(site, board)
+    assert code == 0, said
+    assert (board / "etc/upgrades.pem").read_bytes() == newest_root(site.ca(""))
+
+
+def test_an_authority_that_the_tokens_root_did_not_sign_is_not_believed(board, tmp_path):
+    """Who stands between offers the site's own root, and with it a CA that another root signed."""
+    gateway = Gateway()
+    false_ca, pair = false_gateway()
+    root = authorities()[1]
+    gateway.registrar.site = lambda: SiteFacts("roof", false_ca + root, "127.0.0.1", 8883)
+
+    async def go():
+        async with answering(gateway, server_context(tmp_path / "gw", pair)) as port:
+            token = replace(gateway.token(), port=port)
+            return await install(board, format_token(token))
+
+    code, said, done = asyncio.run(go())
+    assert code == 1
+    assert "verify failed" in said
+    assert not any(one.startswith(("apt-get", "device-agent")) for one in done)
+
+
+def false_gateway():
+    """Return the certificate of a CA of nobody's, and the pair of a gateway that it signed."""
+    at = datetime.fromtimestamp(NOW, UTC)
+    root_key, root = make_root("roof", at, 10)
+    key, ca = make_site(root_key, root, "roof", at, 10)
+    own = make_key()
+    subject = Subject("gateway", "gateway", "roof", ("127.0.0.1",))
+    return ca, (own, issue(key, ca, public_key_of(own), subject, 300, at).certificate + ca)

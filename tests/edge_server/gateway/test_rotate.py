@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from edge_server.gateway import rotate, state
+from edge_server.gateway import state
 from edge_server.gateway.check import check_site
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.probe_access import call, shown_certificate
 from edge_server.gateway.reload import Reloaded, reload_broker
 from edge_server.gateway.revocation.revoke import revoke
-from edge_server.gateway.rotate import Rotated, finish_ca, rotate_ca, rotate_server
+from edge_server.gateway.rotation import rotate
+from edge_server.gateway.rotation.rotate import Rotated, finish_ca, rotate_ca, rotate_server
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.processes import terminate

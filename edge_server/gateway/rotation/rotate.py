@@ -2,8 +2,8 @@
 
 Nobody has to learn anything: boards and broker trust the root, and whoever shows a certificate sends the site CA's
 along. The broker takes its own pair and the lists of revoked certificates at a reload. A site CA is in force at the
-broker by its list: while two overlap both lists are there; the one before is out when its list is gone. (A changed
-`cafile` mosquitto 2.0 would take at a restart alone; it holds the root, and stays.)
+broker by its list: while two overlap both lists are there; the one before is out when its list is gone. What the
+broker's `cafile` holds of it does not matter for that.
 
 A rotation that was cut short goes on when it is asked for again.
 """
@@ -17,11 +17,12 @@ from datetime import datetime
 from cryptography import x509
 
 from edge_server.gateway import authority
-from edge_server.gateway.certificate_files import authority_id
+from edge_server.gateway.certificate_files import authority_id, is_replacing_root
 from edge_server.gateway.initialise import SITE_YEARS
 from edge_server.gateway.probe_access import shown_certificate
 from edge_server.gateway.reload import Reloaded, broker_door, reload_broker
-from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_pair
+from edge_server.gateway.rotation.root import forget_moves, unmoved
+from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_chains, make_pair
 from edge_server.gateway.state import SiteState, read_state
 from shared.errors import ConfigError, Unreachable
 
@@ -69,11 +70,13 @@ async def rotate_ca(site: SiteFolder, now: datetime) -> Rotated:
         now: UTC.
 
     Raises:
-        ConfigError: The root's key is not here, or another rotation is not finished; or as `rotate_server`.
+        ConfigError: The root's key is not here, another rotation is not finished, or boards would be shut out since
+            they trust the root of before still; or as `rotate_server`.
         Unwritable: The disk takes nothing more.
     """
 
     def renew(state: SiteState) -> SiteState:
+        _require_moved(site, state)
         _make_next(site, state.site, now)
         for name in PAIRS:
             state = make_pair(site, state, name, now)
@@ -104,9 +107,19 @@ async def finish_ca(site: SiteFolder, *, force: bool = False) -> Rotated:
             raise ConfigError(f"{names}; wait for their renewal, enrol them anew, revoke them, or say --force")
         for ending in ("crt", "key"):  # without its certificate it counts no more
             site.ca(f"site-before.{ending}").unlink(missing_ok=True)
+        make_chains(site)
         return state
 
     return Rotated(await reload_broker(site, end))
+
+
+def _require_moved(site: SiteFolder, state: SiteState) -> None:
+    """Refuse while boards of a root before know the gateway by the CA alone that would go."""
+    if is_replacing_root(site.ca("")):
+        raise ConfigError("the root is being replaced: `edge-server site rotate-root --finish` first")
+    if left := unmoved(site, state):
+        names = f"{', '.join(left)} trust the root of before still, and would not know the gateway by its next CA"
+        raise ConfigError(f"{names}; switch them on and wait 8 hours, enrol them anew, or revoke them")
 
 
 def _make_next(site: SiteFolder, name: str, now: datetime) -> None:
@@ -124,7 +137,8 @@ def _make_next(site: SiteFolder, name: str, now: datetime) -> None:
     next_key, next_cert = authority.make_site(root_key.read_bytes(), root, name, now, SITE_YEARS)
     site.put(key, next_key, private_to=site.server_user)
     site.put(cert, next_cert)
-    site.put(site.ca("chain.pem"), next_cert + root)
+    forget_moves(site)
+    make_chains(site)
 
 
 def _left(site: SiteFolder, state: SiteState) -> tuple[str, ...]:
