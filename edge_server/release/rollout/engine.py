@@ -30,6 +30,7 @@ from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.rollout.parts_out import PartsOut
 from edge_server.release.rollout.patience import Patience, time_limit
 from edge_server.release.rollout.waves import (
+    MOST_NAMED,
     AwaitBoards,
     Board,
     ChangeCourse,
@@ -70,6 +71,8 @@ AGAIN_S = 20.0
 WAITING_BYTES = 64 << 20
 """Most bytes that may wait to be read; boards say what matters again."""
 MOST_BOARDS = 1 << 14
+PROFILE_S = 10.0
+"""For which a board that has not reported yet is offered nothing: canaries are of its profile."""
 
 
 @dataclass
@@ -110,6 +113,8 @@ class RolloutEngine:
     prepared: dict[str, str] = field(default_factory=dict)
     parts: PartsOut = field(init=False)
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
+    _profiles: dict[str, str] = field(default_factory=dict)
+    _heard_at: dict[str, float] = field(default_factory=dict)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     _patience: Patience = field(default_factory=Patience)
@@ -143,13 +148,9 @@ class RolloutEngine:
         """Return the boards that serve releases, by name."""
         online = set(self.fleet.online)
         return {
-            device: Board(self._profile(device), device in online, None if not status.name else status)
+            device: Board(self._profiles.get(device, ""), device in online, None if not status.name else status)
             for device, status in sorted(self.models.items())
         }
-
-    def _profile(self, device: str) -> str:
-        report = self.fleet.reports.get(device)
-        return report.board if report else ""
 
     def _fetching(self) -> set[str]:
         """Return the boards that are there and may still ask for parts."""
@@ -214,6 +215,8 @@ class RolloutEngine:
     def _decide(self) -> Decision:
         """Decide what to do; where nobody has been there for long, that is to stop."""
         found, now = decide(self.state, self.boards()), self.clock()
+        if isinstance(found, OpenWave) and (new := self._newcomers(found.devices, now)):
+            return AwaitBoards(f"waiting for the first report of {', '.join(new[:MOST_NAMED])}")
         if not (isinstance(found, AwaitBoards) and found.is_deserted):
             self._deserted_since = None
             return found
@@ -221,6 +224,10 @@ class RolloutEngine:
         if now - self._deserted_since < self.wait_s:
             return found
         return ChangeCourse("stop", f"nobody came within {self.wait_s:g} s: {found.why}")
+
+    def _newcomers(self, devices: Mapping[str, str], now: float) -> list[str]:
+        """Return the boards that have just come, and of which nobody knows yet what they are."""
+        return [one for one, profile in devices.items() if not profile and now - self._heard_at[one] < PROFILE_S]
 
     def _note_wait(self, decision: Decision) -> None:
         why = decision.why if isinstance(decision, AwaitBoards) else ""
@@ -318,6 +325,7 @@ class RolloutEngine:
                     for kind in (Offer, Ahead, Withdraw):
                         self._said_at.pop((device, kind.__name__), None)  # it may have been away when it was told
             case Report():
+                self._profiles[device] = message.board  # which a process before the one that runs knew as well
                 self.fleet.observe(message)
             case Releases():
                 self._take_releases(message)
@@ -330,6 +338,7 @@ class RolloutEngine:
             raise WireError(f"{device} is one name too many", reason="too-many-devices")
         status = next((one for one in message.models if one.name == self.plan.name), ModelStatus(name=""))
         before = self.models.get(device)
+        self._heard_at.setdefault(device, self.clock())
         self.models[device], self.prepared[device] = status, message.ahead
         if status.name and (before is None or _facts(before) != _facts(status)):
             known = self.state.told.get(device)

@@ -91,18 +91,33 @@ def deb(data: bytes, control: bytes | None = None) -> bytes:
     return made
 
 
-def package(version: str, tree: Mapping[str, bytes], *more: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    """Return a package of the agent with these files in its folder, and with others beside it, as ours has."""
+def package(
+    version: str,
+    tree: Mapping[str, bytes],
+    *more: tuple[tarfile.TarInfo, bytes],
+    control: str = "Package: fieldfleet-agent\n",
+) -> bytes:
+    """Return a package of the agent with these files in its folder, and with others beside it, as ours has.
+
+    Args:
+        version: Its name.
+        tree: Files of its folder.
+        more: What lies elsewhere.
+        control: What it says of itself.
+    """
     home = f"./opt/fieldfleet/{version}"
     folders = ["./", "./usr/", "./opt/", "./opt/fieldfleet/", f"{home}/", f"{home}/bin/"]
-    folders += [f"{home}/{name}/" for name in sorted({str(Path(one).parent) for one in tree} - {".", "bin"})]
+    folders += [
+        f"{home}/{name}/" for name in sorted({str(up) for one in tree for up in Path(one).parents} - {".", "bin"})
+    ]
     link = {"type": tarfile.SYMTYPE, "linkname": INTERPRETER}
     programs = (PROGRAM, "bin/python3")
     files = [member(f"{home}/{name}", data, mode=0o755 if name in programs else 0o644) for name, data in tree.items()]
     current = member("./opt/fieldfleet/current", type=tarfile.SYMTYPE, linkname=version)
     python = [] if "bin/python3" in tree else [member(f"{home}/bin/python3", **link)]
     beside = member("./usr/unit", b"[Unit]\n")
-    return deb(archive(*map(folder_of, folders), *files, *python, current, beside, *more))
+    said = archive(member("./control", control.encode()))
+    return deb(archive(*map(folder_of, folders), *files, *python, current, beside, *more), said)
 
 
 def manifest_of(version: str, data: bytes, site: str = "roof", **more: object) -> bytes:

@@ -17,7 +17,10 @@ from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
 from edge_server.release.store import StoredRelease, find_release, publish
 from shared.errors import ConfigError
+from shared.protocol import wire
 from shared.protocol.inference.release import PARAMETERS, ReleaseManifest
+from shared.protocol.messages import Report, Status
+from shared.protocol.topics import topic
 from shared.runtime.executor import inline
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.release.boards import SITE, FieldBoard, make_release
@@ -124,6 +127,37 @@ def test_parts_go_once_for_all_who_lack_the_same_and_only_those_that_changed(tmp
             again = await site.roll_out(make_release(site.data_dir, LAYERS, "other"), canary=0, waves=(1.0,))
             assert sent(again, site.data_dir) == [], "another name, and the same content is here"
             assert {board.record("other").committed for board in site.boards.values()} == {1}
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize(
+    ("knows", "first"),
+    [
+        ("its report of before", {"pi-00": "pi-4"}),
+        ("nothing, for a while", {"pi-00": "pi-4"}),
+        ("nothing", {"pi-00": "", "pi-01": "pi-4"}),
+    ],
+)
+def test_a_board_that_has_just_begun_is_no_canary_beside_that_of_its_profile(tmp_path, virtually, knows, first):
+    """Its report comes after its birth: what the broker has retained is of the process before, or there is nothing."""
+
+    async def routine() -> None:
+        site, way = Site(tmp_path, 4), topic(SITE, "pi-00", "report")
+        born = Status(device="pi-00", session=9, instance="new", online=True)
+        async with site.awake():
+            await asyncio.sleep(1)
+            await site.transport.publish(topic(SITE, "pi-00", "status"), wire.encode(born), retain=True)
+            if knows != "its report of before":
+                await site.transport.publish(way, b"", retain=True)
+            rolling = asyncio.create_task(site.roll_out(site.release()))
+            if knows == "nothing, for a while":
+                await asyncio.sleep(3)
+                report = Report(device="pi-00", at=9.0, board="pi-4", instance="new")
+                await site.transport.publish(way, wire.encode(report), retain=True)
+            known = await rolling
+            assert known.state.outcome == "finished"
+            assert [known.state.waves[number] for number in known.state.canaries] == [first]
 
     virtually(routine())
 
