@@ -102,7 +102,7 @@ def _outlined(dtype: str, shape: tuple[int, ...]) -> Tensor:
 def _possible_dtype(dtype: str, shape: tuple[int, ...]) -> torch.dtype:
     if dtype not in DTYPES:
         raise WireError(f"unknown dtype {dtype!r}", reason="dtype")
-    if math.prod(filter(None, shape)) > _MOST:
+    if min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST:  # -1 would be torch's to choose
         raise WireError(f"no tensor has the shape {shape}", reason="shape")
     return DTYPES[dtype]
 

@@ -115,10 +115,12 @@ def test_memory_passes_through():
         (Blob("f32", ((1 << 64) - 1, 0), memoryview(b"")), "shape"),
         (Blob("f32", (1 << 40, 1 << 40, 0), memoryview(b"")), "shape"),
         (Blob("f32", (0, 4, 1 << 62), memoryview(b"")), "shape"),
+        (Blob("f32", (-1, 2), memoryview(bytearray(16))), "shape"),
+        (Blob("f32", (-1, 2), memoryview(b"")), "shape"),
     ],
 )
 def test_bytes_that_are_no_such_tensor(blob, reason):
-    """Also extents beyond what torch can hold, which cost the sender nothing beside a zero: refused."""
+    """Also extents beyond what torch holds, which cost nothing beside a zero, and those that torch would choose."""
     with pytest.raises(WireError) as caught:
         DENSE.decode(Payload(codec="dense", blobs={"w": blob}))
     assert caught.value.reason == reason
