@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from edge_server.fleet.state import Fleet
 from edge_server.journal.rollouts.file import (
@@ -28,7 +29,7 @@ from edge_server.journal.rollouts.file import (
 from edge_server.journal.rollouts.state import RolloutState
 from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.rollout.parts_out import PartsOut
-from edge_server.release.rollout.patience import Patience, time_limit
+from edge_server.release.rollout.patience import Patience, TimeLimit, time_limits
 from edge_server.release.rollout.waves import (
     MOST_NAMED,
     AwaitBoards,
@@ -48,7 +49,7 @@ from shared.protocol.inference.bundle import hear_lacking
 from shared.protocol.inference.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Message, Report, Status, Want
 from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
-from shared.runtime.clock import Clock, utc_stamp
+from shared.runtime.clock import Clock, utc_seconds, utc_stamp
 from shared.runtime.executor import Worker, background
 from shared.transport.base import Delivery, Inbox, Transport
 
@@ -115,6 +116,7 @@ class RolloutEngine:
     _pending: list[AnyRolloutRecord] = field(default_factory=list)
     _profiles: dict[str, str] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
+    _until: dict[str, str] = field(default_factory=dict)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     _patience: Patience = field(default_factory=Patience)
@@ -148,7 +150,12 @@ class RolloutEngine:
         """Return the boards that serve releases, by name."""
         online = set(self.fleet.online)
         return {
-            device: Board(self._profiles.get(device, ""), device in online, None if not status.name else status)
+            device: Board(
+                self._profiles.get(device, ""),
+                device in online,
+                status if status.name else None,
+                self._until.get(device, ""),
+            )
             for device, status in sorted(self.models.items())
         }
 
@@ -203,14 +210,19 @@ class RolloutEngine:
 
     def _give_up(self) -> None:
         """Note the boards that took longer than they may."""
-        limits = {}
-        for device, board in self.boards().items():
-            if device not in self.state.taken or not board.online or device in self.state.given_up:
-                continue
-            if limit := time_limit(self.plan, board.status, self.parts.wanted_bytes(device)):
-                limits[device] = limit
+        boards = self.boards()
+        limits = time_limits(self.state, boards, self.parts.wanted_bytes)
         for device, cause in self._patience.overdue(limits, self.clock()).items():
             self._pending.append(BoardGivenUp(at=utc_stamp(), device=device, cause=cause))
+        away = {device: limit for device, limit in limits.items() if not boards[device].online}
+        self._until = {
+            device: self._until.get(device) or self._time_of(device, limit) for device, limit in away.items()
+        }
+
+    def _time_of(self, device: str, limit: TimeLimit) -> str:
+        """Return the time of day at which a board that is away will be given up."""
+        until = datetime.fromtimestamp(utc_seconds() + self._patience.left_s(device, limit), UTC)
+        return f"{until:%Y-%m-%dT%H:%M:%SZ}"
 
     def _decide(self) -> Decision:
         """Decide what to do; where nobody has been there for long, that is to stop."""

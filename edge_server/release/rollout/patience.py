@@ -1,16 +1,19 @@
-"""How long a board that is there may take over each step of a release, by its size: else it held its wave for ever.
+"""How long a board may take over each step of a release, by its size: else it held its wave for ever.
 
-Seconds in which a board is away do not count, nor does what another step of its took.
+Seconds in which a board is away do not count, nor does what another step of its took. A version of the agent is another
+matter: its trial takes the board away, so that one which stays away may be one that this version took away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from edge_server.journal.rollouts.file import RolloutPlan
-from edge_server.journal.rollouts.state import standing
+from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.release.rollout.waves import Board
 from shared.protocol.inference.rollout import ModelStatus
+from shared.protocol.packages import AGENT
 from shared.protocol.update import UpdateTerms
 
 FETCH_S = 120.0
@@ -19,6 +22,7 @@ GATES_S = 2 * 900.0 + 120.0
 """A board ends a candidate's gates itself after 900 s, and tries one twice under which their process died."""
 TRIAL_S = 120.0
 """Beyond the deadline that a board gives a trial itself."""
+AWAY = "look at the board (`device-agent upgrade status`); `edge-server rollout resume` goes on without it"
 
 
 class TimeLimit(NamedTuple):
@@ -56,26 +60,64 @@ def time_limit(plan: RolloutPlan, status: ModelStatus | None, size: int) -> Time
     return TimeLimit("fetch", limit_s, f"it did not fetch {size / 1e6:.1f} MB within {limit_s:.0f} s, as {rate} would")
 
 
+def away_limit(plan: RolloutPlan, status: ModelStatus | None) -> TimeLimit | None:
+    """Return what bounds how long a board may stay away; None where the others do not wait for it.
+
+    Args:
+        plan: Of the rollout.
+        status: What the board said last.
+    """
+    if plan.name != AGENT or standing(plan, status) not in ("taking", "trial"):
+        return None
+    limit_s = UpdateTerms(soak_s=plan.soak_s).deadline_s + TRIAL_S
+    return TimeLimit("trial", limit_s, f"it did not come back from its trial within {limit_s:.0f} s: {AWAY}")
+
+
+def time_limits(
+    state: RolloutState, boards: Mapping[str, Board], wanted_bytes: Callable[[str], int]
+) -> dict[str, TimeLimit]:
+    """Return what bounds the boards that others wait for.
+
+    Args:
+        state: Of the rollout.
+        boards: All that serve releases, by name.
+        wanted_bytes: Returns what a board is to fetch.
+    """
+    found = {}
+    for device in (one for one in state.taken if one in boards and one not in state.given_up):
+        status, plan = boards[device].status, state.plan
+        is_there = boards[device].online
+        limit = time_limit(plan, status, wanted_bytes(device)) if is_there else away_limit(plan, status)
+        if limit:
+            found[device] = limit
+    return found
+
+
 class Patience:
-    """Counts the seconds that boards take."""
+    """Counts the seconds that boards take over each step."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, tuple[str, float]] = {}
+        self._taken: dict[tuple[str, str], float] = {}
         self._looked_at: float | None = None
 
     def overdue(self, limits: Mapping[str, TimeLimit], now: float) -> dict[str, str]:
         """Return the boards that took too long, and over what.
 
         Args:
-            limits: Of the boards that are there and at something.
+            limits: Of the boards that are at something.
             now: Monotonic seconds; those since the last call are counted.
         """
         passed_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at, late = now, dict[str, str]()
         for device, limit in limits.items():
-            step, before_s = self._taken.get(device, (limit.step, 0.0))
-            taken_s = before_s + passed_s if step == limit.step else 0.0
-            self._taken[device] = limit.step, taken_s
+            place = device, limit.step
+            # what came before somebody first looked at a step is not of it
+            taken_s = self._taken[place] + passed_s if place in self._taken else 0.0
+            self._taken[place] = taken_s
             if taken_s > limit.seconds:
                 late[device] = limit.cause
         return late
+
+    def left_s(self, device: str, limit: TimeLimit) -> float:
+        """Return the seconds that a board still has for a step."""
+        return max(0.0, limit.seconds - self._taken.get((device, limit.step), 0.0))

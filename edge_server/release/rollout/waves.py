@@ -3,9 +3,9 @@
 What to do next follows from what a rollout's records come to, and from which boards are there now.
 First come canaries, a board or more of each profile; a profile of which none has committed the release gets no other
 board. Then waves, up to a share of the boards each; one is over when all its boards that are there have committed the
-release or failed to. Boards that are away neither count nor block; one that is back goes on where it was. A version
-of the agent is another matter: whoever takes it goes away for its trial, so that nobody else is offered it meanwhile;
-a board that stays away has to be passed over by an order, since nobody knows whether that version took it away.
+release or failed to. Boards that are away neither count nor block; one that is back goes on where it was. A version of
+the agent is another matter: whoever takes it goes away for its trial, so that nobody else is offered it meanwhile; a
+board that stays away for longer than trials last has failed (`patience`), since that version may have taken it away.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class Board(NamedTuple):
         profile: Id of its firmware profile.
         online: Whether it is there.
         status: What it said last of the model; None for nothing.
+        until: Time of day at which it has failed if it stays away; empty where nobody waits for it.
     """
 
     profile: str
     online: bool
     status: ModelStatus | None = None
+    until: str = ""
 
 
 class OpenWave(NamedTuple):
@@ -96,7 +98,7 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
         if (stands := state.stands(device, one.status)) in under_way and (one.online or stands in trying)
     ]
     if active:
-        return AwaitBoards(_waiting("to commit it", active))
+        return AwaitBoards(_waiting("to commit it", active) + _away(taken))
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
 
 
@@ -228,6 +230,12 @@ def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]
 
 def _waiting(what: str, devices: list[str]) -> str:
     return f"waiting for {_named(devices)} {what}"
+
+
+def _away(taken: Mapping[str, Board]) -> str:
+    """Return which boards are away for a trial, and for how long they are waited for."""
+    away = [f"{device} until {one.until}" for device, one in taken.items() if one.until]
+    return f"; away, and waited for: {_named(away)}" if away else ""
 
 
 def _named(devices: list[str]) -> str:

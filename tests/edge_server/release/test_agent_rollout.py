@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -195,10 +196,12 @@ class Fleet:
             self.data_dir, find_agent(self.site.path, version), msgspec.structs.replace(TERMS, **terms)
         )
 
-    async def drive(self, known):
+    async def drive(self, known, wait=lambda _why: None):
         stored = find_agent(self.site.path, known.state.plan.release)
         clock = asyncio.get_running_loop().time
-        engine = RolloutEngine(*(SITE, self.transport, clock, inline, known.journal, known.state, stored, 4096, 1.0))
+        engine = RolloutEngine(
+            *(SITE, self.transport, clock, inline, known.journal, known.state, stored, 4096, 1.0), wait=wait
+        )
         async with asyncio.timeout(36_000):
             await engine.run()
         return known.state
@@ -273,6 +276,37 @@ def test_who_drives_it_may_be_killed_and_boards_lose_power(tmp_path, virtually):
             assert (await fleet.drive(known)).outcome == "finished"
             assert fleet.versions() == ["0.5.0"] * 3
             assert all(board.trials == ["0.5.0"] for board in fleet.boards.values()), "each tried it out once"
+
+    virtually(routine())
+
+
+def test_a_board_that_its_trial_takes_away_for_good_stops_it_and_the_others_go_on_without_it(tmp_path, virtually):
+    async def routine():
+        fleet = Fleet(tmp_path, 3)
+        first, waits = fleet.boards["pi_0"], list[str]()
+        async with fleet.awake():
+            known = fleet.begin(waves=(1.0,))
+            driving, began = asyncio.create_task(fleet.drive(known, waits.append)), asyncio.get_running_loop().time()
+            while not first.trials:  # noqa: ASYNC110 - virtual seconds
+                await asyncio.sleep(0.1)
+            await first.switch_off()
+            state = await driving
+            assert asyncio.get_running_loop().time() - began == pytest.approx(3 * 120 + 180, abs=30)
+            assert state.outcome == "stopped"
+            assert "pi_0: it did not come back from its trial within 540 s" in state.cause
+            assert "`edge-server rollout resume`" in state.cause
+            assert re.fullmatch(r"waiting for pi_0 to commit it; away, and waited for: pi_0 until 2\S+Z", waits[-1]), (
+                waits
+            )
+            assert fleet.versions() == ["0.5.0", "0.4.0", "0.4.0"]
+            give_order(known, "resume")
+            state = await fleet.drive(known)
+            assert (state.outcome, state.behind) == ("finished", ())
+            assert fleet.versions() == ["0.5.0"] * 3
+            await first.switch_on()
+            await asyncio.sleep(100)
+            again = await fleet.drive(fleet.begin())
+            assert (again.outcome, summarise(again).counts) == ("finished", {}), "it made it after all"
 
     virtually(routine())
 

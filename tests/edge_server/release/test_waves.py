@@ -15,7 +15,7 @@ from edge_server.journal.rollouts.file import (
     WaveOpened,
 )
 from edge_server.journal.rollouts.state import RolloutState, standing
-from edge_server.release.rollout.patience import Patience, time_limit
+from edge_server.release.rollout.patience import Patience, away_limit, time_limit, time_limits
 from edge_server.release.rollout.waves import (
     AwaitBoards,
     Board,
@@ -316,6 +316,46 @@ def test_every_step_of_a_board_has_its_time_and_what_it_is_away_does_not_count()
     assert taken(trial, range(14_000, 17_000)) == [14_000 + 3 * 600 + 60 + 120 + 1]
     assert time_limit(PLAN, said("committed", committed=2), 1) is None
     assert time_limit(PLAN, said("refused"), 1) is None
+
+
+def test_a_step_that_a_board_comes_back_to_goes_on_where_it_was():
+    """Else one that is there and away by turns would hold the others for ever."""
+    patience = Patience()
+    given_up = []
+    for now in range(4_000):
+        step = time_limit(PLAN, said("fetched" if now % 20 < 10 else "trial"), 1)
+        given_up += [(now, cause) for cause in patience.overdue({"d00": step}, float(now)).values()]
+    assert given_up[0] == (3841, "it did not try it out within 1920 s")
+
+
+@pytest.mark.parametrize("state", ["offered", "fetched", "verified", "staged", "trial"])
+def test_who_took_a_version_of_the_agent_and_stays_away_has_its_time_too(state):
+    site = Site(fleet(4), RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2", "soak_s": 120.0}))
+    site.decide()
+    site.say("d00", said(state, plan=site.state.plan))
+    site.turn("d00", online=False)
+    [limit] = time_limits(site.state, site.boards, lambda _device: 0).values()
+    assert (limit.step, limit.seconds) == ("trial", 3 * 120 + 180)
+    assert "did not come back from its trial within 540 s" in limit.cause
+    assert "`device-agent upgrade status`" in limit.cause
+    assert "`edge-server rollout resume`" in limit.cause
+    patience = Patience()
+    assert next(now for now in range(600) if patience.overdue({"d00": limit}, float(now))) == 541
+    site.boards["d00"] = site.boards["d00"]._replace(until="2026-01-01T00:09:00Z")
+    found = site.decide()
+    assert found == AwaitBoards("waiting for d00 to commit it; away, and waited for: d00 until 2026-01-01T00:09:00Z")
+    site.state.apply(BoardGivenUp(at=AT, device="d00", cause=limit.cause))
+    assert time_limits(site.state, site.boards, lambda _device: 0) == {}
+    assert site.decide() == ChangeCourse("stop", f"d00: {limit.cause}")
+    site.state.apply(RolloutOrdered(at=AT, order="resume"))
+    assert site.decide() == OpenWave({"d01": "pi-4"}, canary=True), "nobody has shown that it does no harm"
+
+
+def test_a_board_that_is_away_holds_nobody_up_with_a_model_and_before_it_said_that_it_takes_it():
+    agent = RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2"})
+    assert away_limit(PLAN, said("trial")) is None
+    for status in (None, OLD, said("committed", committed=2, plan=agent), said("rolled-back", plan=agent)):
+        assert away_limit(agent, status) is None
 
 
 def test_a_board_that_was_given_up_has_failed_until_it_says_that_it_made_it():
