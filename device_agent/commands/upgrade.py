@@ -15,7 +15,6 @@ from device_agent.config import load_file
 from device_agent.identity.credentials import CA, CURRENT, FOLDER, MEMBERSHIP, read_membership
 from device_agent.upgrade.agent_folder import AgentFolder, as_owner
 from device_agent.upgrade.agent_service import SYSTEMCTL, UNIT, SystemdService
-from device_agent.upgrade.package_file import MOST_PACKAGE
 from device_agent.upgrade.place import ROOTS, STATE_DIR, UpgradePlace, UpgradeRequest
 from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, Wanted, find_home, read_upgrade
 from device_agent.upgrade.trusted_roots import find_root, pin_of, trusted_pins
@@ -28,6 +27,7 @@ from shared.runtime import processes
 from shared.runtime.durable import replace_file
 from shared.runtime.folder_lock import FolderLock
 from shared.runtime.service import READY, find_supervisor
+from shared.runtime.support.deb_file import MOST_PACKAGE
 
 EXIT_BACK, EXIT_REFUSED, EXIT_BUSY = 1, 2, 3
 CONFIG = Path("/etc/fieldfleet/agent.toml")

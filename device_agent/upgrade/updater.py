@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from device_agent.upgrade import verdict
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.agent_service import AgentService
-from device_agent.upgrade.package_file import MOST_PACKAGE, unpack_package
+from device_agent.upgrade.package_file import unpack_package
 from device_agent.upgrade.place import UpgradePlace, UpgradeRequest, find_fault
 from device_agent.upgrade.record import (
     CURRENT,
@@ -46,6 +46,7 @@ from shared.protocol.packages import Build, PackageManifest, find_build, read_si
 from shared.protocol.update import PENDING, Event
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.durable import unused_name
+from shared.runtime.support.deb_file import MOST_PACKAGE
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.upgrade.package_file import MIB, PackedEntry
 from device_agent.upgrade.record import CURRENT, UPDATER, VERSION
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import explain_disk_errors, sync
+from shared.runtime.support.deb_file import MIB, PackedEntry
 
 MARK, NEW, GONE = ".laid", ".new", ".gone"
 SPARE_BYTES = 64 * MIB

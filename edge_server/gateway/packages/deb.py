@@ -1,23 +1,21 @@
 """What a Debian package of the agent says of itself, read without dpkg: a gateway need not be a Debian.
 
-The file is an `ar` archive of two tar archives (deb(5)): one with the control file, one with what is installed. Nothing
-of it is run or unpacked; two small files of its tree are read.
+It is read as boards read it (`shared.runtime.support.deb_file`), so that none is offered that they cannot read; nothing
+of it is run or unpacked, and two small files of its tree are looked at.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import AGENT, Arch
+from shared.runtime.support.deb_file import CONTROL, DATA, MOST_PACKAGE, PackedEntry, read_entries
+from shared.runtime.text_table import printable_text
 
-MAGIC, HEAD_BYTES, END = b"!<arch>\n", 60, b"`\n"
 MOST_CONTROL, MOST_FORMATS_FILE = 64 << 10, 256 << 10
 HOME = "opt/fieldfleet/"
 FORMATS_FILE, FORMATS = "/device_agent/upgrade/state_formats.py", "FORMATS"
@@ -52,93 +50,92 @@ def read_deb(path: Path) -> DebFacts:
     """
     try:
         with path.open("rb") as file:
-            return _facts(path.name, dict(_control(file)), *_tree(file))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (tarfile.TarError, EOFError, ValueError, SyntaxError, RecursionError) as error:
-        raise ConfigError(f"{path.name} cannot be read as a Debian package ({error}); {BUILD_IT}") from error
+            data = file.read(MOST_PACKAGE + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    name = printable_text(path.name)
+    try:
+        return read_facts(data, name)
+    except CorruptFile as error:
+        raise ConfigError(f"{name}: {error}; {BUILD_IT}") from error
 
 
-def _facts(name: str, fields: dict[str, str], version: str, formats: dict[str, int]) -> DebFacts:
+def read_facts(data: bytes, name: str) -> DebFacts:
+    """Return what the bytes of a package say of it.
+
+    Args:
+        data: The package.
+        name: What it is called.
+
+    Raises:
+        ConfigError: It is one of something else.
+        CorruptFile: It is damaged, or none.
+    """
+    fields = _control(data)
     if fields.get("package") != AGENT:
-        raise ConfigError(f"{name} is of package {fields.get('package', '')[:64]!r}, not of {AGENT}; {BUILD_IT}")
+        told = printable_text(fields.get("package", ""))[:64]
+        raise ConfigError(f"{name} is of package {told!r}, not of {AGENT}; {BUILD_IT}")
+    version, formats = _tree(data)
     arch, python = _ARCHES.get(fields.get("architecture", "")), _NEEDS_PYTHON.search(fields.get("depends", ""))
     if arch is None or python is None or not version:
         raise ConfigError(f"{name} does not say its processor, its Python and its version; {BUILD_IT}")
     return DebFacts(version, arch, python[1], formats)
 
 
-def _part(file: BinaryIO, wanted: str) -> tarfile.TarFile:
-    """Return one of the two archives, to be read from its beginning."""
-    end = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    if file.read(len(MAGIC)) != MAGIC:
-        raise ValueError("it is no ar archive")
-    while len(head := file.read(HEAD_BYTES)) == HEAD_BYTES and head.endswith(END):
-        size = int(head[48:58])
-        if not 0 <= size <= end - file.tell():
-            raise ValueError("it is cut off")
-        if head[:16].rstrip(b" /").startswith(wanted.encode()):
-            return tarfile.open(fileobj=_Slice(file, size), mode="r|*")
-        file.seek(size + size % 2, io.SEEK_CUR)
-    raise ValueError(f"it has no {wanted}")
+def _control(data: bytes) -> dict[str, str]:
+    """Return the fields of the control file, by names in small letters."""
+    fields = dict[str, str]()
+    for entry in read_entries(data, CONTROL):
+        if entry.path == "control":
+            for line in _text(entry, MOST_CONTROL).splitlines():
+                name, colon, value = line.partition(":")
+                if colon and not line.startswith(" "):
+                    fields[name.lower()] = value.strip()
+    return fields
 
 
-class _Slice(io.RawIOBase):
-    """A part of a file, from where that stands."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._left = file, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        data = self._file.read(min(len(buffer), self._left))
-        buffer[: len(data)] = data
-        self._left -= len(data)
-        return len(data)
-
-
-def _control(file: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Yield the fields of the control file, by names in small letters."""
-    with _part(file, "control.tar") as packed:
-        for member in packed:
-            if member.name.removeprefix("./") == "control":
-                for line in _text(packed, member, MOST_CONTROL).splitlines():
-                    name, colon, value = line.partition(":")
-                    if colon and not line.startswith(" "):
-                        yield name.lower(), value.strip()
-
-
-def _tree(file: BinaryIO) -> tuple[str, dict[str, int]]:
+def _tree(data: bytes) -> tuple[str, dict[str, int]]:
     """Return the version whose folder the package has, and its forms of state files."""
     version, formats = "", dict[str, int]()
-    with _part(file, "data.tar") as packed:
-        for member in packed:
-            name = member.name.removeprefix("./")
-            if name == f"{HOME}current" and member.issym():
-                version = member.linkname
-            elif name.startswith(HOME) and name.endswith(FORMATS_FILE) and member.isfile():
-                formats = _literal(_text(packed, member, MOST_FORMATS_FILE))
+    for entry in read_entries(data, DATA):
+        if entry.path == f"{HOME}current" and entry.kind == "link":
+            version = entry.content.decode()
+        elif entry.path.startswith(HOME) and entry.path.endswith(FORMATS_FILE) and entry.kind == "file":
+            formats = _table(_text(entry, MOST_FORMATS_FILE))
     return version, formats
 
 
-def _text(packed: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> str:
-    found = packed.extractfile(member)
-    if found is None or member.size > most:
-        raise ValueError(f"{member.name} is none, or too long")
-    return found.read(most).decode()
+def _text(entry: PackedEntry, most: int) -> str:
+    if entry.kind != "file" or len(entry.content) > most:
+        raise CorruptFile(f"its {entry.path[:64]!r} is no file, or longer than {most} bytes")
+    try:
+        return entry.content.decode()
+    except UnicodeDecodeError:
+        raise CorruptFile(f"its {entry.path[:64]!r} is no text") from None
 
 
-def _literal(source: str) -> dict[str, int]:
+def _table(source: str) -> dict[str, int]:
     """Return the table that a module assigns to `FORMATS`, without running it."""
+    try:
+        found = _assigned(source)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise CorruptFile(f"its {FORMATS} cannot be read ({printable_text(str(error))[:200]})") from error
+    if not isinstance(found, dict) or not all(type(one) is str for one in found):
+        raise CorruptFile(f"its {FORMATS} is no table of names")
+    if not all(type(one) is int for one in found.values()):
+        raise CorruptFile(f"its {FORMATS} has forms that are no whole numbers")
+    return found
+
+
+def _assigned(source: str) -> object:
+    """Return what a module assigns to `FORMATS`; an empty table where it assigns nothing."""
     for node in ast.parse(source).body:
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value:
+            targets, value = [node.target], node.value
+        else:
+            continue
         if any(isinstance(one, ast.Name) and one.id == FORMATS for one in targets):
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            found = ast.literal_eval(node.value) if node.value else {}
-            return {str(name): int(number) for name, number in dict(found).items()}
+            return ast.literal_eval(value)
     return {}

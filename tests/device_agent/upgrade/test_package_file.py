@@ -9,9 +9,9 @@ import tarfile
 
 import pytest
 
-from device_agent.upgrade import package_file
 from device_agent.upgrade.package_file import unpack_package
 from shared.errors import CorruptFile
+from shared.runtime.support import deb_file
 from tests.device_agent.upgrade.packages import (
     INTERPRETER,
     archive,
@@ -94,20 +94,42 @@ def test_a_link_below_its_folder_is_taken_and_nothing_is_written_through_it():
         unpacked(deb(archive(*HOME, link, through)))
 
 
+def link_to(path, target):
+    return member(f"./{FOLDER}/{path}", type=tarfile.SYMTYPE, linkname=target)
+
+
+@pytest.mark.parametrize(
+    ("links", "why"),
+    [
+        ([("bin/x", ".."), ("__pycache__", "bin/x/..")], "leads out"),
+        ([("__pycache__", "bin/x/.."), ("bin/x", "..")], "leads out"),
+        ([("bin/x", ".."), ("__pycache__", "bin/x/bin")], "leads through a link"),
+        ([("__pycache__", "bin/x/bin"), ("bin/x", "..")], "leads through a link"),
+        ([("bin/y", "python3/lib"), ("bin/python3", INTERPRETER)], "leads through a link"),
+        ([("a", "bin//x")], "leads out"),
+        ([("a", "")], "leads out"),
+    ],
+)
+def test_links_that_lead_out_together_are_refused(links, why):
+    """Each for itself seems to stay below the folder, counted by the words of its target."""
+    with pytest.raises(CorruptFile, match=why):
+        unpacked(deb(archive(*HOME, *(link_to(*one) for one in links))))
+
+
 @pytest.mark.parametrize(
     ("name", "most", "why"),
     [("MOST_FILE", 10, "bytes, more than"), ("MOST_UNPACKED", 9000, "unpacks to more"), ("MOST_ENTRIES", 3, "entries")],
 )
 def test_what_it_claims_to_hold_is_bounded(monkeypatch, name, most, why):
     data = package("2", tree_of("2"))
-    monkeypatch.setattr(package_file, name, most)
+    monkeypatch.setattr(deb_file, name, most)
     with pytest.raises(CorruptFile, match=why):
         unpacked(data)
 
 
 def test_a_file_of_the_largest_size_takes_no_memory_that_was_not_sent():
     info, _ = member(f"./{FOLDER}/a")
-    info.size = package_file.MOST_FILE
+    info.size = deb_file.MOST_FILE
     with pytest.raises(CorruptFile, match="too soon"):
         unpacked(deb(lzma.compress(b"".join(tarfile.TarInfo.tobuf(one[0]) for one in [*HOME, (info, b"")]))))
 

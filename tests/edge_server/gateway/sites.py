@@ -231,7 +231,7 @@ def deb(
     *,
     name: str = "fieldfleet-agent",
     filling: bytes = b"",
-    formats: str = FORMATS,
+    formats: str | bytes = FORMATS,
 ) -> bytes:
     """Return a package."""
     home = f"./opt/fieldfleet/{version}"

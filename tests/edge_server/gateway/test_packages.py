@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import lzma
 import stat
 import threading
 from datetime import UTC, datetime
@@ -72,6 +73,20 @@ BROKEN = {
     "formats-none": deb(formats="FORMATS = ["),
     "formats-that-run": deb(formats="FORMATS = __import__('os').system('false')\n"),
     "formats-of-words": deb(formats="FORMATS = {'journal': 'new'}\n"),
+    "formats-no-table": deb(formats="FORMATS = 3\n"),
+    "formats-of-lists": deb(formats="FORMATS = {'journal': []}\n"),
+    "formats-of-numbers": deb(formats="FORMATS = {3: 3}\n"),
+    "formats-under-a-list": deb(formats="FORMATS = {[]: 3}\n"),
+    "formats-deep": deb(formats=f"FORMATS = {'-' * 100_000}1\n"),
+    "formats-long": deb(formats=f"FORMATS = {{'journal': {'9' * 9_000}}}\n"),
+    "formats-not-text": deb(filling=b"", formats=b"\xff\xfe"),
+    "control-is-a-link": archive(
+        {"debian-binary": b"2.0\n", "control.tar.xz": packed({}, {"./control": "gone"}), "data.tar.xz": packed({})}
+    ),
+    "control-is-long": deb(name="x" * (1 << 17)),
+    "bomb": archive(
+        {"debian-binary": b"2.0\n", "control.tar.xz": lzma.compress(bytes(1 << 16)), "data.tar.xz": packed({})}
+    ),
     "formats-below-zero": deb(formats="FORMATS = {'journal': -1}\n"),
     "size-none": b"!<arch>\n" + b"control.tar.xz".ljust(48) + b"-12".ljust(10) + b"`\n",
 }
