@@ -18,6 +18,7 @@ import msgspec
 from device_agent.identity.clock_floor import BoardClock, utc_text
 from shared.errors import EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, Refusal, body_length, decode_json, parse_head, parse_http_date
+from shared.runtime.text_table import printable_text
 from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, context
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 TOKEN, OTHER_CA, CLOCK, AWAY = 2, 3, 4, 5
 """With what a command ends, see `EnrolmentFailed`."""
 PATIENCE_S = 20.0
+MOST_WORDS = 400
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Gateway:
             raise
         except TimeoutError:
             raise self._away(f"no answer within {self.patience_s:.0f} s") from None
-        except (OSError, WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        except (OSError, UnicodeError, WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise self._away(str(error)) from error
 
     def _away(self, why: str) -> EnrolmentFailed:
@@ -117,10 +119,11 @@ class Gateway:
             told = decode_json(reply.body, Refusal)
         except WireError:
             raise self._away(f"it answers with status {reply.status}") from None
+        words = printable_text(told.message or told.reason)[:MOST_WORDS]  # perhaps a stranger's
         if told.reason in ("busy", "site"):
             wait = f" in {told.retry_s:.0f} s" if told.retry_s else ""
-            raise EnrolmentFailed(f"{told.message}; the same again{wait}", code=AWAY, reason=told.reason)
-        raise EnrolmentFailed(told.message or told.reason, code=TOKEN, reason=told.reason)
+            raise EnrolmentFailed(f"{words}; the same again{wait}", code=AWAY, reason=told.reason)
+        raise EnrolmentFailed(words, code=TOKEN, reason=told.reason)
 
     async def _explain(self, error: ssl.SSLCertVerificationError, tls: Tls) -> EnrolmentFailed:
         """Say why the gateway's certificate was not accepted; of its dates, which clock is wrong."""

@@ -8,6 +8,7 @@ thin-edge.io's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from shared.protocol.enrolment import JoinAnswer, Joined, JoinRequest, Token, de
 from shared.protocol.topics import is_name
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
+
+_HOST = re.compile(r"[\x21-\x7e]{1,253}")
 
 Prove = Callable[[Broker, Membership], Awaitable[str]]
 """Connects to the broker as a device, and leaves; returns why it is not let in, nothing where it is."""
@@ -142,6 +145,8 @@ def _decode(body: bytes) -> JoinAnswer:
         raise EnrolmentFailed(
             f"the gateway's answer cannot be read ({error}); is it of a newer version?", code=TOKEN
         ) from error
-    if not is_name(answer.device) or not is_name(answer.site):
-        raise EnrolmentFailed("the gateway names this board or its site in a way that nothing here can use", code=TOKEN)
+    is_place = _HOST.fullmatch(answer.broker_host) and 0 < answer.broker_port < 1 << 16
+    if not is_name(answer.device) or not is_name(answer.site) or not is_place:
+        what = "the gateway names this board, its site or its broker in a way that nothing here can use"
+        raise EnrolmentFailed(what, code=TOKEN)
     return answer

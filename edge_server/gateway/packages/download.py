@@ -10,6 +10,7 @@ import asyncio
 import importlib.resources
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -128,13 +129,34 @@ class PackageShelf:
         known = {f"{WHEELS}/{one.file}": one.sha256 for one in index.wheels}
         known |= {build.file: build.sha256 for one in index.manifests() for build in one.builds}
         path = packages_folder(self.site) / name
-        if name not in known or not path.is_file():
+        if name not in known or (whole := _size(path)) is None:
             return refusal("malformed", status=404)
-        whole = path.stat().st_size
         part = find_range(request.range, whole)
         if part is None:
             return Answer(416, "text/plain")
         return Download(path, "application/octet-stream", known[name], *part, whole)
+
+
+def _size(path: Path) -> int | None:
+    """Return the bytes of a plain file; None for what is none: a link to one neither."""
+    with suppress(OSError):
+        about = path.lstat()
+        return about.st_size if stat.S_ISREG(about.st_mode) else None
+    return None
+
+
+def open_file(path: Path) -> int:
+    """Open a plain file to be read; it may have become something else since it was looked at. Not for the event loop.
+
+    Raises:
+        Unreachable: It is none.
+        OSError: It cannot be opened; a link neither.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreachable(f"{path} is no plain file")
+    return descriptor
 
 
 def find_range(header: str, whole: int) -> tuple[int, int] | None:
@@ -226,7 +248,7 @@ class Streams:
             Unreachable: The file has become shorter.
             OSError: The connection is gone.
         """
-        file = await in_thread(os.open, download.path, os.O_RDONLY | os.O_CLOEXEC)
+        file = await in_thread(open_file, download.path)
         try:
             place, left = download.begin, download.count
             while left:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.support.table import Wheel
+from shared.runtime.text_table import printable_text
 
 Say = Callable[[str], None]
 
@@ -32,6 +33,7 @@ NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 MAX_PAGE_BYTES = 64 << 20
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PART = ".part"
+MOST_WORDS = 400
 
 
 def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say, ca: str = "") -> None:
@@ -101,11 +103,14 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     except urllib.error.HTTPError as error:
         if error.code == http.client.NOT_FOUND:
             return ""
-        raise Unreachable(f"{page}: {error}") from error
+        raise Unreachable(f"{page}: {_words(error)}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{page}: {error}") from error
+        raise Unreachable(f"{page}: {_words(error)}") from error
     found = find_on_page(text, wheel.file)
-    return urllib.parse.urljoin(base, found) if found else ""
+    try:
+        return urllib.parse.urljoin(base, found) if found else ""
+    except ValueError as error:
+        raise Unreachable(f"{page}: it names no address of {wheel.file} ({_words(error)})") from error
 
 
 def find_on_page(text: str, file: str) -> str:
@@ -114,7 +119,7 @@ def find_on_page(text: str, file: str) -> str:
         try:
             files = json.loads(text)["files"]
             return next((str(one["url"]) for one in files if one["filename"] == file), "")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
     for found in re.finditer(r"""\shref\s*=\s*["']([^"']+)["']""", text, re.IGNORECASE):
         url = html.unescape(found[1]).partition("#")[0]
@@ -131,27 +136,36 @@ def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
         Unreachable: It did not come whole.
     """
     part = place.with_name(place.name + PART)
-    cause: Exception = TimeoutError("no attempt")
-    for attempt in range(ATTEMPTS):
+    had, left, cause = _size(part), ATTEMPTS, ""
+    while left and had < wheel.bytes:
+        left, wait_s = left - 1, 0.0
         try:
             _go_on(url, wheel, part, ca)
         except urllib.error.HTTPError as error:
-            cause = error
-            if attempt + 1 < ATTEMPTS:
-                threading.Event().wait(_asked_to_wait_s(error))  # a command, without an event loop
+            cause, wait_s = _words(error), _asked_to_wait_s(error)
         except (OSError, http.client.HTTPException) as error:
-            cause = error
-        if part.exists() and part.stat().st_size >= wheel.bytes:
-            break
-    else:
-        had = part.stat().st_size if part.exists() else 0
-        raise Unreachable(f"{url}: {cause}; {had} of {wheel.bytes} bytes came and are kept: the same command goes on")
+            cause = _words(error)
+        before, had = had, _size(part)
+        left = ATTEMPTS if had > before else left  # a gateway with many boards gives each its turn
+        if wait_s and left:
+            threading.Event().wait(wait_s)  # a command, without an event loop
+    if had < wheel.bytes:
+        told = f"{had} of {wheel.bytes} bytes came and are kept: the same command goes on"
+        raise Unreachable(f"{printable_text(url)}: {cause or 'it ended too soon'}; {told}")
     if not is_whole(part, wheel):
         part.unlink()
-        raise ConfigError(
-            f"{url}: what came is not {wheel.file}: its SHA-256 or size is another; nothing was installed"
-        )
+        what = f"what came is not {wheel.file}: its SHA-256 or size is another; nothing was installed"
+        raise ConfigError(f"{printable_text(url)}: {what}")
     part.replace(place)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _words(error: Exception) -> str:
+    """Return what is wrong, of which a stranger may have said a part."""
+    return printable_text(str(error))[:MOST_WORDS]
 
 
 def _asked_to_wait_s(error: urllib.error.HTTPError) -> float:
@@ -161,7 +175,7 @@ def _asked_to_wait_s(error: urllib.error.HTTPError) -> float:
 
 
 def _go_on(url: str, wheel: Wheel, part: Path, ca: str) -> None:
-    had = part.stat().st_size if part.exists() else 0
+    had = _size(part)
     with _open(url, {"Range": f"bytes={had}-"} if had else {}, ca) as answer:
         is_rest = getattr(answer, "status", http.client.OK) == http.client.PARTIAL_CONTENT
         with part.open("ab" if is_rest else "wb") as file:
@@ -170,12 +184,22 @@ def _go_on(url: str, wheel: Wheel, part: Path, ca: str) -> None:
 
 
 def _open(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPResponse:
-    if not url.startswith(("https://", "http://", "file://")):
-        raise ConfigError(f"{url}: no address of an index; it begins with https://")
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - told just above
-    answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310 - as above
-        request, timeout=TIMEOUT_S, context=_trusting(ca)
-    )
+    """Ask for what is behind an address.
+
+    Raises:
+        ConfigError: It is none, or the file of certificates is none.
+        OSError: Nobody answers, or not so; http.client.HTTPException too.
+    """
+    told, context = printable_text(url), _trusting(ca)
+    if not url.startswith(("https://", "http://")):
+        raise ConfigError(f"{told}: no address of an index; it begins with https://, and --from names a folder")
+    try:
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - told just above
+        answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310 - as above
+            request, timeout=TIMEOUT_S, context=context
+        )
+    except (ValueError, http.client.InvalidURL) as error:  # a host without its bracket, a port of words, a blank
+        raise ConfigError(f"{told}: no address of an index ({_words(error)})") from error
     return answer
 
 

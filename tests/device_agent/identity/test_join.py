@@ -90,6 +90,12 @@ def test_nobody_answers(tmp_path):
     assert failure(lambda: asyncio.run(board.join(gateway.token(port=1)))).code == 5
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 70, "."])
+def test_what_is_no_name_of_a_host_is_told_in_a_line(tmp_path, host):
+    token = replace(Gateway().token(), host=host)
+    assert failure(lambda: asyncio.run(Board(tmp_path / "board").join(token))).code == 5
+
+
 @asynccontextmanager
 async def recording(port: int, into: bytearray, context: ssl.SSLContext, onward: int = 0):
     """Answer on loopback with TLS and keep every byte that is said; as a relay, hand it onward."""

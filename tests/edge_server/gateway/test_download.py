@@ -18,9 +18,10 @@ import pytest
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.service import EnrolmentService
 from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.packages.download import Download, PackageShelf, Streams, find_range, install_script
+from edge_server.gateway.packages.download import Download, PackageShelf, Streams, find_range, install_script, open_file
 from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index, remove_packages
 from edge_server.gateway.site_folder import SiteFolder
+from shared.errors import Unreachable
 from shared.protocol.enrolment import parse_head
 from shared.runtime.support.fetch import bring
 from shared.runtime.support.table import Wheel
@@ -125,6 +126,29 @@ def test_nothing_but_what_the_index_names_is_there(tmp_path, site, name):
     for path, (status, _, body) in zip(paths, fetch(tmp_path, site, *((one,) for one in paths)), strict=True):
         assert status == 404, path
         assert json.loads(body)["reason"] == "malformed"
+
+
+@pytest.mark.parametrize("what", ["a link", "a pipe", "a folder"])
+def test_what_has_become_no_plain_file_is_not_there(tmp_path, site, name, what):
+    """Neither when it is looked for, nor if it becomes that before it is opened."""
+    path = site.path / PACKAGES / name
+    whole = path.read_bytes()
+    find = PackageShelf(site.path).find
+    assert isinstance(find(Request("GET", f"/packages/{name}")), Download)
+    (tmp_path / "key").write_bytes(b"a key")
+    path.unlink()
+    try:
+        {
+            "a link": lambda: path.symlink_to(tmp_path / "key"),
+            "a pipe": lambda: os.mkfifo(path),
+            "a folder": path.mkdir,
+        }[what]()
+        assert find(Request("GET", f"/packages/{name}")).status == 404
+        with pytest.raises((OSError, Unreachable)):
+            open_file(path)
+    finally:
+        path.rmdir() if what == "a folder" else path.unlink()
+        path.write_bytes(whole)
 
 
 def test_what_is_taken_away_is_gone_at_once(tmp_path):

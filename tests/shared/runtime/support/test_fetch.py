@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from shared.errors import ConfigError, Unreachable
-from shared.runtime.support.fetch import bring, find_on_page, find_url
+from shared.runtime.support.fetch import ATTEMPTS, bring, find_on_page, find_url
 from shared.runtime.support.table import Wheel
 
 FILE = "torch_lite-2.10.0+cpu-cp311-cp311-manylinux_2_28_aarch64.whl"
@@ -90,15 +90,59 @@ def test_a_wheel_comes_from_an_index(tmp_path, form):
 
 
 def test_a_download_goes_on_where_it_was_cut_off(tmp_path, form):
-    """Four times in one process, then once more in the next: no byte comes twice."""
-    with Index(form, cut=200_000) as index:
-        with pytest.raises(Unreachable, match=f"1000000 of {len(CONTENT)} bytes came and are kept"):
-            bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    """As often as it takes, while something comes each time, and after an earlier process: no byte comes twice."""
+    (tmp_path / f"{FILE}.part").write_bytes(CONTENT[:1000])
+    with Index(form, cut=100_000) as index:
         bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
     spans = [span for path, span in index.asked if path.startswith("/files")]
-    assert spans == ["", *(f"bytes={one}-" for one in range(200_000, 1_000_001, 200_000))]
+    assert spans == [f"bytes={one}-" for one in range(1000, len(CONTENT), 100_000)]
+    assert len(spans) > 2 * ATTEMPTS
     assert (tmp_path / FILE).read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_of_a_download_that_stands_still_what_came_is_kept(tmp_path):
+    (tmp_path / f"{FILE}.part").write_bytes(CONTENT[:1000])
+    with (
+        Index("json", cut=0) as index,
+        pytest.raises(Unreachable, match=f"1000 of {len(CONTENT)} bytes came and are kept"),
+    ):
+        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    assert len(index.asked) == 1 + ATTEMPTS
+    assert (tmp_path / f"{FILE}.part").read_bytes() == CONTENT[:1000]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file:///srv/wheels",
+        "ftp://127.0.0.1/simple",
+        "http://[127.0.0.1/simple",
+        "http://127.0.0.1:eighty/simple",
+        "http://a b/simple",
+        "http://127.0.0.1/sim ple",
+        f"http://{'a' * 70}.example/simple",
+        "http://127.0.0.1/\x1b[2J",
+        "http://",
+    ],
+)
+def test_what_is_no_address_of_an_index_is_told_so(address):
+    with pytest.raises((ConfigError, Unreachable), match=r"no address of an index|no host given") as caught:
+        find_url(address, wheel_of())
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("place", ["http://[::1/x.whl", "file:///etc/passwd"])
+def test_a_page_that_names_no_address_is_told_so(tmp_path, monkeypatch, place):
+    page = json.dumps({"files": [{"filename": FILE, "url": place}]}).encode()
+    monkeypatch.setattr(Index, "page", lambda self: page)
+    with Index("json") as index, pytest.raises((ConfigError, Unreachable), match="no address of"):
+        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_is_too_deep_names_nothing():
+    assert find_on_page('{"files":' + '{"a":' * 100_000, FILE) == ""
 
 
 def test_a_server_without_ranges_begins_anew(tmp_path):
