@@ -1,7 +1,8 @@
 """Requests to the enrolment service as they are read off a connection, CAs that boards are shown, and tokens.
 
 Whatever comes: an answer, and no certificate but for a token whose secret came, to the key that signed the request,
-under the token's name; or anew to a key that has one.
+under the token's name; or anew to a key that has one. No file but what the index of packages names, and of the roots
+that boards trust none is noted but of the board whose certificate the connection has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import base64
 import hashlib
 import json
 import logging
+import os
+import re
 from copy import deepcopy
 from functools import cache
 from random import Random
@@ -26,9 +29,13 @@ from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.registrar import LATE_S, Answer, Holder, Request, refusal
 from edge_server.gateway.enrolment.service import read_request_of
 from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
+from edge_server.gateway.packages.download import Download, PackageShelf, open_file
+from edge_server.gateway.packages.store import INDEX, WHEELS, PackageIndex, WheelFile, packages_folder
 from shared.errors import ConfigError, EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, JoinAnswer, Refusal, RenewAnswer, Token, format_token, parse_token
+from shared.protocol.packages import AGENT, Build, PackageManifest, SignedManifest, canonical_bytes
 from tests.edge_server.gateway.enrolments import NOW, Gateway, authorities, new_key, public_of, request_of
+from tests.fuzz.frames import folder
 from tests.fuzz.trees import cut_and_spliced, damaged
 
 OPEN, CLOSED, LATE, WITHDRAWN = "aaaaaa", "bbbbbb", "cccccc", "dddddd"
@@ -82,7 +89,53 @@ def seeds() -> list[bytes]:
         _post("/renew", {"request": known.decode()}),
         _post("/renew-expired", {"request": known.decode()}),
         _post("/renew-expired", {"request": _late()[APPROVED].decode()}),
+        _post("/moved", {"root": "ab" * 32}),
+        _get("/install.sh"),
+        _get("/packages/index.json"),
+        _get("/packages/wheels/torch/"),
+        _get(f"/packages/{PACKAGE}"),
+        _get(f"/packages/wheels/{WHEEL}", "bytes=3-5"),
     ]
+
+
+PACKAGE, WHEEL, FILE_BYTES = "fieldfleet-agent_1_arm64.deb", "torch-2.10.0+cpu-cp311-cp311-linux_aarch64.whl", 9
+
+
+def _get(path: str, part: str = "") -> bytes:
+    line = f"Range: {part}\r\n" if part else ""
+    return f"GET {path} HTTP/1.1\r\nHost: a\r\n{line}\r\n".encode()
+
+
+@cache
+def _shelf() -> PackageShelf:
+    """Return what a gateway has for its boards, beside files that are nobody's."""
+    site = folder() / "site"
+    place = packages_folder(site)
+    (place / WHEELS).mkdir(parents=True)
+    for path in (place / PACKAGE, place / WHEELS / WHEEL, place / "secret.deb", site / "state.json"):
+        path.write_bytes(bytes(FILE_BYTES))
+    build = Build(file=PACKAGE, arch="arm64", python="3.11", sha256="ab" * 32, size=FILE_BYTES)
+    manifest = PackageManifest(
+        name=AGENT, version="1", serial=1, site="roof", created="20261123T000000Z", builds=(build,), formats={}
+    )
+    index = PackageIndex(
+        releases=(SignedManifest(manifest=canonical_bytes(manifest), signature=b"s", certificates="c"),),
+        wheels=(WheelFile(file=WHEEL, sha256="cd" * 32, size=FILE_BYTES),),
+    )
+    (place / INDEX).write_bytes(msgspec.json.encode(index))
+    return PackageShelf(site)
+
+
+def _fetched(found: Answer | Download) -> str:
+    """What of the files was given: a part of one that the index names."""
+    if isinstance(found, Answer):
+        return f"accepted: {found.kind}" if found.status == 200 else f"refused: {found.status}"
+    place = packages_folder(_shelf().site)
+    assert found.path in (place / PACKAGE, place / WHEELS / WHEEL)
+    assert 0 <= found.begin < found.begin + found.count <= FILE_BYTES == found.whole
+    os.close(open_file(found.path))
+    assert all(line.isascii() and line.isprintable() for line in found.lines())
+    return "accepted: a file"
 
 
 def read(data: bytes) -> str:
@@ -93,6 +146,8 @@ def read(data: bytes) -> str:
     request = _request(data, peer)
     logging.disable(logging.CRITICAL)  # a million alarms help nobody
     try:
+        if request and (found := _shelf().find(request)):
+            return _fetched(found)
         answer = refusal("malformed") if request is None else gateway.registrar.answer(request)
     finally:
         logging.disable(logging.NOTSET)
@@ -100,9 +155,12 @@ def read(data: bytes) -> str:
         assert not gateway.issued
         assert gateway.ledger.approved == before.ledger.approved  # an approval is used up by a certificate alone
         assert gateway.ledger.pending.keys() <= {ASKING}
+        assert not gateway.ledger.roots
         return msgspec.json.decode(answer.body, type=Refusal).reason
     assert request is not None
     assert len(gateway.issued) == (request.path in GRANTS)
+    assert gateway.ledger.roots.keys() <= {NAMES[CLOSED]}
+    assert all(re.fullmatch("[0-9a-f]{64}", root) for root in gateway.ledger.roots.values())
     if gateway.issued:
         _require_right(gateway, request, answer)
     return f"accepted: {request.path}"
@@ -160,6 +218,8 @@ def public_of_request(pem: bytes) -> bytes:
 def mutate(data: bytes, random: Random) -> bytes:
     """Damage what a body says, the certificate request in it, or the bytes."""
     head, _, body = data.partition(b"\r\n\r\n")
+    if head.startswith(b"GET ") and random.random() < 0.7:
+        return _elsewhere(head.split(b" ")[1].decode("latin-1"), random)
     if random.random() < 0.3 or not head.startswith(b"POST "):
         return cut_and_spliced(data, random)
     try:
@@ -176,6 +236,34 @@ def mutate(data: bytes, random: Random) -> bytes:
         return _post(random.choice((path, path, path, *GRANTS)), tree)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
         return cut_and_spliced(data, random)
+
+
+WAYS = (
+    "..",
+    ".",
+    "",
+    "%2e%2e",
+    "%2f",
+    "%00",
+    "wheels",
+    "secret.deb",
+    "state.json",
+    "torch",
+    PACKAGE,
+    WHEEL,
+    "\xe9",
+    "~",
+)
+PARTS = ("", "bytes=0-", "bytes=-1", "bytes=9-", "bytes=5-3", "bytes=-0", "bytes=0-1,2-3", "bytes=99999999999999-", "x")
+
+
+def _elsewhere(path: str, random: Random) -> bytes:
+    """Return a request for something beside what a request is for."""
+    words = path.split("/")
+    for _ in range(random.randint(1, 3)):
+        place = random.randrange(len(words))
+        words[place : place + random.randint(0, 1)] = [random.choice(WAYS)]
+    return _get("/".join(words), random.choice(PARTS))
 
 
 def _rotten(pem: str, random: Random) -> str:
