@@ -2,7 +2,8 @@
 
 Its own hundred lines in place of a framework's thousands: a few paths, and nothing that is not needed can be asked.
 What is bounded: connections in all and of one address, the handshake, the time of a request as a whole, its head and
-its body; of files, downloads in all and to one address, what of each is in memory, and how slowly it may be read. A
+its body; of files, downloads in all and to one address, what of each is in memory, and how slowly it may be read. Where
+all connections or downloads are taken, whoever comes is let in at the cost of who has the most (`fair_places`). A
 certificate of the client is asked for and not required: a board that joins has none yet.
 """
 
@@ -12,12 +13,12 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_server.gateway.enrolment.fair_places import FairPlaces, Place, busy
 from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
 from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, PackageShelf, Streams
 from shared.errors import ConfigError, FieldFleetError, WireError
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_EACH = 128, 16
 HANDSHAKE_S, REQUEST_S = 5.0, 10.0
+TURN_S = 3.0
+"""For so long a connection stays open even where others wait: a request takes a fraction of it."""
 BACKLOG = 64
 REST_S = 0.1
 """After the system had no room for another connection."""
@@ -65,6 +68,27 @@ def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
 
 
 @dataclass
+class _Connection:
+    """Who is connected.
+
+    Attributes:
+        sock: Over which.
+        patience: How long it may take; None before it has begun.
+        is_over: Whether it had to make room.
+    """
+
+    sock: socket.socket
+    patience: asyncio.Timeout | None = None
+    is_over: bool = False
+
+    def hang_up(self) -> None:
+        """End it, as if its time were up."""
+        self.is_over = True
+        if self.patience and not self.patience.expired():
+            self.patience.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass
 class EnrolmentService:
     """Answers boards over HTTPS.
 
@@ -74,7 +98,7 @@ class EnrolmentService:
         request_s: Seconds that a request may take.
         shelf: What boards may fetch; None where there is nothing.
         streams: Downloads under way.
-        open_by_source: Connections that are open, by address.
+        places: Connections that are open.
     """
 
     registrar: Registrar
@@ -82,7 +106,7 @@ class EnrolmentService:
     request_s: float = REQUEST_S
     shelf: PackageShelf | None = None
     streams: Streams = field(default_factory=Streams)
-    open_by_source: Counter[str] = field(default_factory=Counter)
+    places: FairPlaces = field(default_factory=lambda: FairPlaces(MOST_OPEN, MOST_OPEN_EACH, TURN_S))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -115,23 +139,28 @@ class EnrolmentService:
                 log.warning("no room for another connection: %s", error)
                 await asyncio.sleep(REST_S)
                 continue
-            source = str(address[0])
-            if self.open_by_source.total() >= MOST_OPEN or self.open_by_source[source] >= MOST_OPEN_EACH:
+            connection = _Connection(sock)
+            place = self.places.take(str(address[0]), connection.hang_up)
+            if place is None:
                 sock.close()
                 continue
-            self.open_by_source[source] += 1
-            task = loop.create_task(self._serve(sock, source), name="request")
+            task = loop.create_task(self._serve(connection, place), name="request")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, sock: socket.socket, source: str) -> None:
+    async def _serve(self, connection: _Connection, place: Place) -> None:
         """Answer one connection, whatever comes on it."""
         try:
-            async with asyncio.timeout(self.request_s) as patience:
-                reader, writer = await self._secure(sock)
+            if connection.is_over:
+                connection.sock.close()
+                return
+            async with asyncio.timeout(self.request_s) as connection.patience:
+                reader, writer = await self._secure(connection.sock)
                 try:
-                    found = await self._answer(reader, writer, source)
-                    answer = await self._send(writer, found, source, patience) if isinstance(found, Download) else found
+                    found = await self._answer(reader, writer, place)
+                    answer = (
+                        await self._send(writer, found, connection, place) if isinstance(found, Download) else found
+                    )
                     if answer:
                         writer.write(_encode(answer, self.registrar.utc_s()))
                     await writer.drain()
@@ -142,22 +171,22 @@ class EnrolmentService:
                     with suppress(OSError):
                         await writer.wait_closed()
         except (OSError, TimeoutError, FieldFleetError) as error:  # ssl.SSLError is an OSError
-            log.debug("connection from %s: %s", source, error)
+            log.debug("connection from %s: %s", place.source, error)
         finally:
-            self.open_by_source[source] -= 1
-            if not self.open_by_source[source]:
-                del self.open_by_source[source]
+            self.places.free(place)
 
     async def _send(
-        self, writer: asyncio.StreamWriter, download: Download, source: str, patience: asyncio.Timeout
+        self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, place: Place
     ) -> Answer | None:
         """Send a file; return what is answered instead where too many are fetched already."""
-        with self.streams.place(source) as has_room:
+        with self.streams.place(place.source, connection.hang_up) as has_room:
             if not has_room:
                 return refusal("busy", status=503, retry_s=AGAIN_S)
-            patience.reschedule(asyncio.get_running_loop().time() + self.streams.patience_s(download))
-            writer.write(_head(download.status, download.lines(), self.registrar.utc_s()))
-            await self.streams.send(writer, download)
+            assert connection.patience
+            connection.patience.reschedule(asyncio.get_running_loop().time() + self.streams.patience_s(download))
+            with busy(place):  # among downloads it gives way, and not among connections
+                writer.write(_head(download.status, download.lines(), self.registrar.utc_s()))
+                await self.streams.send(writer, download)
         return None
 
     async def _secure(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -175,18 +204,19 @@ class EnrolmentService:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place
     ) -> Answer | Download:
         secured = writer.get_extra_info("ssl_object")
         try:
-            request = await read_request_of(reader, source, secured.getpeercert(binary_form=True) or b"")
+            request = await read_request_of(reader, place.source, secured.getpeercert(binary_form=True) or b"")
         except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return refusal("malformed")
         try:
-            if self.shelf and (found := await in_thread(self.shelf.find, request)):
-                return found
-            async with self._turn:
-                return await in_thread(self.registrar.answer, request)
+            with busy(place):
+                if self.shelf and (found := await in_thread(self.shelf.find, request)):
+                    return found
+                async with self._turn:
+                    return await in_thread(self.registrar.answer, request)
         except (FieldFleetError, OSError) as error:
             log.error("%s cannot be answered: %s", request.path, error)  # noqa: TRY400 - the remedy is in the message
             return refusal("site")

@@ -11,8 +11,7 @@ import importlib.resources
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from edge_server.gateway.enrolment.fair_places import FairPlaces
 from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
 from edge_server.gateway.packages.store import (
     INDEX,
@@ -30,6 +30,7 @@ from edge_server.gateway.packages.store import (
     read_index,
 )
 from shared.errors import Unreachable
+from shared.runtime.clock import Clock, monotonic
 from shared.runtime.executor import in_thread
 
 PREFIX, SCRIPT = "/packages/", "/install.sh"
@@ -37,6 +38,8 @@ MOST_PATH = 512
 MOST_STREAMS, MOST_STREAMS_EACH = 48, 4
 """Downloads at once, in all and to one address: who joins finds a connection free."""
 BLOCK_BYTES = 256 << 10
+TURN_S = 30.0
+"""For so long a download goes on even where others wait; it goes on later where it was, by a Range."""
 STALL_S, LEAST_BYTES_PER_S = 30.0, 16e3
 """A reader that takes no block in so long, or the whole more slowly, is hung up on; it may go on where it was."""
 AGAIN_S = 15.0
@@ -209,28 +212,34 @@ class Streams:
         most: At once.
         most_each: Of these to one address.
         stall_s: Seconds for which a reader may take nothing.
+        clock: Monotonic seconds.
         sent: Bytes of files that were handed to connections.
-        open_by_source: Downloads under way, by address.
     """
 
     most: int = MOST_STREAMS
     most_each: int = MOST_STREAMS_EACH
     stall_s: float = STALL_S
+    clock: Clock = monotonic
     sent: int = 0
-    open_by_source: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        """Have all places free."""
+        self.places = FairPlaces(self.most, self.most_each, TURN_S, self.clock)
 
     @contextmanager
-    def place(self, source: str) -> Iterator[bool]:
-        """Tell whether there is room for one more to an address; it is taken while the block lasts."""
-        has_room = self.open_by_source.total() < self.most and self.open_by_source[source] < self.most_each
-        if has_room:
-            self.open_by_source[source] += 1
+    def place(self, source: str, leave: Callable[[], None]) -> Iterator[bool]:
+        """Tell whether there is room for one more to an address; it is taken while the block lasts.
+
+        Args:
+            source: The address.
+            leave: Is called if another has to be let in; the block is to end then.
+        """
+        taken = self.places.take(source, leave)
         try:
-            yield has_room
+            yield taken is not None
         finally:
-            if has_room:
-                self.open_by_source[source] -= 1
-            self.open_by_source += Counter()  # forgets who has none
+            if taken:
+                self.places.free(taken)
 
     def patience_s(self, download: Download) -> float:
         """Return the seconds that a download may take in all."""

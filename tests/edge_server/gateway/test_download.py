@@ -276,7 +276,7 @@ def test_who_reads_too_slowly_is_hung_up_on_and_makes_room(tmp_path, site, name)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), limit=1 << 10)
             writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
-            while service.streams.open_by_source:  # noqa: ASYNC110 - the service, in this loop, hangs up by itself
+            while service.streams.places.taken:  # noqa: ASYNC110 - the service, in this loop, hangs up by itself
                 await asyncio.sleep(0)
             await hang_up(writer)
             return (await ask(port, f"/packages/{name}", "Range: bytes=-9"))[0]
