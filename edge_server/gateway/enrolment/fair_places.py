@@ -19,7 +19,7 @@ GREEDY = 2
 
 
 @dataclass(eq=False)
-class Place:
+class TakenPlace:
     """A place that is taken.
 
     Attributes:
@@ -51,14 +51,14 @@ class FairPlaces:
     most_each: int
     turn_s: float
     clock: Clock = monotonic
-    taken: list[Place] = field(default_factory=list)
+    taken: list[TakenPlace] = field(default_factory=list)
 
     @property
     def by_source(self) -> Counter[str]:
         """Places that each address has; of who has none nothing."""
         return Counter(one.source for one in self.taken)
 
-    def take(self, source: str, leave: Callable[[], None]) -> Place | None:
+    def take(self, source: str, leave: Callable[[], None]) -> TakenPlace | None:
         """Return a place, perhaps one that somebody had to leave; None where there is none.
 
         Args:
@@ -74,16 +74,16 @@ class FairPlaces:
                 return None
             self.free(gone)
             gone.leave()
-        place = Place(source, self.clock(), leave)
+        place = TakenPlace(source, self.clock(), leave)
         self.taken.append(place)
         return place
 
-    def free(self, place: Place) -> None:
+    def free(self, place: TakenPlace) -> None:
         """Give a place back; one that was taken from its holder is not counted twice."""
         if place in self.taken:
             self.taken.remove(place)
 
-    def _find_displaced(self, own: int, counts: Counter[str]) -> Place | None:
+    def _find_displaced(self, own: int, counts: Counter[str]) -> TakenPlace | None:
         """Return the place that somebody gets who has so many."""
         idle = [one for one in self.taken if not one.is_busy]
         if greedy := [one for one in idle if counts[one.source] >= own + GREEDY]:
@@ -93,7 +93,7 @@ class FairPlaces:
 
 
 @contextmanager
-def busy(place: Place) -> Iterator[None]:
+def busy(place: TakenPlace) -> Iterator[None]:
     """Let nobody have a place while the block lasts."""
     place.is_busy = True
     try:

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.gateway.enrolment.fair_places import FairPlaces, Place, busy
+from edge_server.gateway.enrolment.fair_places import FairPlaces, TakenPlace, busy
 from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
 from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, PackageShelf, Streams
 from shared.errors import ConfigError, FieldFleetError, WireError
@@ -148,7 +148,7 @@ class EnrolmentService:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: _Connection, place: Place) -> None:
+    async def _serve(self, connection: _Connection, place: TakenPlace) -> None:
         """Answer one connection, whatever comes on it."""
         try:
             if connection.is_over:
@@ -176,7 +176,7 @@ class EnrolmentService:
             self.places.free(place)
 
     async def _send(
-        self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, place: Place
+        self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, place: TakenPlace
     ) -> Answer | None:
         """Send a file; return what is answered instead where too many are fetched already."""
         with self.streams.place(place.source, connection.hang_up) as has_room:
@@ -204,7 +204,7 @@ class EnrolmentService:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: TakenPlace
     ) -> Answer | Download:
         secured = writer.get_extra_info("ssl_object")
         try:
