@@ -20,14 +20,17 @@ from typing import Any
 import msgspec
 
 from device_agent.exchange.download import Download
+from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.proof import open_folder
 from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, Wanted, read_upgrade
+from device_agent.upgrade.verdict import is_done
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.inference.release import sha256_of
 from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.packages import AGENT, Build, PackageManifest, find_build, read_manifest, read_signed, write_signed
 from shared.protocol.topics import topic
+from shared.protocol.update import PENDING
 from shared.runtime.durable import replace_file, sync
 from shared.runtime.executor import background
 
@@ -36,12 +39,15 @@ log = logging.getLogger(__name__)
 ASK_S, MOST_ASK_S = 5.0, 60.0
 LOOK_S = 2.0
 """Between two looks at root's record."""
+INSIST_S, MOST_INSIST_S = 30.0, 600.0
+"""Before a wish is written anew that root's half has not seen to: whoever waits for it may have missed it."""
 ANNOUNCE_S, RETRY_S = 60.0, 2.0
 ATTEMPTS = 3
 UNCOUNTED = -1
 """In place of the number of a version that the gateway does not count: one that was installed by hand."""
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 NOT_HERE = "this agent cannot upgrade itself: it runs from a checkout or in a container, so update that"
+PASSED_OVER = "somebody at this board took another version after this one was offered; another rollout offers it anew"
 PRIVATE = 0o600
 
 
@@ -159,11 +165,33 @@ class AgentOffers:
         except (FieldFleetError, OSError, ValueError) as error:
             log.warning("agent %d is refused: %s", offer.version, error)
             self._tell(self._standing(offer, "refused", str(error)[:500]))
+        else:
+            await self._insist(wanted)
+
+    async def _insist(self, wanted: Wanted) -> None:
+        """Write a wish anew, ever less often, until root's record is of it."""
+        pause_s = INSIST_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_INSIST_S)
+            try:
+                await self._read_record()
+                if is_done(self._record, wanted, self.own.version):
+                    return
+                await self.download.worker(self._want, b"", wanted)
+            except (FieldFleetError, OSError) as error:
+                log.warning("upgrade: %s", error)
 
     def _is_settled(self, wanted: Wanted) -> bool:
-        """Tell whether a wish is the version that runs already, or what root's record is of."""
+        """Tell whether a wish is the version that runs already, or what root's record is of.
+
+        Raises:
+            ConfigError: Somebody at the board took another version in its place.
+        """
         runs_it = wanted.version == self.own.version and self._record.state != "trial"
-        return runs_it or (self._record.is_of(wanted) and self._record.state not in ("none", "superseded"))
+        if wanted == self._record.passed_over and wanted.version not in (self.own.version, self._record.to):
+            raise ConfigError(PASSED_OVER)
+        return runs_it or is_done(self._record, wanted, self.own.version)
 
     def _standing(self, offer: Offer, state: str, reason: str = "") -> ModelStatus:
         return ModelStatus(
@@ -229,17 +257,37 @@ class AgentOffers:
         replace_file(folder / WANTED, msgspec.json.encode(wanted), mode=PRIVATE)
 
     async def _withdraw(self, word: Withdraw) -> None:
-        """Fetch no more of a version; go back from it where that is asked for."""
+        """Fetch no more of a version, and take back the wish for it; go back from it where that is asked for."""
+        self._tell(None)
+        if self.own.home is None:
+            return
         try:
             await self._read_record()
-            record = self._record
-            if word.back and record.deployment == word.deployment and record.state in ("trial", "committed"):
-                goal = record.from_ if record.state == "trial" else record.previous
-                back = Wanted(version=goal, deployment=word.deployment, attempt=max(1, record.attempt))
-                await self.download.worker(self._want, b"", back)
+            wanted = self._wish_against(word, await self.download.worker(AgentFolder(self.state_dir).wanted))
+            if wanted is None:
+                return
+            await self.download.worker(self._want, b"", wanted)
         except (FieldFleetError, OSError, ValueError) as error:  # ValueError: there is no version before
             log.warning("upgrade: %s", error)
-        self._tell(None)
+        else:
+            await self._insist(wanted)
+
+    def _wish_against(self, word: Withdraw, wish: Wanted | None) -> Wanted | None:
+        """Return what root's half is told of a version that was withdrawn; None where it has nothing to do with it.
+
+        Raises:
+            ValueError: There is no version to go back to.
+        """
+        record = self._record
+        is_its = record.deployment == word.deployment and self._serial(record.to) == word.version
+        if is_its and record.state in ("trial", "committed"):
+            goal = record.from_ if record.state == "trial" else record.previous
+            attempt = max(1, record.attempt)
+            return Wanted(version=goal, deployment=word.deployment, attempt=attempt) if word.back else None
+        if wish is None or wish.deployment != word.deployment:
+            return None
+        is_seen_to = is_done(record, wish, self.own.version) and record.state not in PENDING
+        return None if is_seen_to else msgspec.structs.replace(wish, version=self.own.version)
 
     async def _read_record(self) -> None:
         found = await self.download.worker(self.own.record)

@@ -95,6 +95,7 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
         reason: Why it was refused or goes back; while `state` is still `trial`, that it is going back.
         serials: Numbers that the gateway counts versions by, as far as they are known here.
         failed: Versions that failed here, under `release`, the newest last.
+        passed_over: What the agent had been told to take when somebody at the board took something else.
         format: See `FORMAT`.
     """
 
@@ -113,6 +114,7 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
     reason: str = ""
     serials: dict[str, int] = {}
     failed: tuple[FailedRelease, ...] = ()
+    passed_over: Wanted | None = None
     format: int = FORMAT
 
     def is_of(self, wanted: Wanted) -> bool:

@@ -42,7 +42,7 @@ from device_agent.upgrade.state_formats import find_losses
 from device_agent.upgrade.verdict import TrialSight
 from device_agent.upgrade.versions import Versions, is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
-from shared.protocol.packages import Build, PackageManifest, find_build, read_signed, verify
+from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, find_build, read_signed, verify
 from shared.protocol.update import PENDING, Event
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.durable import unused_name
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 PACKED_HOME = "opt/fieldfleet"
 MOST_ROOTS = 64 << 10
 LOOK_S = 0.5
+FORCE = "at the board, `sudo device-agent upgrade install FILE.deb --force` does not wait"
 
 
 @dataclass
@@ -220,15 +221,16 @@ class Updater:
             request: Which, and what of it.
         """
         wanted, current = request.wanted, self.versions.current()
-        if not request.by_hand and self._is_done(wanted, current):
+        if not request.by_hand and verdict.is_done(self.record, wanted, current):
             return self.record
         is_back = wanted.version == self.record.previous and self.record.state == "committed"
         if is_back and not request.by_hand and self.versions.is_there(wanted.version):
             self._write(replace(self.record, deployment=wanted.deployment, attempt=wanted.attempt))
             return self.go_back(f"{wanted.deployment or 'the gateway'} goes back to version {wanted.version}")
+        passed_over = self._wish() if request.by_hand else self.record.passed_over
         self._write(verdict.take_wish(self.record, wanted, current))
         if wanted.version == current:
-            self._follow("known", from_=self.record.previous)
+            self._follow("known", from_=self.record.previous, passed_over=passed_over)
             return self.record
         try:
             self._prepare(request)
@@ -236,18 +238,11 @@ class Updater:
             self._follow("refused", str(error))
             self._tidy()
             return self.record
-        if await self._may_stop(request):
-            self._begin_trial()
+        if found := await self._await_pause(request):
+            self._follow(*found)
         else:
-            self._follow("superseded", "another one is wanted by now")
+            self._begin_trial(passed_over)
         return await self.finish()
-
-    def _is_done(self, wanted: Wanted, current: str) -> bool:
-        """Tell whether just this wish was fulfilled or refused before."""
-        record, wish = self.record, (wanted.deployment, wanted.attempt)
-        if record.state == "rolled-back" and (record.from_, record.deployment, record.attempt) == (current, *wish):
-            return wanted.version in (record.to, current)
-        return record.is_of(wanted) and record.state not in ("none", "superseded")
 
     def _prepare(self, request: UpgradeRequest) -> None:
         """Have a version lie beside the one that runs, as far as it is one for this board.
@@ -320,22 +315,31 @@ class Updater:
         if fault := self.find_fault(home / version):
             raise ConfigError(fault)
 
-    async def _may_stop(self, request: UpgradeRequest) -> bool:
-        """Wait until the agent runs and no task does; False where another version is wanted by then."""
-        while not request.force and (self.agent.is_busy() or not self.service.look().runs):
-            if not request.by_hand and self._is_other_wanted(request.wanted):
-                return False
+    async def _await_pause(self, request: UpgradeRequest) -> tuple[Event, str] | None:
+        """Wait until the agent runs and no task does; return what becomes of a version that is not tried, and why."""
+        until = self.clock() + MOST_BUSY_S
+        while not request.force and (fault := self._find_hindrance()):
+            if not request.by_hand and self._wish() not in (request.wanted, None):
+                return "superseded", "another one is wanted by now"
+            if self.clock() >= until:
+                return "refused", f"{fault} for {MOST_BUSY_S:g} s; {FORCE}"
             await asyncio.sleep(self.look_s)
-        return True
+        return None
 
-    def _is_other_wanted(self, wanted: Wanted) -> bool:
+    def _find_hindrance(self) -> str:
+        if self.agent.is_busy():
+            return "a task has run here"
+        return "" if self.service.look().runs else "the agent's service has not run, so that nothing could be proven,"
+
+    def _wish(self) -> Wanted | None:
+        """Return what the agent was told to take; None for nothing that can be read."""
         try:
-            return self.agent.wanted() not in (wanted, None)
+            return self.agent.wanted()
         except FieldFleetError:
-            return False
+            return None
 
-    def _begin_trial(self) -> None:
+    def _begin_trial(self, passed_over: Wanted | None) -> None:
         boot = self.place.boot_id.read_text().strip()
         self.versions.switch(UPDATER, self.record.from_)
-        self._follow("switched", nonce=secrets.token_hex(16), boot=boot, boots=1)
+        self._follow("switched", nonce=secrets.token_hex(16), boot=boot, boots=1, passed_over=passed_over)
         self._switch(self.record.to)

@@ -79,6 +79,22 @@ def goal_of(record: UpgradeRecord) -> str:
     return {"trial": record.to, "committed": record.to}.get(record.state, "")
 
 
+def is_done(record: UpgradeRecord, wanted: Wanted, current: str) -> bool:
+    """Tell whether just this wish was fulfilled, refused or passed over before, or is being seen to.
+
+    Args:
+        record: Of the board.
+        wanted: What is wanted.
+        current: The version that runs.
+    """
+    if wanted == record.passed_over:
+        return True
+    wish = wanted.deployment, wanted.attempt
+    if record.state == "rolled-back" and (record.from_, record.deployment, record.attempt) == (current, *wish):
+        return wanted.version in (record.to, current)
+    return record.is_of(wanted) and record.state not in ("none", "superseded")
+
+
 def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRecord:
     """Return a record once a version is wanted; what is pending is superseded.
 

@@ -36,6 +36,8 @@ SIGNER_UNIT, SIGNER_NAME = "packages", "_packages"
 MOST_SIGNED, MOST_BUILDS, MOST_FORMATS, MOST_CERTIFICATES = 128 << 10, 16, 64, 8
 MOST_PACKAGE = 1 << 30
 """Bytes of a package."""
+MOST_BUSY_S = 3600.0
+"""For which a board waits until no task of its runs, before it refuses a version of the agent."""
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
 _FILE = re.compile(r"[a-z0-9][A-Za-z0-9.+~_-]{0,127}\.deb")

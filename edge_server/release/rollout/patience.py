@@ -13,13 +13,15 @@ from edge_server.journal.rollouts.file import RolloutPlan
 from edge_server.journal.rollouts.state import RolloutState, standing
 from edge_server.release.rollout.waves import Board
 from shared.protocol.inference.rollout import ModelStatus
-from shared.protocol.packages import AGENT
+from shared.protocol.packages import AGENT, MOST_BUSY_S
 from shared.protocol.update import UpdateTerms
 
 FETCH_S = 120.0
 """For a download beside what its bytes take: the offer may come twice, and others may be sent something first."""
 GATES_S = 2 * 900.0 + 120.0
 """A board ends a candidate's gates itself after 900 s, and tries one twice under which their process died."""
+AGENT_GATES_S = MOST_BUSY_S + 300.0
+"""A board unpacks a version of the agent and has it start, and waits for its task to end, before it tries it."""
 TRIAL_S = 120.0
 """Beyond the deadline that a board gives a trial itself."""
 AWAY = "look at the board (`device-agent upgrade status`); `edge-server rollout resume` goes on without it"
@@ -52,7 +54,8 @@ def time_limit(plan: RolloutPlan, status: ModelStatus | None, size: int) -> Time
         limit_s = UpdateTerms(soak_s=plan.soak_s).deadline_s + TRIAL_S
         return TimeLimit("trial", limit_s, f"its trial did not end within {limit_s:.0f} s")
     if stands == "taking" and status and status.state != "offered":
-        return TimeLimit("gates", GATES_S, f"it did not try it out within {GATES_S:.0f} s")
+        limit_s = AGENT_GATES_S if plan.name == AGENT else GATES_S
+        return TimeLimit("gates", limit_s, f"it did not try it out within {limit_s:.0f} s")
     if stands not in ("waiting", "taking"):
         return None
     limit_s = FETCH_S + size / plan.least_bytes_per_s

@@ -26,7 +26,7 @@ from edge_server.release.rollout.waves import (
     to_take_back,
 )
 from shared.protocol.inference.rollout import ModelStatus
-from shared.protocol.packages import AGENT
+from shared.protocol.packages import AGENT, MOST_BUSY_S
 
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="", canary=1, waves=(0.1, 0.5, 1.0))
 AT = "20260101T000000Z"
@@ -356,6 +356,13 @@ def test_a_board_that_is_away_holds_nobody_up_with_a_model_and_before_it_said_th
     assert away_limit(PLAN, said("trial")) is None
     for status in (None, OLD, said("committed", committed=2, plan=agent), said("rolled-back", plan=agent)):
         assert away_limit(agent, status) is None
+
+
+def test_a_board_that_waits_for_its_own_task_refuses_a_version_of_the_agent_before_the_gateway_gives_it_up():
+    agent = RolloutPlan(**{**_fields(PLAN), "release": f"{AGENT}/2"})
+    for state in ("fetched", "verified", "staged"):
+        limit = time_limit(agent, said(state, plan=agent), 1)
+        assert (limit.step, limit.seconds) == ("gates", MOST_BUSY_S + 300)
 
 
 def test_a_board_that_was_given_up_has_failed_until_it_says_that_it_made_it():
