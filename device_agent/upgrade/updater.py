@@ -290,12 +290,13 @@ class Updater:
         serials = self.record.serials  # of what dpkg laid nobody knows one
         runs = serials.get(self.record.from_)
         is_before = runs is None and is_older(manifest.version, self.record.from_)
+        losses = find_losses(self.agent.formats().formats, manifest.formats)
+        kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
         if (is_before or manifest.serial < (runs or max(serials.values(), default=0))) and not request.by_hand:
             told = f"version {manifest.version} is older than {self.record.from_}, which runs"
-            raise ConfigError(f"{told}; at the board: `sudo device-agent upgrade install FILE.deb`")
-        losses = find_losses(self.agent.formats().formats, manifest.formats)
+            lost, lose = (f", and would lose ({kept})", " --lose") if losses else ("", "")
+            raise ConfigError(f"{told}{lost}; at the board: `sudo device-agent upgrade install FILE.deb{lose}`")
         if losses and not request.lose:
-            kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
             told = f"version {manifest.version} cannot read what was written here, and would lose ({kept})"
             raise ConfigError(f"{told}; `device-agent upgrade install FILE.deb --lose` sets it aside and goes on")
         if request.by_hand and not request.force and not self.service.look().runs:

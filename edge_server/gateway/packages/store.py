@@ -313,8 +313,9 @@ def find_version(manifests: Sequence[PackageManifest], version: str) -> PackageM
     for one in manifests:
         if one.version == version:
             return one
-    known = ", ".join(one.version for one in manifests) or "none; `edge-server packages add FILE.deb` takes one in"
-    raise ConfigError(f"no agent {version[:64]!r} is among this gateway's packages; there are: {known}")
+    known = ", ".join(one.version for one in manifests) or "none"
+    told = f"no agent {version[:64]!r} is among this gateway's packages; there are: {known}"
+    raise ConfigError(f"{told}; `edge-server packages add FILE.deb` signs one and takes it in")
 
 
 def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:

@@ -91,4 +91,6 @@ async def _connected(transport: MqttTransport, config: ServerConfig) -> None:
         async with asyncio.timeout(CONNECT_S):
             await transport.connected.wait()
     except TimeoutError:
-        raise Unreachable(f"no broker answers at {config.broker.host}:{config.broker.port}") from None
+        told = f"no broker answers at {config.broker.host}:{config.broker.port}"
+        remedy = "start it, `systemctl start mosquitto`; `edge-server doctor` says what is wrong with it"
+        raise Unreachable(f"{told}: {remedy}") from None

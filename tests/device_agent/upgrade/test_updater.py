@@ -185,6 +185,14 @@ def test_an_older_version_is_refused_but_the_one_before_by_a_rollout_and_any_by_
     board.want("1.5")
     record = take(board)
     assert (record.state, "is older" in record.reason) == ("refused", True)
+    raise_formats(board.state, "9", {**FORMATS, "outbox": 2})
+    board.fetch("1.5", formats=dict(FORMATS))
+    board.want("1.5", deployment="says what it costs")
+    record = take(board)
+    assert "is older than 3, which runs, and would lose (outbox: updates that the server" in record.reason
+    assert record.reason.endswith("; at the board: `sudo device-agent upgrade install FILE.deb --lose`")
+    (board.state / FILE).unlink()
+    board.fetch("1.5")
     board.want("3", deployment="again")
     assert take(board).state == "committed"
     board.want("2", deployment="back")

@@ -27,6 +27,7 @@ from edge_server.journal.rollouts.state import summarise
 from edge_server.release.rollout.agents import find_agent
 from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import begin_rollout, give_order
+from edge_server.release.rollout.tables import heading_lines
 from shared.errors import FieldFleetError
 from shared.protocol import wire
 from shared.protocol.inference.release import sha256_of
@@ -307,6 +308,23 @@ def test_a_board_that_its_trial_takes_away_for_good_stops_it_and_the_others_go_o
             await asyncio.sleep(100)
             again = await fleet.drive(fleet.begin())
             assert (again.outcome, summarise(again).counts) == ("finished", {}), "it made it after all"
+
+    virtually(routine())
+
+
+def test_a_version_that_is_there_for_no_board_stops_at_the_first_which_says_what_to_add(tmp_path, virtually):
+    async def routine():
+        fleet = Fleet(tmp_path, 3)
+        for board in fleet.boards.values():
+            board.arch = "amd64"
+        async with fleet.awake():
+            known = fleet.begin()
+            state = await fleet.drive(known)
+            assert (state.outcome, list(state.taken)) == ("stopped", ["pi_0"])
+            shown = "\n".join(heading_lines(state))
+            assert "pi_0: fieldfleet-agent 0.5.0 is there for arm64 with Python 3.11, and not for amd64" in shown
+            assert "give the gateway that package too, `edge-server packages add FILE.deb`" in shown
+            assert state.sent == 0
 
     virtually(routine())
 
