@@ -102,7 +102,7 @@ READERS: Mapping[str, Reader] = {
     ),
     "package that is offered": Reader(
         *(packages.offered_seeds, packages.read_offered, packages.mutate_package),
-        bytes_besides=2 << 20,
+        bytes_besides=20 << 20,  # the dictionary of `xz -6`
         longest=4096,
         places=60,
         notices="length",
