@@ -29,19 +29,28 @@ BURST, WORDS_PER_S = 600.0, 0.5
 
 @dataclass
 class Allowance:
-    """Buckets by device; who says too much is told of once, and is then heard in part."""
+    """Buckets by device; who says too much is told of once, and is then heard in part.
 
+    Attributes:
+        burst: Records that a device may cause at once.
+        per_s: The same for ever.
+        what: Takes them, for the log.
+    """
+
+    burst: float = BURST
+    per_s: float = WORDS_PER_S
+    what: str = "a run's journal"
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
     _talkative: set[str] = field(default_factory=set)
 
     def take(self, device: str, at: float) -> bool:
         """Tell whether a device may cause a record at this moment; if so, it is counted."""
-        left, since = self._left.get(device, (BURST, at))
-        left = min(BURST, left + WORDS_PER_S * (at - since))
+        left, since = self._left.get(device, (self.burst, at))
+        left = min(self.burst, left + self.per_s * (at - since))
         may = left >= 1
         if not may and device not in self._talkative:
             self._talkative.add(device)
-            log.warning("device %s says more than a run's journal takes; some of it is left out", device)
+            log.warning("device %s says more than %s takes; some of it is left out", device, self.what)
         self._left[device] = (left - may, at)
         return may
 

@@ -75,6 +75,7 @@ async def drive(
                 wait_s=wait_s,
                 tell=lambda record: tell(state, record),
                 wait=wait,
+                closed_topics=transport.closed,
             )
             await engine.run()
             return state

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from edge_server.fleet.admission import Admission, Subscriptions
+from edge_server.fleet.observe import Allowance
 from edge_server.fleet.state import Fleet
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
@@ -48,10 +50,10 @@ from shared.protocol.clip import clip
 from shared.protocol.inference.bundle import hear_lacking
 from shared.protocol.inference.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Message, Report, Status, Want
-from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
+from shared.protocol.topics import parse_channel, parse_device, topic
 from shared.runtime.clock import Clock, utc_seconds, utc_stamp
 from shared.runtime.executor import Worker, background
-from shared.transport.base import Delivery, Inbox, Transport
+from shared.transport.base import Delivery, Transport
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +71,9 @@ LOOK_S = 0.5
 """Between two looks at whether somebody gave an order."""
 AGAIN_S = 20.0
 """Between two offers to a board that says nothing."""
-WAITING_BYTES = 64 << 20
-"""Most bytes that may wait to be read; boards say what matters again."""
+TOLD_AT_ONCE, TOLD_PER_S = 128.0, 1 / 30
+"""Records of how it stands that a board may cause, at once and for ever; a rollout takes some eight of each. What is
+beyond them is not lost: the last word of it is recorded as soon as it may be."""
 MOST_BOARDS = 1 << 14
 PROFILE_S = 10.0
 """For which a board that has not reported yet is offered nothing: canaries are of its profile."""
@@ -94,6 +97,7 @@ class RolloutEngine:
         wait_s: Seconds for which it waits where nobody is there who could take it; then it stops.
         tell: Is told of every record.
         wait: Is told what is waited for, whenever that changes.
+        closed_topics: Where to note, for the transport, what is closed now to boards that flood it.
     """
 
     site: str
@@ -119,6 +123,9 @@ class RolloutEngine:
     _until: dict[str, str] = field(default_factory=dict)
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
+    closed_topics: set[bytes] = field(default_factory=set)
+    _told: Allowance = field(default_factory=lambda: Allowance(TOLD_AT_ONCE, TOLD_PER_S, "a rollout's journal"))
+    _untold: set[str] = field(default_factory=set)
     _patience: Patience = field(default_factory=Patience)
     _deserted_since: float | None = None
     _why: str = ""
@@ -175,27 +182,22 @@ class RolloutEngine:
             CorruptFile: The journal is damaged.
             Unwritable: The disk takes nothing more.
         """
-        heard = ("status", "report", "lacks", self._channels[0])
-        patterns = [topic(self.site, ANY, channel) for channel in heard]
-        async with (
-            self.transport.subscribe(*patterns) as inbox,
-            background(self._hear(inbox), self.parts.run()),
-        ):
-            await self._settle(inbox)
+        heard = {channel: CHANNELS[channel] for channel in ("status", "report", "lacks", self._channels[0])}
+        admission = Admission(self.clock, self._refuse, window_bytes=0, channels=heard)
+        known = self.transport, self.site, admission, lambda: {*self.fleet.statuses, *self.models}, self.closed_topics
+        async with Subscriptions(*known).open(), background(self._hear(admission), self.parts.run()):
+            await asyncio.sleep(LOOK_S)  # what the broker has retained comes first
             while await self._step():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await self._wake.wait()
                 self._wake.clear()
 
-    async def _settle(self, inbox: Inbox) -> None:
-        """Let what the broker has retained come first."""
-        del inbox
-        await asyncio.sleep(LOOK_S)
-
     async def _step(self) -> bool:
         """Do what can be done now; tell whether anything is left to do."""
         self._give_up()
+        for device in tuple(self._untold):
+            self._note_told(device)
         await self._write()
         decision = self._decide()
         while records := self._records_of(decision):
@@ -299,23 +301,26 @@ class RolloutEngine:
         for device in self.models.keys() - wanted:
             self.parts.forget(device)
 
-    async def _hear(self, inbox: Inbox) -> None:
-        async for delivery in inbox:
+    async def _hear(self, admission: Admission) -> None:
+        async for delivery in admission:
             try:
                 self._take(delivery)
             except WireError as error:
                 device = parse_device(delivery[0])
-                if device not in self._refused:
-                    log.warning("refused a message of %s (%s): %s", device, error.reason, error)
-                self._refused.add(device)
+                self._refuse(device, error)
+                admission.charge(device)
+                admission.waste(device, parse_channel(delivery[0]), len(delivery[1]))
+
+    def _refuse(self, device: str, error: WireError) -> None:
+        """Say once of each board that something of it was refused."""
+        if device not in self._refused:
+            log.warning("refused a message of %s (%s): %s", device, error.reason, error)
+        self._refused.add(device)
 
     def _take(self, delivery: Delivery) -> None:
-        name, data = delivery
-        device, channel = parse_device(name), parse_channel(name)
-        if not is_name(device) or not data:
+        device, data = parse_device(delivery[0]), delivery[1]
+        if not data:
             return
-        if len(data) > CHANNELS[channel]:
-            raise WireError(f"{channel} of {len(data)} bytes", reason="oversized")
         message = clip(wire.decode(data))
         if isinstance(message, Want):
             self.parts.want(device, message)
@@ -353,9 +358,18 @@ class RolloutEngine:
         self._heard_at.setdefault(device, self.clock())
         self.models[device], self.prepared[device] = status, message.ahead
         if status.name and (before is None or _facts(before) != _facts(status)):
-            known = self.state.told.get(device)
-            if device in self.state.taken and (known is None or _facts(known) != _facts(status)):
-                self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))
+            self._note_told(device)
+
+    def _note_told(self, device: str) -> None:
+        """Record how a board stands where that is news; later, where it says too much."""
+        self._untold.discard(device)
+        known, status = self.state.told.get(device), self.models[device]
+        if not status.name or device not in self.state.taken or (known and _facts(known) == _facts(status)):
+            return
+        if self._told.take(device, self.clock()):
+            self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))
+        else:
+            self._untold.add(device)
 
 
 def _facts(status: ModelStatus) -> tuple[object, ...]:
