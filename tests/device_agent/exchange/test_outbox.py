@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,3 +258,22 @@ def test_the_settlement_of_an_earlier_try_spares_the_newer_update(reopen: Callab
     assert newer.update.start == b"other parameters"
     box.remove(newer)
     assert box.entries() == []
+
+
+def test_its_folders_are_made_as_far_down_as_they_lack_and_are_private(tmp_path: Path) -> None:
+    """Those of versions before were everybody's to look into."""
+    folder, states = tmp_path / "deep" / "down" / "outbox", tmp_path / "state"
+    states.mkdir(mode=0o755)
+    Outbox(folder, states)
+    assert [path.stat().st_mode & 0o777 for path in (folder, states)] == [0o700, 0o700]
+
+
+def test_where_its_folder_was_deleted_nothing_waits_and_another_is_made(
+    reopen: Callable[[], Outbox], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = reopen()
+    box.commit(fill(box.draft("trial", 1)))
+    shutil.rmtree(tmp_path / "outbox")
+    assert box.entries() == []
+    assert (tmp_path / "outbox").is_dir()
+    assert "was deleted" in caplog.text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.messages import Room
+from shared.protocol.messages import BLOCK_BYTES, Room
 from shared.transfer.pace import SMALLEST_FRAME_BYTES, Pace
-from shared.transfer.receiver import Policy, room
+from shared.transfer.receiver import Expected, Policy, room
 
 FRAME = 256 * 1024
 
@@ -239,3 +239,20 @@ def test_the_first_frame_of_a_link_that_is_known_is_waited_for_less_long():
         before.heard(gap)
         pace.remember(before)
         assert pace.left_s(50.0) == pytest.approx(first)
+
+
+def test_a_sender_that_is_there_in_vain_is_asked_for_less_the_second_time():
+    """Nothing of what was asked for will come: a window of two, and from the next such answer on half the frame."""
+    pace = Pace(0.5, now=0.0, frame_bytes=FRAME)
+    sizes = []
+    for now in (1.0, 2.0):
+        pace.doubt(now)
+        sizes.append((pace.frame_bytes, pace.window(64)))
+    assert sizes == [(FRAME, 2), (FRAME // 2, 2)]
+
+
+def test_bytes_are_expected_until_as_many_have_come_as_were_asked_for():
+    expected = Expected(most=8 * BLOCK_BYTES)
+    assert not expected.take(1)
+    expected.ask((0, 2))
+    assert [expected.take(BLOCK_BYTES) for _ in range(3)] == [True, True, False]

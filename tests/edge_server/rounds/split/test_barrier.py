@@ -182,6 +182,13 @@ def test_features_that_cannot_be_used_are_missed_and_hold_nobody_up():
     assert offer(session, "b", 1) == 2
 
 
+def test_a_deadline_runs_from_the_first_features_also_if_they_are_refused():
+    session = barrier()
+    offer(session, "b", 1)
+    session.refuse("b", 2.0)
+    assert session.left_s(5.0) == DEADLINE_S - 3.0
+
+
 def test_where_all_that_came_is_refused_the_step_is_over_all_the_same():
     session = barrier("a", steps=1)
     offer(session, "a", 1)

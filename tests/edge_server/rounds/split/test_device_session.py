@@ -7,6 +7,8 @@ from typing import get_args
 import pytest
 
 from edge_server.rounds.split.device_session import PATIENCE, TRANSITIONS, DeviceSession, Event, StepState
+from shared.protocol.messages import BLOCK_BYTES
+from shared.transfer.sender import Sender
 
 STATES, EVENTS = get_args(StepState), get_args(Event)
 SPEAKS = {
@@ -75,3 +77,16 @@ def test_one_that_failed_keeps_nothing_and_is_waited_for_no_more() -> None:
     assert (session.features, session.receiver, session.gradient, session.answers.last) == (None, None, None, 0)
     assert not session.is_alive
     assert not session.is_waited_for
+
+
+@pytest.mark.parametrize(("at", "waiting"), [(1, [0]), (2, []), (3, [])])
+def test_a_gradient_goes_with_the_features_of_the_next_step_but_not_with_those_of_one_before(
+    at: int, waiting: list[int]
+) -> None:
+    """Step 2 was served: who delivers one before it has begun anew, and may lack the gradient that it is sent."""
+    session = DeviceSession("a", features={}, at=at, gradient=Sender.of_parts([memoryview(b"gradient")], BLOCK_BYTES))
+    session.answers.serve(2, b"digest")
+    session.waiting.add(0, 1)
+    assert session.take_features() == {}
+    assert session.features is None
+    assert (session.gradient is not None, list(session.waiting)) == (bool(waiting), waiting)
