@@ -118,6 +118,12 @@ def test_our_services_come_back_and_survive_their_children(unit):
     assert service["User"].startswith("fieldfleet")
 
 
+def test_a_broker_that_is_filled_begins_anew_and_takes_no_more_than_its_half():
+    service = Unit("mosquitto.conf")["Service"]
+    assert service["MemoryMax"] == "50%"
+    assert service["Restart"] == "on-failure"
+
+
 def test_what_profiles_ask_for_is_in_the_rules():
     """Each group and line that a board's profile names for its sensors is one of the package's."""
     rules = (ROOT / "deploy/udev/60-fieldfleet.rules").read_text() + (ROOT / "deploy/udev/fieldfleet.conf").read_text()
