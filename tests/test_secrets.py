@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import shutil
+import sys
 import tarfile
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -21,13 +23,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from device_agent import __main__ as agent_command
 from device_agent.config import load
 from edge_server.fleet import broker
+from edge_server.gateway.packages.store import PACKAGES
 from edge_server.plan.plan import share
 from edge_server.plan.server_config import load as load_server
 from edge_server.rounds.check_plan import load as load_plan
-from shared.protocol.enrolment import parse_token
+from shared.protocol.enrolment import format_token, parse_token
 from shared.runtime.processes import terminate
 from tests.device_agent.commands.test_doctor import FINE
-from tests.edge_server.gateway.sites import LiveSite, needs_mosquitto
+from tests.edge_server.gateway.installing import bare_board, run, site_with_package
+from tests.edge_server.gateway.sites import LiveSite, needs_mosquitto, put_deb
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import TINY, captured, folder_of, started, until
 from tests.edge_server.sites.test_peers_config import hashed
@@ -232,6 +236,14 @@ class Scene:
         self.call("support-bundle", *places, *logs)
         assert b"the end" in content_of(self.folder / "server.tar.gz")
 
+    def sign(self, site: LiveSite) -> None:
+        """Have the gateway sign a package, say what it has, and compare all of it with what it signed."""
+        assert site.folder.gateway("packages.key").resolve() in self.canaries.homes
+        self.call("packages", "add", put_deb(self.folder / "debs"), "--folder", site.path)
+        self.call("packages", "list", "--folder", site.path)
+        self.call("packages", "list", "--folder", site.path, "--format", "json")
+        assert list((site.path / PACKAGES).glob("*.deb"))
+
     def call(self, *words: object) -> None:
         """Have a command of the server say what it says."""
         ended = captured(*words)
@@ -266,6 +278,7 @@ def test_secrets_are_nowhere_but_in_their_own_files(tmp_path, libraries):
                 )
                 await asyncio.to_thread(scene.call, "devices", "--config", scene.server, "--format", "json")
                 await asyncio.to_thread(scene.call, "enrol", "--list", "--folder", site.path)
+                await asyncio.to_thread(scene.sign, site)
                 await asyncio.to_thread(scene.bundle, site, libraries)
 
     asyncio.run(asyncio.wait_for(story(), PATIENCE_S * 3))
@@ -273,6 +286,52 @@ def test_secrets_are_nowhere_but_in_their_own_files(tmp_path, libraries):
     assert {name for line in scene.seen.lines for name in scene.canaries.found_in(line)} == set()
     assert {name for line in scene.said for name in scene.canaries.found_in(line.encode())} == set()
     assert scene.canaries.found_below(tmp_path) == []
+
+
+WITNESS = """#!/bin/sh
+{ echo "$0 $*"; env; } >>"$CALLS.seen"
+"""
+"""What each command that the script starts writes down first: what others can see of it."""
+
+
+@pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("joins", 0), ("does not join", 1), ("another CA", 1), ("a word before it", 1), ("damaged package", 1)],
+)
+def test_install_sh_hands_its_token_to_the_join_alone(tmp_path, caplog, way, code):
+    """Neither to a command line or an environment, nor into a file, also none that is gone at its end; nor aloud."""
+    caplog.set_level("DEBUG")
+    site, board = site_with_package(tmp_path), bare_board(tmp_path / "board")
+    (board / "tmp").mkdir()
+    for tool in [*(board / "bin").iterdir()]:
+        body = f'exec {sys.executable} "$@"\n' if tool.name == "python3" else tool.read_text().partition("\n")[2]
+        tool.unlink()
+        copies = 'cp -r "$TMPDIR" "$CALLS.work"\n' if tool.name == "apt-get" else ""
+        tool.write_text(f"{WITNESS}{copies}{body}")
+        tool.chmod(0o755)
+    if way == "damaged package":
+        [package] = (site.path / PACKAGES).glob("*.deb")
+        package.write_bytes(package.read_bytes()[::-1])
+    canaries = Canaries({}, {board / "calls"})
+
+    def handed_in(line: str) -> str:
+        token = parse_token(line)
+        canaries.add("token", b64decode(token.secret + "==", b"-_"))
+        canaries.forms |= {token.secret.encode(): "token", token.secret[:16].encode(): "token"}
+        if way == "another CA":
+            return format_token(replace(token, root=bytes(32)))
+        return f"is{line}" if way == "a word before it" else line
+
+    joins = {"AGENT_CODE": "1"} if way == "does not join" else {}
+    _, (ended, said, done) = run(site, board, change=handed_in, TMPDIR=str(board / "tmp"), **joins)
+    assert ended == code, said
+    is_told = [word for word in done if canaries.found_in(word.encode())]
+    assert [word.partition(" ")[0] for word in is_told] == ["token"] * (way in ("joins", "does not join"))
+    assert canaries.found_in(said.encode()) | canaries.found_in(caplog.text.encode()) == set()
+    assert canaries.found_below(tmp_path) == []
+    assert "python3 -I" in (board / "calls.seen").read_text()
+    assert (board / "calls.work").exists() == (way in ("joins", "does not join"))
 
 
 def test_a_secret_that_is_let_out_is_found(tmp_path):

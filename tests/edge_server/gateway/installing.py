@@ -46,7 +46,7 @@ def site_with_package(tmp_path: Path) -> SiteFolder:
 def bare_board(tmp_path: Path) -> Path:
     """Return a board's folder, with commands that note what they are asked."""
     tools = tmp_path / "bin"
-    tools.mkdir()
+    tools.mkdir(parents=True)
     for name, body in STUBS.items():
         (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$CALLS"\n{body}\n')
         (tools / name).chmod(0o755)
