@@ -1,7 +1,8 @@
 """Upgrades that are cut off at seeded moments: `python -m tests.device_agent.upgrade.kills FOLDER COUNT SEED`.
 
 The updater is a forked process that kills itself before or after one of its calls that change the disk; or the agent
-is killed there, or both are, and the board boots. Prints a line of JSON for each; a fault is an AssertionError.
+is killed there, or both are, and the board boots. A moment that comes after the end cuts nothing off, and does not
+count. Prints a line of JSON for each; a fault is an AssertionError.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ GUARD_S = 300.0
 
 
 def main() -> None:
-    """Cut off so many upgrades, and say what became of each."""
+    """Cut off so many upgrades, and say what became of each, and of those that ended before their moment came."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # agents outlive the updater that started them
     folder, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    for number in range(count):
+    reached, number = 0, 0
+    while reached < count:
         random = Random(f"{seed} {number}")
         place = folder / str(number)
         told = cut_off(place, random)
         end_children()
         shutil.rmtree(place)
         sys.stdout.write(json.dumps({"number": number, **told}) + "\n")
+        reached, number = reached + told["reached"], number + 1
 
 
 def end_children() -> None:

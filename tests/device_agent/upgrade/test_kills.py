@@ -18,9 +18,8 @@ def test_whatever_is_cut_off_a_whole_version_runs_and_the_upgrade_comes_to_its_e
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG_S)  # noqa: S603
     cases = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, f"case {len(cases)} of seed {SEED}: {done.stderr[-3000:]}"
-    assert len(cases) == KILLS
     reached = [one for one in cases if one["reached"]]
-    assert len(reached) > KILLS // 4
+    assert len(reached) == KILLS
     assert {one["cut"] for one in reached} == {"updater", "power", "agent"}
     assert len(Counter(one["moment"] for one in reached)) > KILLS // 8
     assert {one["state"] for one in reached} == {"committed", "rolled-back"}
