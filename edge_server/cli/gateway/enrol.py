@@ -7,6 +7,7 @@ import asyncio
 import csv
 import hashlib
 import logging
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
+PATTERN = re.compile(r"[^{}]*\{(:[0-9]{1,2})?\}[^{}]*")
+"""A wider field than any name is a name of as many digits, which takes the memory for them first."""
 PRIVATE = 0o600
 
 
@@ -151,16 +154,16 @@ def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
         taken: Names that are not free.
 
     Raises:
-        ConfigError: The pattern gives no names, or the same again.
+        ConfigError: The pattern gives no names.
     """
+    if not PATTERN.fullmatch(pattern):
+        raise ConfigError(f"--pattern {pattern[:80]!r}: write one with one place for a number, such as pi-{{:02}}")
     names: list[str] = []
     for number in range(1, count + len(taken) + 1):
         try:
             name = check_device_name(pattern.format(number))
-        except (IndexError, KeyError, ValueError, AttributeError) as error:
+        except ConfigError as error:
             raise ConfigError(f"--pattern {pattern!r}: {error}; write one such as pi-{{:02}}") from error
-        if name in names:
-            raise ConfigError(f"--pattern {pattern!r}: has no place for a number; write one such as pi-{{:02}}")
         if name not in taken:
             names.append(name)
         if len(names) == count:
