@@ -21,14 +21,15 @@ from shared.protocol.messages import Spec
 
 MODEL, SHALLOW = Spec(name="vgg19"), 4
 CUTS = tuple(map(int, os.environ.get("CUTS", "2,4,8,12,16").split(",")))
-FEW, MORE, QUICK_BATCH = 2, 4, 4
+STEPS = 2, 4
+QUICK_BATCH, QUICK_STEPS = 4, (1, 2)
 MIB = 1 << 20
 
 
 def run(*, quick: bool = False) -> list[Figure]:
     """Measure the whole network, then each cut, keeping activations and computing them again; quickly one cut."""
-    batch, cuts = (QUICK_BATCH, (SHALLOW,)) if quick else (lone.BATCH, CUTS)
-    whole, usual = (_take(Spec(name="fedavg"), batch, lean=lean) for lean in (True, False))
+    batch, steps, cuts = (QUICK_BATCH, QUICK_STEPS, (SHALLOW,)) if quick else (lone.BATCH, STEPS, CUTS)
+    whole, usual = (_take(Spec(name="fedavg"), batch, steps, lean=lean) for lean in (True, False))
     figures = [
         Figure("base: Python, torch, our modules", whole.base_bytes / MIB, "MiB"),
         Figure("VGG-19 whole: peak", whole.peak_bytes / MIB, "MiB"),
@@ -39,7 +40,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     ]
     for cut in cuts:
         for again in (False, True):
-            half = _take(Spec(name="fedsl", options={"cut": cut, "recompute": again}), batch, lean=not again)
+            half = _take(Spec(name="fedsl", options={"cut": cut, "recompute": again}), batch, steps, lean=not again)
             name = f"cut {cut}{', recompute' if again else ''}"
             share, target = 100 * half.own_bytes / whole.own_bytes, "<= 35" if again and cut == SHALLOW else ""
             figures += [
@@ -51,10 +52,10 @@ def run(*, quick: bool = False) -> list[Figure]:
     return figures
 
 
-def _take(algorithm: Spec, batch: int, *, lean: bool) -> lone.Taken:
+def _take(algorithm: Spec, batch: int, steps: tuple[int, int], *, lean: bool) -> lone.Taken:
     """Return what a few steps take, and as CPU seconds those of one step more."""
-    few, more = (lone.take(MODEL, _with(algorithm, steps), steps, batch=batch, lean=lean) for steps in (FEW, MORE))
-    return replace(more, cpu_s=(more.cpu_s - few.cpu_s) / (MORE - FEW))
+    few, more = (lone.take(MODEL, _with(algorithm, count), count, batch=batch, lean=lean) for count in steps)
+    return replace(more, cpu_s=(more.cpu_s - few.cpu_s) / (steps[1] - steps[0]))
 
 
 def _with(algorithm: Spec, steps: int) -> Spec:

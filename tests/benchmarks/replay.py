@@ -28,7 +28,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 FLOWER = ROOT / "build" / "flower"
 PINNED = ("torch==2.13.0", "flwr[simulation]")
 DEVICES, WORKERS, TURNS, WARM = 100, 2, 3, 2
-QUICK, QUICK_FLEET, QUICK_ROUNDS = "small", 200, WARM + 2
+QUICK, QUICK_FLEET, QUICK_ROUNDS = "small", 100, WARM + 2
 COHORT = {"small": 10, "large": 10, "perceptron": 50}
 ROUNDS = {"small": 12, "large": 6, "perceptron": 6}
 LEAST = {"small": {"replay": ">= 1.7"}, "large": {"replay": ">= 1.25"}, "perceptron": {"together": ">= 3"}}

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from measure import Figure
 
 HERE = Path(__file__).parent
 TURNS, STEPS, SESSION, MIB = 5, 6, 20, 1 << 20
+QUICK = {"BATCH": "4"}
 
 
 def run(*, quick: bool = False) -> list[Figure]:
     """Measure each in a process of its own, with one thread."""
-    seconds = _once("serve", 1 if quick else TURNS)
-    peaks = {who: _once("hold", who, 2 if quick else STEPS) for who in ("server", "loop", "device", "student")}
-    keeping = _once("hold", "keeping", 2 if quick else SESSION)
+    size = QUICK if quick else {}
+    seconds = _once(size, "serve", 1 if quick else TURNS)
+    peaks = {who: _once(size, "hold", who, 2 if quick else STEPS) for who in ("server", "loop", "device", "student")}
+    keeping = _once(size, "hold", "keeping", 2 if quick else SESSION)
     return [
         Figure("a server's step, 8 devices", 1e3 * seconds["server"], "CPU ms"),
         Figure("beside a plain loop", seconds["server"] / seconds["loop"], "x", "<= 1.15"),
@@ -36,7 +39,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     ]
 
 
-def _once(*arguments: object) -> Any:
+def _once(size: Mapping[str, str], *arguments: object) -> Any:
     command = [sys.executable, str(HERE / "semisfl_once.py"), *map(str, arguments)]
-    there = os.environ | {"PYTHONPATH": str(HERE.parents[1])}
+    there = os.environ | {"PYTHONPATH": str(HERE.parents[1]), **size}
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=there).stdout)

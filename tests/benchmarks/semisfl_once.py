@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ from shared.tensors.tree import State, Tree
 from shared.transfer.sender import Sender
 
 NET: dict[str, Any] = {"width": 0.5, "hidden": 1024}
-CUT, DEVICES, BATCH = 3, 8, 32
+CUT, DEVICES, BATCH = 3, 8, int(os.environ.get("BATCH", "32"))
 QUEUE, HIDDEN, PROJECTIONS, THRESHOLD, KAPPA = 1024, 512, 128, 0.11, 0.2
 HYPER = Hyper(batch_size=BATCH, learning_rate=0.02, momentum=0.9, weight_decay=5e-4)
 KIB, WARM = 1024, 1

@@ -31,6 +31,7 @@ from measure import Figure, Row, told
 from split_run import (
     CORES,
     DEVICES,
+    QUICK,
     Size,
     Stepped,
     agent_keys,
@@ -48,7 +49,7 @@ from edge_server.fleet.broker import running
 from edge_server.plan.plan import Plan
 
 SIZE, TURNS, REPLAYED = Size(steps=12), 3, 3
-QUICK, QUICK_DEVICES = Size(steps=3, batch=4), 2
+QUICK_DEVICES = 2
 SAMPLE_S, PATIENCE_S = 0.1, 1200.0
 MOST_OVER = "<= 1.5"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import netns
 from measure import Figure, NotRun, Row
 from resume import Site
-from split_run import CORES, Size, agent_keys, alone, carried, median_s, planned, server_keys, steps_s
+from split_run import CORES, QUICK, Size, agent_keys, alone, carried, median_s, planned, server_keys, steps_s
 
 from edge_server.rounds.check_plan import load
 
-SIZE, QUICK = Size(steps=4), Size(steps=3, batch=4)
+SIZE = Size(steps=4)
 MBIT, PATIENCE_S = 5, 900.0
 MOST_OFF = "<= 15"
 

@@ -32,6 +32,7 @@ name = "splitfed"
 options = {{ cut = 1, period = {steps} }}
 [model]
 name = "alexnet"
+options = {network}
 [hyper]
 batch_size = {batch}
 learning_rate = 0.01
@@ -55,10 +56,14 @@ limit = {examples}
 
 @dataclass(frozen=True)
 class Size:
-    """Of a session: its steps, and examples a batch."""
+    """Of a session: its steps, examples a batch, and what its network has other than AlexNet for CIFAR."""
 
     steps: int
     batch: int = 64
+    network: str = "{}"
+
+
+QUICK = Size(steps=3, batch=4, network="{ width = 0.25, hidden = 64 }")
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ def planned(folder: Path, size: Size, *, count: int, rounds: int = ROUNDS) -> Pl
         labels = draw.integers(0, 10, len(inputs))
         np.savez(data, x_train=inputs, y_train=labels, x_test=inputs[:10], y_test=labels[:10])
     path = folder / "plan.toml"
-    sizes = {"rounds": rounds, "steps": size.steps, "count": count, "batch": size.batch}
+    sizes = {"rounds": rounds, "steps": size.steps, "count": count, "batch": size.batch, "network": size.network}
     path.write_text(PLAN.format(data=data, **sizes, examples=2 * count * size.batch))
     return load(path, folder)
 
