@@ -84,6 +84,7 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
         from_: The version that ran when `to` was offered, to which a failed trial goes back.
         to: The version that was offered last.
         previous: The version that ran before the one that runs, if it is still there.
+        readable: The newest forms of state files that lay there when `previous` ran; empty where nobody noted them.
         deployment: Under which name `to` was offered; empty for by hand.
         attempt: Which try of it.
         nonce: Of the trial; a proof must name it.
@@ -103,6 +104,7 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
     from_: str = ""
     to: str = ""
     previous: str = ""
+    readable: dict[str, int] = {}
     deployment: str = ""
     attempt: int = 0
     nonce: str = ""

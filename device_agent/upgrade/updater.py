@@ -54,6 +54,7 @@ PACKED_HOME = "opt/fieldfleet"
 MOST_ROOTS = 64 << 10
 LOOK_S = 0.5
 FORCE = "at the board, `sudo device-agent upgrade install FILE.deb --force` does not wait"
+SET_ASIDE = "`device-agent upgrade install FILE.deb --lose` sets it aside and goes on"
 
 
 @dataclass
@@ -147,8 +148,8 @@ class Updater:
         return TrialSight(self.versions.current(), seconds, is_proven, seen.restarts, seen.has_failed)
 
     def _end_trial(self, event: Event, reason: str) -> None:
-        if event == "passed":
-            self._follow("passed")
+        if event == "passed":  # the new version writes in forms of its own once it reads that, and not before
+            self._follow("passed", readable=self._forms())
             self.versions.switch(UPDATER, self.record.to)
         elif event == "back":  # somebody else saw to what runs
             self._follow("back", reason)
@@ -202,17 +203,47 @@ class Updater:
             reason: Why.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is none, or it cannot read what was written since it ran.
         """
         record = self.record
         goal = record.from_ if record.state == "trial" else record.previous
         is_ours = record.state in ("trial", "committed") and self.versions.current() == record.to
         if not is_ours or not self.versions.is_there(goal):
             raise ConfigError("there is no version before the one that runs: install its package, `apt install`")
+        self._require_readable(goal)
         self._write(verdict.condemn(record, reason))
         self._go_back()
         self._tidy()
         return self.record
+
+    def _require_readable(self, goal: str) -> None:
+        """Refuse to go back from a version that was kept to one that could not read what it has written."""
+        if self.record.state != "committed":
+            return
+        if losses := find_losses(self._forms(), self.record.readable):
+            kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
+            told = f"version {goal} cannot read what was written here since it ran, and would lose ({kept})"
+            raise ConfigError(f"{told}; {SET_ASIDE}")
+
+    def _forms(self) -> dict[str, int]:
+        """Return the newest forms that lie in the agent's folder; none where nobody can tell."""
+        try:
+            return self.agent.formats().formats
+        except FieldFleetError as error:
+            log.warning("%s", error)
+            return {}
+
+    def _take_back(self, wanted: Wanted) -> UpgradeRecord:
+        """Go back to the version before since the gateway says so, if that can be."""
+        try:
+            self._require_readable(wanted.version)
+        except ConfigError as error:
+            self._write(verdict.take_wish(self.record, wanted, self.versions.current()))
+            self._follow("refused", str(error))
+            self._tidy()
+            return self.record
+        self._write(replace(self.record, deployment=wanted.deployment, attempt=wanted.attempt))
+        return self.go_back(f"{wanted.deployment or 'the gateway'} goes back to version {wanted.version}")
 
     async def take(self, request: UpgradeRequest) -> UpgradeRecord:
         """Take a version, if it may be, and return what became of it; nothing is on trial before.
@@ -225,8 +256,7 @@ class Updater:
             return self.record
         is_back = wanted.version == self.record.previous and self.record.state == "committed"
         if is_back and not request.by_hand and self.versions.is_there(wanted.version):
-            self._write(replace(self.record, deployment=wanted.deployment, attempt=wanted.attempt))
-            return self.go_back(f"{wanted.deployment or 'the gateway'} goes back to version {wanted.version}")
+            return self._take_back(wanted)
         passed_over = self._wish() if request.by_hand else self.record.passed_over
         self._write(verdict.take_wish(self.record, wanted, current))
         if wanted.version == current:
@@ -298,7 +328,7 @@ class Updater:
             raise ConfigError(f"{told}{lost}; at the board: `sudo device-agent upgrade install FILE.deb{lose}`")
         if losses and not request.lose:
             told = f"version {manifest.version} cannot read what was written here, and would lose ({kept})"
-            raise ConfigError(f"{told}; `device-agent upgrade install FILE.deb --lose` sets it aside and goes on")
+            raise ConfigError(f"{told}; {SET_ASIDE}")
         if request.by_hand and not request.force and not self.service.look().runs:
             raise ConfigError("the agent's service does not run, so that nothing can be proven: start it first")
         return losses

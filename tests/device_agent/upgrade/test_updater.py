@@ -218,6 +218,34 @@ def test_going_back_by_hand_and_no_further(board):
         updater.go_back("asked for")
 
 
+def test_nobody_goes_back_to_a_version_that_cannot_read_what_the_one_after_wrote(board):
+    """Its agent would end at once, and nobody would start it again: it stays, unless that may be set aside."""
+    raise_formats(board.state, "1", {"outbox": 1, "state": 1})
+    for version in ("2", "3"):
+        board.fetch(version)
+        board.want(version)
+        assert take(board).state == "committed"
+    raise_formats(board.state, "3", {"outbox": 2, "state": 1, "of version 3": 1})
+    (board.state / "outbox").mkdir()
+    (board.state / "outbox/update").write_text("waits")
+    updater = board.updater()
+    updater.settle()
+    with pytest.raises(ConfigError, match=r"version 2 cannot read .*would lose \(outbox: updates .* --lose` sets it"):
+        updater.go_back("asked for")
+    board.want("2", deployment="back")
+    record = take(board)
+    assert (record.state, record.deployment, record.previous, board.current()) == ("refused", "back", "2", "3")
+    assert "would lose (outbox: updates that the server" in record.reason
+    assert take(board) == record
+    board.fetch("2", formats={"outbox": 1, "state": 1})
+    board.want("2", deployment="by hand")
+    assert take(board, by_hand=True, lose=True).state == "committed"
+    assert (board.state / FOLDER / "aside-2/outbox/update").read_text() == "waits"
+    board.want("3", deployment="and on")
+    assert take(board).state == "rolled-back", "to version 3, which reads all of it, by the version before"
+    assert (board.state / "outbox/update").read_text() == "waits"
+
+
 def test_a_version_that_cannot_read_what_is_there_is_refused_unless_that_may_be_set_aside(board):
     raise_formats(board.state, "9", {**FORMATS, "outbox": 2})
     (board.state / "outbox").mkdir()
