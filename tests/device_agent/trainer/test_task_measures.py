@@ -12,6 +12,7 @@ from device_agent.exchange import outbox
 from device_agent.measurement.board import Meters
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.trainer.interface import Job
+from device_agent.trainer.step_timing import BLOCKS, ENOUGH, PAIR
 from device_agent.trainer.workspace import Workspace
 from shared.data.spec import Data
 from shared.models.cost import step_flops
@@ -32,8 +33,10 @@ def test_real_steps_are_timed_and_nothing_is_kept(device, make_task) -> None:
     step = update.step
     assert (update.params, update.failure, (draft / outbox.STATE).exists()) == (None, None, False)
     assert step.steps > 1
-    assert took_s >= measuring.measure_s
-    assert 0 < step.steps * step.seconds < took_s
+    # Only the pair that sizes blocks is sure to be long enough: a board that was busy then is quicker after. And only
+    # three of five blocks are sure to last as long as the median.
+    assert took_s >= PAIR / BLOCKS * ENOUGH * measuring.measure_s
+    assert 0 < 3 / BLOCKS * step.steps * step.seconds < took_s
     own = next(iter(device.workspace.examples.values()))[0]
     assert step.flops == step_flops(measuring.model, own.inputs.shape[1:], 10)
     assert step.weights == sum(leaf.numel() for leaf in device.workspace.model(measuring.model).layers.parameters())
