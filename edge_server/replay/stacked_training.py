@@ -1,6 +1,6 @@
 """Several networks of one shape as one: their parameters in stacks, their examples side by side.
 
-Vectors lie as (K, B, features), and a linear layer of K devices is one product of stacks. Pictures lie as
+Vectors lie as (K, features, B), and a linear layer of K devices is one product of stacks. Pictures lie as
 (B, K x channels, height, width) with the channels last in memory, and a convolution of K devices is one convolution of
 K groups. Whatever works on each number or each channel alone is left as it is.
 
@@ -41,21 +41,21 @@ from shared.tensors.tree import Tree
 
 ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity)
 CHANNELWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-MATRIX, PICTURE = 2, 3
+PICTURE = 3
 """How many axes they have."""
 
 
 class Linear(nn.Module):
-    """K linear layers, inputs of shape (K, B, features)."""
+    """K linear layers, inputs of shape (K, features, B): of few outputs, such as classes, a product is faster so."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias  # in whose place `lay_in` puts stacks
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs of shape (K, B, features)."""
-        weights = self.weight.mT
-        return torch.bmm(inputs, weights) if self.bias is None else torch.baddbmm(self.bias[:, None], inputs, weights)
+        """Return outputs of shape (K, features, B)."""
+        weights, bias = self.weight, self.bias
+        return torch.bmm(weights, inputs) if bias is None else torch.baddbmm(bias[:, :, None], weights, inputs)
 
 
 class Convolution(nn.Module):
@@ -75,17 +75,17 @@ class Convolution(nn.Module):
 
 
 class Flatten(nn.Module):
-    """Pictures of K devices become vectors: (B, K x channels, height, width) -> (K, B, features)."""
+    """Pictures of K devices become vectors: (B, K x channels, height, width) -> (K, features, B)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self._channels = channels
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return vectors of shape (K, B, features)."""
+        """Return vectors of shape (K, features, B)."""
         count, channels, *sides = inputs.shape
         several = inputs.view(count, channels // self._channels, self._channels, *sides)
-        return several.transpose(0, 1).flatten(2)
+        return several.transpose(0, 1).flatten(2).mT
 
 
 class SideBySide(nn.Module):
@@ -100,14 +100,14 @@ class Vectors(nn.Module):
     """Examples of K devices, (K, B, ...), as linear layers take them."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return vectors of shape (K, B, features)."""
-        return inputs.flatten(2)
+        """Return vectors of shape (K, features, B)."""
+        return inputs.flatten(2).mT
 
 
 def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
     """Return a network for the examples of several devices, its parameters named as the layers' own.
 
-    It takes inputs of shape (K, B, ...) and returns outputs of shape (K, B, classes), once `lay_in` has given it
+    It takes inputs of shape (K, B, ...) and returns outputs of shape (K, classes, B), once `lay_in` has given it
     parameters. None where there is a layer that cannot be done so: one with buffers or with chance in it, or one that
     this does not know.
 
@@ -172,13 +172,11 @@ def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
         start: Its parameters.
         count: K.
     """
-    return {name: _stack(start[name], count) for name, _ in network.named_parameters()}
-
-
-def _stack(leaf: Tensor, count: int) -> Tensor:
-    """Lay a matrix as its gradient will lie, which need not be copied then."""
-    stack = leaf.expand(count, *leaf.shape)
-    return stack.mT.clone(memory_format=torch.contiguous_format).mT if leaf.ndim == MATRIX else stack.clone()
+    leaves = {name: start[name] for name, _ in network.named_parameters()}
+    return {
+        name: leaf.expand(count, *leaf.shape).clone(memory_format=torch.contiguous_format)
+        for name, leaf in leaves.items()
+    }
 
 
 def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
@@ -200,7 +198,7 @@ FEWEST, MOST = 8, 32
 third-level cache shared), one thread, torch 2.13: beyond the room a larger stack gains nothing or loses.
 
 Times the rate of one device after the other, channels last, ten devices, batch 8 / 32: perceptron of 10,000 weights
-3.1 / 2.4, of 100,000 1.8 / 1.2; convolutions of 8 x 8 pixels 4.2 / 3.0; LeNet 2.6 / 1.8; convolutions of 60,000 weights
+3.1 / 3.1, of 100,000 1.8 / 1.4; convolutions of 8 x 8 pixels 4.2 / 3.0; LeNet 2.6 / 1.8; convolutions of 60,000 weights
 2.5 / 1.4. Where fewer than eight devices have room a step keeps the processor busy by itself, and nothing is left of
 the gain in whole replays: 0.9 to 1.1 for the last one in batches of 32.
 """
@@ -287,14 +285,13 @@ def train(
         sizes = torch.tensor([len(own) for _, own in step])
         if len(step) != active:
             load_stacks(network, stacks, active := len(step))
-        outputs = network(inputs).flatten(0, 1)
-        each = functional.cross_entropy(outputs, labels.flatten(), reduction="none").view_as(labels).sum(1)
-        (each / sizes.clamp_min(1)).sum().backward()
+        every = functional.cross_entropy(network(inputs), labels, reduction="none")
+        every.backward((1 / sizes.clamp_min(1).to(every.dtype))[:, None].expand_as(every))
         if correct:
             correct(network, start)
         own = {name: momentum[: len(step)] for name, momentum in momenta.items()}
         descend(network.named_parameters(), own, hyper)
-        losses[: len(step)] += each.detach()
+        losses[: len(step)] += every.detach().sum(1)
         seen[: len(step)] += sizes
     moved = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
     results = {
