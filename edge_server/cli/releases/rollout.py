@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             _start_arguments(one)
         else:
             one.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
-        if verb in ("start", "resume", "back"):
+        if verb in ("start", "resume", "abort", "back"):
             one.add_argument("--stay", action="store_true", help="go on for boards that are away, until a signal comes")
         if verb in ("start", "resume"):
             help_ = "stop, with code 1, when nobody has been there for so long who could take it; default: 60s"
@@ -203,7 +203,8 @@ def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], recei
     wait_s = math.inf if stays else getattr(options, "wait", math.inf)
     state, received = asyncio.run(go())
     if state is None:
-        sys.stderr.write(f"edge-server: interrupted; `edge-server rollout resume --config {options.config}` goes on\n")
+        verb = "abort" if options.verb == "abort" else "resume"
+        sys.stderr.write(f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` goes on\n")
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     _show(options, state)
     wanted = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")

@@ -135,6 +135,8 @@ def give_order(known: KnownRollout, order: Order) -> None:
     """
     state, name = known.state, known.state.plan.deployment
     is_over = state.outcome is not None
+    if order == "abort" and state.mode == "aborted" and (state.behind or not is_over):
+        return  # it goes on: who drove it was killed, or boards that were away are to hear of it
     if (order in ("pause", "abort") and is_over) or state.mode == "aborted":
         raise ConfigError(
             f"rollout {name} is over ({state.outcome or state.mode}); `edge-server rollout start` begins one"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
     BoardGivenUp,
@@ -11,13 +13,19 @@ from edge_server.journal.rollouts.file import (
     RolloutOrdered,
     WaveOpened,
 )
-from edge_server.journal.rollouts.state import RolloutState, board_rows
+from edge_server.journal.rollouts.state import Mode, RolloutState, board_rows
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 BAR = 30
 NOTHING = "-"
 MOST_NAMED = 4
+WHEN_BACK: Mapping[Mode, str] = {
+    "going": "resume --stay` serves them",
+    "going-back": "back --stay` takes it back from them",
+    "aborted": "abort --stay` has them fetch no more of it",
+}
+"""What there is to do for boards that were away; nothing where a rollout stopped since others failed."""
 
 
 def heading_lines(state: RolloutState) -> list[str]:
@@ -35,8 +43,9 @@ def heading_lines(state: RolloutState) -> list[str]:
     if state.cause:
         lines.append(f"stopped: {printable_text(state.cause)}")
     if state.behind:
+        remedy = WHEN_BACK.get(state.mode, "")
         lines.append(
-            f"away: {_named(state.behind)}; `edge-server rollout resume --stay` serves them when they are back"
+            f"away: {_named(state.behind)}{f'; `edge-server rollout {remedy} when they are back' * bool(remedy)}"
         )
     return lines
 

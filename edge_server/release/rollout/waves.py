@@ -218,14 +218,13 @@ def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]
     away = {device for device, one in boards.items() if not one.online}
     if state.mode == "going-back":
         return tuple(device for device in to_take_back(state, boards) if device in away or device not in boards)
-    fitting = {device for device in away if fnmatchcase(device, state.plan.devices)}
-    lacking = (
-        device
-        for device in fitting | (state.taken.keys() - boards.keys())
-        if state.stands(device, boards[device].status if device in boards else state.told.get(device))
-        in ("waiting", "taking", "trial")
-    )
-    return tuple(sorted(lacking))
+    away |= state.taken.keys() - boards.keys()
+    if state.mode == "aborted":  # who has it keeps it, and who was never offered it lacks nothing
+        asked, short = away & state.taken.keys(), {"waiting", "taking"}
+    else:
+        asked, short = {one for one in away if fnmatchcase(one, state.plan.devices)}, {"waiting", "taking", "trial"}
+    last = {device: boards[device].status if device in boards else state.told.get(device) for device in asked}
+    return tuple(sorted(device for device, status in last.items() if state.stands(device, status) in short))
 
 
 def _waiting(what: str, devices: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.journal.rollouts.file import PartsSent, RolloutPlan, WaveOpened, read_rollout
+from edge_server.journal.rollouts.file import PartsSent, RolloutOrdered, RolloutPlan, WaveOpened, read_rollout
 from edge_server.release.rollout.engine import RolloutEngine
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, boards_with, give_order, open_rollout
+from edge_server.release.rollout.tables import heading_lines
 from edge_server.release.store import StoredRelease, find_release, publish
 from shared.errors import ConfigError
 from shared.protocol import wire
@@ -86,6 +88,11 @@ class Site:
 
 def sent(known: KnownRollout, data_dir: Path) -> list[PartsSent]:
     return [one for one in read_rollout(data_dir, known.state.plan.deployment) if isinstance(one, PartsSent)]
+
+
+def shown(known: KnownRollout) -> str:
+    """Return what people are told above the table of boards."""
+    return "\n".join(heading_lines(known.state))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -351,10 +358,70 @@ def test_an_aborted_rollout_leaves_what_is_committed_and_stops_what_is_fetched(t
             assert known.state.outcome == "aborted"
             assert site.versions()["pi-00"] == 1
             assert site.versions()["pi-02"] == 0
-            with pytest.raises(ConfigError):
-                give_order(open_rollout(site.data_dir), "resume")
+            for order in ("resume", "abort", "pause"):
+                with pytest.raises(ConfigError):
+                    give_order(open_rollout(site.data_dir), order)
 
     virtually(routine())
+
+
+def test_who_was_away_when_a_rollout_was_aborted_is_named_and_fetches_no_more_once_it_is_back(tmp_path, virtually):
+    """Else it would wait for parts for ever. A board that was offered nothing lacks nothing."""
+
+    async def routine() -> None:
+        site = Site(tmp_path, 4)
+        lost = site.boards["pi-01"]
+        lost.says_each_s = 30.0
+        async with site.awake(without=["pi-03"]):
+            known = begin_rollout(site.data_dir, site.release(), msgspec.structs.replace(TERMS, waves=(0.9,), canary=0))
+            driving = asyncio.create_task(site.engine(known).run())
+            await until(lambda: lost.record().phase == "offered")
+            await lost.switch_off()
+            give_order(open_rollout(site.data_dir), "abort")
+            await driving
+            assert (known.state.outcome, known.state.behind) == ("aborted", ("pi-01",))
+            assert "away: pi-01; `edge-server rollout abort --stay` has them fetch no more" in shown(known)
+
+            known = open_rollout(site.data_dir)
+            give_order(known, "abort")
+            staying = asyncio.create_task(site.engine(known, stays=True).run())
+            await asyncio.sleep(30)
+            await lost.switch_on()
+            await until(lambda: lost.record().phase == "superseded")
+            await until(lambda: not known.state.behind)
+            staying.cancel()
+            await asyncio.gather(staying, return_exceptions=True)
+            assert lost.record().committed == 0
+            assert "away" not in shown(open_rollout(site.data_dir))
+
+    virtually(routine())
+
+
+def test_a_rollout_whose_process_was_killed_between_the_order_to_abort_and_its_end_can_be_ended(tmp_path, virtually):
+    async def routine() -> None:
+        site = Site(tmp_path, 2)
+        async with site.awake():
+            give_order(begin_rollout(site.data_dir, site.release(), TERMS), "abort")
+            with pytest.raises(ConfigError, match="under way"):
+                begin_rollout(site.data_dir, site.release(), TERMS)
+            known = open_rollout(site.data_dir)
+            give_order(known, "abort")
+            await site.engine(known).run()
+            assert known.state.outcome == "aborted"
+            begin_rollout(site.data_dir, site.release(), TERMS)
+
+    virtually(routine())
+
+
+@pytest.mark.parametrize(
+    ("order", "advice"), [("back", "rollout back --stay"), ("stop", ""), ("resume", "rollout resume --stay")]
+)
+def test_what_is_advised_for_boards_that_are_away_does_what_was_ordered(tmp_path, order, advice):
+    known = begin_rollout(tmp_path, make_release(tmp_path, LAYERS), TERMS)
+    known.state.apply(RolloutOrdered(at="", order="pause"))
+    known.state.apply(RolloutOrdered(at="", order=order))
+    known.state.behind = ("pi-01",)
+    assert re.findall("rollout .*--stay", shown(known)) == ([advice] if advice else [])
 
 
 @pytest.mark.parametrize(
