@@ -67,6 +67,8 @@ def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
         raise ConfigError(f"{site.path}: no site is there yet; say --name")
     try:
         make_folders(site)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{site.path}: {error.filename} is no folder; name another --folder") from error
     except OSError as error:
         raise ConfigError(f"{site.path}: {error.strerror}; run this as root, or name another --folder") from error
     with locked(site.path):

@@ -23,6 +23,7 @@ from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
 
 FILE, LOCK = "state.json", ".state.lock"
+NO_SITE = "no site is there; make one by `edge-server site init`, or name its folder"
 VERSION = 2
 PRIVATE = 0o600
 
@@ -66,7 +67,7 @@ def read_state(folder: Path) -> SiteState:
     """
     path = folder / FILE
     if not path.is_file():
-        raise ConfigError(f"{folder}: no site is there; make one by `edge-server site init`, or name its folder")
+        raise ConfigError(f"{folder}: {NO_SITE}")
     found = read(path, SiteState)
     if found.version > VERSION:
         raise ConfigError(f"{path}: of version {found.version}, and this program knows {VERSION}: update it")
@@ -89,6 +90,19 @@ def write_state(folder: Path, state: SiteState) -> None:
         replace_file(path, data, mode=PRIVATE, owner=owner)
 
 
+def _open_lock(folder: Path, name: str) -> int:
+    """Open the file of a lock; root may come first, and the service's user must be able to hold it too."""
+    descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    try:
+        if os.geteuid() == 0:
+            about = folder.stat()
+            os.fchown(descriptor, about.st_uid, about.st_gid)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextmanager
 def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Hold a site while the block lasts; another process that does is waited for.
@@ -101,16 +115,12 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         ConfigError: There is no such folder, or this user may not write there.
     """
     try:
-        descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
-        if os.geteuid() == 0:  # root may come first, and the service's user takes turns with it
-            about = folder.stat()
-            os.fchown(descriptor, about.st_uid, about.st_gid)
+        descriptor = _open_lock(folder, name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(f"{folder}: {NO_SITE}") from error
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; run this as the owner of the site's folder") from error
     try:
-        if os.geteuid() == 0:  # root may hold it first, and the service's user must be able to hold it too
-            about = folder.stat()
-            os.fchown(descriptor, about.st_uid, about.st_gid)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

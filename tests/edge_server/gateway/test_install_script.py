@@ -139,6 +139,9 @@ def test_a_download_that_is_cut_off_goes_on_where_it_was(site, board):
     ("options", "change", "told"),
     [
         ((), lambda line: line[:-30], "copy the whole line"),
+        ((), lambda line: line[:-2], "copy the whole line"),
+        ((), lambda line: line[:-7], "copy the whole line"),
+        ((), lambda line: line + "A" * 4, "copy the whole line"),
         ((), lambda _: "nonsense", "copy the whole line"),
         ((), lambda _: "", "no token|copy the whole line"),
         (("ff1,secret",), lambda line: line, "on standard input"),

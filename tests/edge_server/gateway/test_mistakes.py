@@ -69,6 +69,27 @@ def places(tmp_path_factory):
     return names | {"BUNDLE": here / "bundle.tar.gz"}
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        *((f"{verb} --folder NEW", "make one by `edge-server site init`") for verb in ("site reload", "revoke pi-03")),
+        *((f"site {verb} --folder FILE", "no site is there") for verb in ("check", "reload", "rotate-ca")),
+        ("site init --name roof --folder FILE", "is no folder; name another --folder"),
+        ("site init --name roof --folder FILE/below", "is no folder; name another --folder"),
+    ],
+)
+def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, remedy, places, monkeypatch, capsys):
+    """Not to run it as another user, who would find none either."""
+    for name, path in places.items():
+        line = line.replace(name, str(path))
+    monkeypatch.setattr(sys, "argv", ["edge-server", *line.split(" ")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert remedy in capsys.readouterr().err
+    assert not places["NEW"].exists()
+
+
 @pytest.mark.parametrize("line", WORDS)
 def test_a_mistake_is_told_in_a_line(line, places, tmp_path, monkeypatch, capsys):
     names = places | {"NEW": tmp_path / "new"}
