@@ -12,7 +12,6 @@ import logging
 import platform
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from typing import Any
 import msgspec
 
 from device_agent.exchange.download import Download
+from device_agent.exchange.resend import announce, ask
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.proof import open_folder
 from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, Wanted, read_upgrade
 from device_agent.upgrade.verdict import is_done
-from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
+from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
 from shared.protocol.inference.release import sha256_of
 from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
@@ -36,12 +36,10 @@ from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
 
-ASK_S, MOST_ASK_S = 5.0, 60.0
 LOOK_S = 2.0
 """Between two looks at root's record."""
 INSIST_S, MOST_INSIST_S = 30.0, 600.0
 """Before a wish is written anew that root's half has not seen to: whoever waits for it may have missed it."""
-ANNOUNCE_S, RETRY_S = 60.0, 2.0
 ATTEMPTS = 3
 UNCOUNTED = -1
 """In place of the number of a version that the gateway does not count: one that was installed by hand."""
@@ -228,22 +226,16 @@ class AgentOffers:
 
     async def _ask(self, offer: Offer, build: Build) -> Bundle:
         """Say what lacks until somebody says where it is to be had."""
-        place, pause_s = self.download, ASK_S
+        place = self.download
         word = Lacks(device=place.device, deployment=offer.deployment, parts=(bytes.fromhex(build.sha256),))
-        while True:
-            self._answered.clear()
-            self._bundle = None
-            with suppress(Unreachable):  # said again
-                await place.transport.publish(topic(place.site, place.device, "lacks"), wire.encode(word))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    while True:
-                        await self._answered.wait()
-                        self._answered.clear()
-                        found: Bundle | None = self._bundle
-                        if found and (found.deployment, found.params.size) == (offer.deployment, build.size):
-                            return found
-            pause_s = min(2 * pause_s, MOST_ASK_S)
+        name = topic(place.site, place.device, "lacks")
+        self._bundle = None
+
+        def bundle() -> Bundle | None:
+            found = self._bundle
+            return found if found and (found.deployment, found.params.size) == (offer.deployment, build.size) else None
+
+        return await ask(lambda: place.transport.publish(name, wire.encode(word)), self._answered, bundle)
 
     def _want(self, signed: bytes, wanted: Wanted) -> None:
         """Say durably which version is wanted, and who vouches for it; the wish is written last."""
@@ -305,20 +297,11 @@ class AgentOffers:
             await asyncio.sleep(self.look_s)
 
     async def _announcing(self) -> None:
-        """Say what the board is at whenever that changes, and now and then."""
         place = self.download
-        name = topic(place.site, place.device, "agent")
-        while True:
-            self._changed.clear()
-            word = Releases(device=place.device, instance=self.instance, models=(self.status(),))
-            pause_s = ANNOUNCE_S
-            try:
-                await place.transport.publish(name, wire.encode(word), retain=True)
-            except Unreachable:
-                pause_s = RETRY_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
+        await announce(place.transport, topic(place.site, place.device, "agent"), self._changed, self._releases)
+
+    async def _releases(self) -> Releases:
+        return Releases(device=self.download.device, instance=self.instance, models=(self.status(),))
 
     def status(self) -> ModelStatus:
         """Return what this board is at: by root's record, or with an offer that this has nothing of yet."""

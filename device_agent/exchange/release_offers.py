@@ -19,6 +19,7 @@ import msgspec
 
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_parts import PartStore, find_lacking, runtime_refusal, take_bundle
+from device_agent.exchange.resend import announce, ask
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.inference.bundle import Lacking, bundle_pieces, say_lacking
@@ -30,11 +31,6 @@ from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
 
-ASK_S, MOST_ASK_S = 5.0, 60.0
-"""Seconds without an answer after which a board asks again for what it lacks, at first and at most."""
-ANNOUNCE_S = 60.0
-"""Between two announcements without news: a broker without a disk forgets what it retained."""
-RETRY_S = 2.0
 ATTEMPTS = 3
 """How often what came is asked for again where it is not what it should be."""
 
@@ -264,18 +260,10 @@ class ReleaseOffers:
     async def _ask(self, offer: Offer | Ahead, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
         """Say what lacks until somebody says where it is to be had."""
         size = sum(piece.size for piece in bundle_pieces(manifest, lacking))
-        pause_s = ASK_S
-        while True:
-            self._answered.clear()
-            self._bundle = None
-            await self._say_lacking(offer, lacking)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    while not (found := self._bundle_of(offer, size)):
-                        await self._answered.wait()
-                        self._answered.clear()
-                    return found
-            pause_s = min(2 * pause_s, MOST_ASK_S)
+        self._bundle = None
+        return await ask(
+            partial(self._say_lacking, offer, lacking), self._answered, partial(self._bundle_of, offer, size)
+        )
 
     def _bundle_of(self, offer: Offer | Ahead, size: int) -> Bundle | None:
         found = self._bundle
@@ -317,25 +305,17 @@ class ReleaseOffers:
             await self.swap.back(word.name, word.version)
 
     async def _announcing(self) -> None:
-        """Say what the board is at whenever that changes, and now and then."""
         place = self.download
-        name = topic(place.site, place.device, "release")
-        while True:
-            self._changed.clear()
-            health = {name: await self._health(record) for name, record in list(self._records.items())}
-            known = {name: self._status(record) for name, record in self._records.items()} | self._refusals
-            models = tuple(msgspec.structs.replace(known[one], figures=health.get(one, {})) for one in sorted(known))[
-                :MOST_MODELS
-            ]
-            word = Releases(device=place.device, instance=self.instance, models=models, ahead=self._ahead)
-            pause_s = ANNOUNCE_S
-            try:
-                await place.transport.publish(name, wire.encode(word), retain=True)
-            except Unreachable:
-                pause_s = RETRY_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._changed.wait()
+        await announce(place.transport, topic(place.site, place.device, "release"), self._changed, self._releases)
+
+    async def _releases(self) -> Releases:
+        """Return what the board is at with every name, and how what it serves does."""
+        health = {name: await self._health(record) for name, record in list(self._records.items())}
+        known = {name: self._status(record) for name, record in self._records.items()} | self._refusals
+        models = [msgspec.structs.replace(known[one], figures=health.get(one, {})) for one in sorted(known)]
+        return Releases(
+            device=self.download.device, instance=self.instance, models=tuple(models[:MOST_MODELS]), ahead=self._ahead
+        )
 
     def _status(self, record: UpdateRecord) -> ModelStatus:
         """Return what the board says of a record; what it would go back to may be a folder's."""
