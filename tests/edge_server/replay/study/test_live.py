@@ -32,6 +32,7 @@ NAME = "study"
 NO_PROCESS = 1 << 30
 GRID = f"{HEAD}[grid]\nseed = [1, 2, 3, 4]\n"
 LONG = f"{HEAD}[grid]\nhyper.local_epochs = [5, 60, 61, 6]\n"
+ENDLESS = f"{HEAD}[grid]\nhyper.local_epochs = [5, 100000]\n"
 
 
 def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> StudySummary:
@@ -79,6 +80,18 @@ def require_gone(processes: Sequence[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
+def test_a_cell_is_not_gone_on_with_once_nobody_waits_for_it(tmp_path):
+    """It takes minutes: its process ends long before, by itself."""
+    grid_of(tmp_path, ENDLESS)
+    with command(tmp_path) as process:
+        children = half_done(tmp_path, process.pid, 1)
+        process.kill()
+        require_gone(children)
+    assert [*(tmp_path / "runs" / NAME / PART).glob(f"*/{JOURNAL}")]
+    assert not [*(tmp_path / "runs" / NAME / PART).glob(f"*/{RESULT}")]
+
+
+@pytest.mark.slow
 def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
     """Killed, interrupted, a process of it killed, a cell failed: the cells that had ended stay, the rest is run."""
     _, cells = grid_of(tmp_path, LONG)
@@ -86,8 +99,6 @@ def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
         children = half_done(tmp_path, process.pid, 1)
         process.kill()
         require_gone(children)
-    part = tmp_path / "runs" / NAME / PART
-    assert not [*part.glob(f"*/{RESULT}")], "a cell was gone on with that nobody waited for"
     kept = done(tmp_path)
 
     interrupted(tmp_path, 2)
