@@ -77,8 +77,11 @@ class Board:
         return await asyncio.to_thread(asked, path, method, f"/v2/{url}", told)
 
     async def stats(self, name: str) -> dict:
+        """Return what a model has done, once it is served: models begin one after the other."""
         status, told = await self.ask("GET", f"models/{name}/stats")
-        assert status == OK
+        while status != OK:
+            await asyncio.sleep(0.05)
+            status, told = await self.ask("GET", f"models/{name}/stats")
         return told["model_stats"][0]["parameters"]
 
     async def infer(self, *states: object) -> dict:
