@@ -66,8 +66,8 @@ fuzz: setup ## Fuzz what reads foreign bytes, a million times each; NAME=... for
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install -q -c constraints.txt -e '.[fuzz]'
 	@RUNS=$(RUNS) SECONDS=$(SECONDS) $(BIN)/python -m tests.fuzz.run $(NAME)
 
-trees: setup ## Spoil recorded boards, ten thousand times by seeds, and show that no probe crashes, hangs or invents; TREES=...
-	@TREES=$(or $(TREES),10000) $(BIN)/python -m pytest -q tests/boards/test_mutated_trees.py
+trees: setup ## Spoil recorded boards, ten thousand times by seeds, and show that no probe crashes, hangs or invents; TREES=... SEED=...
+	@TREES=$(or $(TREES),10000) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q tests/boards/test_mutated_trees.py
 
 mutants: setup ## Mutate what moves payloads and what waits for them, and list what no test notices; half an hour; SEED=...
 	@$(BIN)/python -m tests.mutation.run $(or $(SEED),1)

@@ -3,14 +3,17 @@
 # and mosquitto where it may be installed. Run it again at any time; it only adds what is missing.
 #
 #   PYTHON                  the interpreter to use, where the first suitable one on PATH is not wanted
-#   FIELDFLEET_TORCH_INDEX  package index for torch alone: the one of your board's maker, or one with CPU builds
+#   FIELDFLEET_TORCH_INDEX  package index for torch alone, such as the one of your board's maker; without it x86-64
+#                           machines without an NVIDIA GPU take PyTorch's own index of CPU builds where pip's has none
 set -eu
 
 cd "$(dirname "$0")/.."
 HERE=$(pwd -P)
 SUITABLE='import sys; sys.exit(sys.version_info < (3, 11))'
+CPU_INDEX=https://download.pytorch.org/whl/cpu
 LOG=$(mktemp)
-trap 'rm -f "$LOG"' EXIT
+REPORT=$(mktemp)
+trap 'rm -f "$LOG" "$REPORT"' EXIT
 trap 'exit 130' INT TERM
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -87,21 +90,29 @@ make_venv() {
 
 pip() { patiently .venv/bin/python -m pip --disable-pip-version-check -q "$@"; }
 
+# Elsewhere pip's own index is right: on 64-bit ARM it has CPU builds, and an NVIDIA GPU wants the CUDA build.
+wants_cpu_build() { [ "$(uname -m)" = x86_64 ] && [ ! -e /dev/nvidiactl ]; }
+
+# Succeeds where what pip would install of torch needs no CUDA libraries; a dry run reads metadata and no wheel.
+pip_offers_cpu_build() {
+    patiently .venv/bin/python -m pip --disable-pip-version-check -q install --dry-run --no-deps --report "$REPORT" \
+        "torch==$1"
+    ! grep -qE '"(cuda|nvidia)-' "$REPORT"
+}
+
 install_packages() {
     # torch comes first and pinned. Left to the resolver it would be the newest one that the index has, mostly a build
     # for CUDA, which drags in gigabytes. The pin is met by any build of that version: where pip finds a CPU build
-    # (2.13.0+cpu) beside the other it takes that, and FIELDFLEET_TORCH_INDEX says where to look.
+    # (2.13.0+cpu) beside the other it takes that.
     # --no-deps: a board maker's index has torch, but seldom what torch needs; the next step brings that.
     torch=$(sed -n 's/^torch==//p' constraints.txt)
-    say "installing torch $torch"
-    if [ -n "${FIELDFLEET_TORCH_INDEX:-}" ]; then
-        pip install --no-deps --index-url "$FIELDFLEET_TORCH_INDEX" "torch==$torch"
-    else
-        pip install --no-deps "torch==$torch"
-    fi
+    index=${FIELDFLEET_TORCH_INDEX:-}
+    if [ -z "$index" ] && wants_cpu_build && ! pip_offers_cpu_build "$torch"; then index=$CPU_INDEX; fi
+    say "installing torch $torch${index:+ from $index}"
+    pip install --no-deps ${index:+--index-url "$index"} "torch==$torch"
     if grep -qsE '^Requires-Dist: (cuda|nvidia)' .venv/lib/python*/site-packages/torch-*/METADATA; then
         say "this build of torch is for CUDA and brings gigabytes; without an NVIDIA GPU stop here and" \
-            "name an index of CPU builds: FIELDFLEET_TORCH_INDEX=... make clean setup"
+            "use PyTorch's CPU builds: FIELDFLEET_TORCH_INDEX=$CPU_INDEX make clean setup"
     fi
     say "installing fieldfleet and everything else it needs"
     pip install -c constraints.txt -e '.[device,server,demo,dev]'

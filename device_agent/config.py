@@ -26,7 +26,6 @@ MAX_NICE = 19
 MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ, MAX_WATTS = 50.0, 1e5
-USUAL_SITE = "lab"
 PROFILE_SUFFIX = ".toml"
 """Of the path of a firmware profile; without it a profile is named by its id."""
 
@@ -37,7 +36,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         idle_s: Seconds without a task after which it is ended.
         memory_mb: Most memory it may take, in MiB; 0 for four fifths of the board's.
-        threads: Threads of torch; 0 for torch's own choice.
+        threads: Threads of torch; 0 for as many as are fastest, found by timing a few steps of each network.
         trains: Whether this board is given tasks that train; `false` for one that has no room for that: it evaluates
             rounds of plans with `evaluation.runtime = "onnx"`, as a board without torch does.
         device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
@@ -183,21 +182,33 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A power meter on the network that feeds this board alone, such as a smart plug.
+    """A power meter that feeds this board alone: a smart plug on the network, or a chip on the board's own I2C bus.
 
     Attributes:
-        kind: `shelly` (Gen2 and newer), `shelly1` (Gen1) or `tasmota`.
-        url: Where it answers, such as `http://192.0.2.7`.
+        kind: A Shelly of Gen2 or newer by its component (`shelly` for a switch, `shelly-pm1`, `shelly-em1`, `shelly-em`
+            for all three phases), one of Gen1 (`shelly1`, `shelly1-em`), `tasmota`, or `chip`.
+        url: Where it answers, such as `http://192.0.2.7`; empty for a chip.
+        chip: Name of the chip or of its channel: NAME of `power.NAME_watts` as `device-agent probe` prints it.
+        user: Who asks, where the meter wants a password.
+        password_file: Holds the password on one line; empty for none.
         period_s: Seconds between reads.
     """
 
-    kind: Literal["shelly", "shelly1", "tasmota"]
-    url: str
+    kind: Literal["shelly", "shelly-pm1", "shelly-em1", "shelly-em", "shelly1", "shelly1-em", "tasmota", "chip"]
+    url: str = ""
+    chip: str = ""
+    user: str = "admin"
+    password_file: str = ""
     period_s: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse an invalid address or period."""
-        if not self.url.startswith(("http://", "https://")):
+        if self.kind == "chip":
+            if self.url or not self.chip:
+                raise ValueError("a meter of kind chip has no url, but the `chip` that `device-agent probe` names")
+        elif self.chip:
+            raise ValueError(f"a meter of kind {self.kind} has no chip; leave it out")
+        elif not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url[:60]!r}")
         if not MIN_PERIOD_S <= self.period_s <= MAX_PERIOD_S:
             raise ValueError(f"period_s must be {MIN_PERIOD_S} to {MAX_PERIOD_S:g} seconds, not {self.period_s}")
@@ -248,7 +259,7 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         profile: Id of a firmware profile, the path of a TOML file that holds one, or `auto`.
         root: Where the board's files lie; another folder than `/` is a recorded board.
         sample_hz: Power samples a second while a task is under way; 0 for what the profile says.
-        meter: A power meter on the network, if there is one; then it is the source of power.
+        meter: A power meter, if there is one; then it is the source of power.
         target: Clocks and power mode to run with.
         emulated: Power of a board that this agent stands for, in place of whatever the machine's sensors tell.
     """
@@ -287,7 +298,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = ""
     state_dir: str
     data: Data | None = None
-    site: str = USUAL_SITE
+    site: str = ""
     broker: Broker = Broker()
     trainer: TrainerConfig = TrainerConfig()
     link: LinkConfig = LinkConfig()
@@ -322,21 +333,20 @@ def load(path: Path) -> AgentConfig:
     """Load an agent's file, with what the board was told when it joined a site.
 
     Raises:
-        ConfigError: As `load_file`, the board's name is missing, or it joined under another name or another site.
+        ConfigError: As `load_file`, `device` or `site` is missing, or the board joined under another name or site.
     """
     config = load_file(path)
     folder = Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
     if membership := credentials.read_membership(folder):
         config = _joined(config, path, folder, membership)
-    if not config.device:
-        raise ConfigError(
-            f"{path}: device is missing: name the board by `device`, or join a site by `device-agent join`"
-        )
+    for key in ("device", "site"):
+        if not getattr(config, key):
+            raise ConfigError(f'{path}: {key} is missing; add {key} = "NAME", or join a site by `device-agent join`')
     return config
 
 
 def load_file(path: Path) -> AgentConfig:
-    """Load an agent's file alone; the board's name may be missing.
+    """Load an agent's file alone; `device` and `site` may be missing.
 
     Raises:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
@@ -344,7 +354,8 @@ def load_file(path: Path) -> AgentConfig:
     config = _placed(read(path, AgentConfig), path.parent)
     if config.device:
         check_name(config.device, f"{path}: device")
-    check_name(config.site, f"{path}: site")
+    if config.site:
+        check_name(config.site, f"{path}: site")
     if config.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     return config
@@ -355,7 +366,7 @@ def _joined(config: AgentConfig, path: Path, folder: Path, membership: Membershi
     joined = f"this board joined site {membership.site} as {membership.device}"
     if config.device not in ("", membership.device):
         raise ConfigError(f"{path}: device is {config.device!r}, and {joined}: take `device` out, or join anew")
-    if config.site not in (USUAL_SITE, membership.site):
+    if config.site not in ("", membership.site):
         raise ConfigError(f"{path}: site is {config.site!r}, and {joined}: take `site` out, or join anew")
     usual = Broker()
     is_told = (config.broker.host, config.broker.port, config.broker.tls) != (usual.host, usual.port, usual.tls)
@@ -374,5 +385,8 @@ def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
         serve = replace(serve, releases=[str(folder / one) for one in serve.releases], socket=socket)
     profile = str(folder / board.profile) if board.profile.endswith(PROFILE_SUFFIX) else board.profile
     board = replace(board, root=str(folder / board.root), profile=profile)
+    if board.meter and board.meter.password_file:
+        password_file = str(folder / board.meter.password_file)
+        board = replace(board, meter=replace(board.meter, password_file=password_file))
     broker, state_dir = placed_broker(config.broker, folder), str(folder / config.state_dir)
     return replace(config, state_dir=state_dir, broker=broker, data=data, board=board, serve=serve)

@@ -111,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     runs_command.sites_arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, who coordinates"))
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=places.RUN)
+    show.add_argument("--devices", action="store_true", help="a column for each device, however many there are")
     places.add(show, form=True)
     _explain(verbs.add_parser("explain", help="say why each device was given what it was given in a round"))
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
@@ -188,9 +189,7 @@ def _replay(parser: argparse.ArgumentParser) -> None:
 def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--config", type=Path, metavar="FILE", help="a server's file; default: the broker of this machine"
-    )
+    where.add_argument("--config", type=Path, metavar="FILE", help="a server's file, for the devices of its site")
     where.add_argument(
         "--local",
         type=int,
@@ -201,6 +200,11 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--embedded-broker", action="store_true", help="with --local: even where mosquitto is installed"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "auto"),
+        help="with --local: what server and agents compute with; default: cpu, as a replay does, bit for bit",
     )
     help_ = (
         "on this machine, where the optimizer is hcef: first run the plan by its baseline cef, without a budget; then "

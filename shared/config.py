@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from shared.errors import ConfigError
+from shared.spelling import guess
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     """Parse the contents of a file into a typed struct.
 
     Args:
-        data: What the file holds, UTF-8.
+        data: What the file holds, UTF-8; a byte order mark, as Windows writes it, is passed over.
         kind: The struct.
         path: Where the file is; its suffix says whether it is JSON, and errors name it.
 
@@ -51,10 +52,10 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES} bytes; give the path of a configuration")
     try:
-        text, is_json = data.decode(), path.suffix == ".json"
+        text, is_json = data.decode("utf-8-sig"), path.suffix == ".json"
         return _decode(text, kind, is_json=is_json)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); fix the file") from error
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_remedy(one_line(error), kind, text, is_json=is_json)}") from error
     except msgspec.DecodeError as error:
@@ -94,11 +95,8 @@ def _remedy(error: str, kind: type, text: str, *, is_json: bool) -> str:
     if "unknown field" in problem:
         known = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
         named = f" (known: {', '.join(known)})" if known else ""
-        import difflib  # noqa: PLC0415 - an agent whose file is in order has no use for it
-
-        alike = difflib.get_close_matches(problem.partition("`")[2].rstrip("`"), known, 1)
-        guess = f"; did you mean `{alike[0]}`?" if alike else ""
-        return f"{key}: {problem}; remove it or correct its spelling{named}{guess}"
+        meant = guess(problem.partition("`")[2].rstrip("`"), known, "`")
+        return f"{key}: {problem}; remove it or correct its spelling{named}{meant}"
     if "missing required field" in problem:
         return f"{key}: {problem}; add it"
     if "enum value" in problem:

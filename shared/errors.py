@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 
+def escape_text(text: str) -> str:
+    r"""Return text that can be sent and printed: bytes of a file name that are not UTF-8 become `\\udcXX`."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 class FieldFleetError(Exception):
     """Base of every error raised on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message; a path in it may hold bytes that are not UTF-8, and no message could carry them."""
+        return escape_text(super().__str__())
 
 
 class ConfigError(FieldFleetError):
@@ -27,6 +36,13 @@ class WireError(FieldFleetError):
     def __init__(self, message: str, *, reason: str = "malformed") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class Unrecordable(WireError):
+    """The journal could not read this record back, so it is not written; drop what it was made from."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="unrecordable")
 
 
 class Unreachable(FieldFleetError):

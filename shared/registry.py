@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Spec
+from shared.spelling import guess
 
 T = TypeVar("T")
 
@@ -34,11 +35,15 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     """
     builder = registry.get(spec.name)
     if builder is None:
-        raise ConfigError(f"unknown {what} {spec.name!r}; known: {', '.join(sorted(registry))}")
+        known_names = ", ".join(sorted(registry))
+        raise ConfigError(f"unknown {what} {spec.name!r}; known: {known_names}{guess(spec.name, registry)}")
     known = (_declared if is_custom(spec.name) else _declared_once)(builder)
     unknown = sorted(set(spec.options) - set(known))
     if unknown and not any(option.kind is option.VAR_KEYWORD for option in known.values()):
-        raise ConfigError(f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+        meant = guess(unknown[0], known)
+        raise ConfigError(
+            f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}{meant}"
+        )
     if endless := [name for name, value in spec.options.items() if _is_endless(value)]:
         value = spec.options[endless[0]]
         raise ConfigError(f"{what} {spec.name!r}: {endless[0]} is {value}; give a number, a large one in place of inf")

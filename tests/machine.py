@@ -184,7 +184,7 @@ def require_whole(seen: list[str], whole: list[str], columns: int) -> None:
     assert not ELLIPSES.search("\n".join(seen))
     words = {word for line in seen for word in line.split()}
     figures = {word for line in whole for word in line.split() if any(map(str.isdigit, word)) and len(word) <= FOLDED}
-    assert figures - words == set()
+    assert figures - words == set(), figures - words
 
 
 def _read(descriptor: int, seen: list[bytes]) -> None:

@@ -19,20 +19,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
 TOP = {*PACKAGES, "tests", "deploy", ".ci"}
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
-PACKAGE_ENTRIES, FOLDER_ENTRIES = 13, 14
-FILE_LINES, SMALL_LINES, FUNCTION_LINES, BARE_PARAMETERS = 400, 40, 50, 2
-MAY_BE_SMALL = re.compile(r"(.*/)?__(init|main)__\.py|shared/(models|codecs|algorithms)/.*")
+FUNCTION_LINES = 50
 NAMES_OF_NOTHING = re.compile(r"(.*_)?(helpers?|utils?|managers?|misc|common|stuff)\.py")
 ALGORITHM = re.compile(r"shared/algorithms/(?:[a-z]+/)?(?!_|base)[a-z_]+\.py")
 ERRORS = "shared/errors.py"
 PRIVATE = re.compile(r"\b_\w+")
 LIBRARIES_OWN = {"_state"}
 """Names of libraries' own that are ours too: of a client of paho, whether it is connected."""
-SAID_ELSEWHERE = re.compile(r"(as in|as those of|see) `")
-"""A docstring that sends its reader to another one for the arguments."""
-
-HALVES = {"init", "assign", "broadcast", "local", "absorb", "aggregate", "check_update", "serve", "check_features"}
-"""Parts of an algorithm: `shared.algorithms.base` says of all what they are given."""
 
 
 @cache
@@ -55,25 +48,7 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
                 yield name, node
 
 
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the names of what a caller hands over."""
-    given = function.args
-    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
-
-
-def breaks_in_folders() -> Iterator[str]:
-    for package in PACKAGES[:-1]:
-        for folder in (ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())):
-            if folder.name == "__pycache__":
-                continue
-            entries = {path.name for path in folder.iterdir() if path.suffix != ".md"} - {
-                "__init__.py",
-                "py.typed",
-                "__pycache__",
-            }
-            most = PACKAGE_ENTRIES if folder.name == package else FOLDER_ENTRIES
-            if len(entries) > most:
-                yield f"{folder.relative_to(ROOT)}: {len(entries)} entries, more than {most}; make a room of some"
+def breaks_in_imports() -> Iterator[str]:
     if found := circle(imports_of_files()):
         yield f"imports in a circle: {' -> '.join(found)}"
 
@@ -99,15 +74,9 @@ def imports_of_files() -> dict[str, set[str]]:
 
 
 def breaks_in_files() -> Iterator[str]:
-    for name, text in SOURCES.items():
-        lines = len(text.splitlines())
+    for name in SOURCES:
         if not ast.get_docstring(trees()[name]):
             yield f"{name}: say in a docstring what this file holds"
-        if lines > FILE_LINES:
-            yield f"{name}: {lines} lines, more than {FILE_LINES}; split it where its summary would need an `and`"
-        is_started = 'if __name__ == "__main__":' in text  # a process of its own has a file of its own
-        if lines < SMALL_LINES and not MAY_BE_SMALL.fullmatch(name) and not is_started:
-            yield f"{name}: {lines} lines; put it where it is used"
         if NAMES_OF_NOTHING.fullmatch(Path(name).name):
             yield f"{name}: name it by what is in it"
         if ALGORITHM.fullmatch(name) and "https://" not in (ast.get_docstring(trees()[name]) or ""):
@@ -119,11 +88,6 @@ def breaks_in_functions() -> Iterator[str]:
         lines = (node.end_lineno or 0) - node.lineno + 1
         if lines >= FUNCTION_LINES:
             yield f"{name}: {node.name} has {lines} lines, {FUNCTION_LINES} or more"
-        if node.name.startswith("_") or (name.startswith("shared/algorithms/") and node.name in HALVES):
-            continue
-        text = ast.get_docstring(node)  # none where a Protocol's docstring, or the function around it, says it
-        if text and len(parameters(node)) > BARE_PARAMETERS and "Args:" not in text and not SAID_ELSEWHERE.search(text):
-            yield f"{name}: {node.name}({', '.join(parameters(node))}) has no `Args`"
 
 
 def breaks_in_classes() -> Iterator[str]:
@@ -189,7 +153,7 @@ def breaks_in_tests() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "breaks", [breaks_in_folders, breaks_in_files, breaks_in_functions, breaks_in_classes, breaks_in_tests]
+    "breaks", [breaks_in_imports, breaks_in_files, breaks_in_functions, breaks_in_classes, breaks_in_tests]
 )
 def test_the_layout_keeps_its_rules(breaks):
     found = sorted(breaks())

@@ -274,12 +274,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         runner.run(gateway.start())
         ending.callback(lambda: runner.run(gateway.stop()))
         config, own = folder / "server.json", gateway.for_server()
-        told = {"plan": "demo.toml", "threads": 1, "broker": own, "data_root": str(folder)}
+        told = {"plan": "demo.toml", "site": "lab", "threads": 1, "broker": own, "data_root": str(folder)}
         config.write_bytes(msgspec.json.encode(told))
         site = Site(folder, config, {name: Board(name, free_port(), folder / f"{name}.json") for name in BOARDS})
         for index, device in enumerate(plan.device):
             board = site.boards[device.name]
-            keys = {"device": board.name, "state_dir": str(folder / board.name), "report_s": 1.0}
+            keys = {"device": board.name, "site": "lab", "state_dir": str(folder / board.name), "report_s": 1.0}
             keys |= {"broker": gateway.for_board(board.name), "serve": {"port": board.port}, "trainer": {"threads": 1}}
             if board.name in TRAINING:
                 keys["data"] = msgspec.to_builtins(share(plan, plan.device, index))

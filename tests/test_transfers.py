@@ -106,8 +106,20 @@ def test_what_has_come_does_not_come_again(tmp_path):
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
         counted, loop = stack.enter_context(relayed(real.port))
         told = {"broker": {"port": counted.port}, "link": LINK}
-        agent = {"device": "a", "state_dir": str(tmp_path / "a"), "data": {"source": "digits", "limit": 64}}
-        server = {"plan": plan.name, "run": "run", "data_dir": str(tmp_path), "data_root": str(tmp_path), "threads": 1}
+        agent = {
+            "device": "a",
+            "site": "lab",
+            "state_dir": str(tmp_path / "a"),
+            "data": {"source": "digits", "limit": 64},
+        }
+        server = {
+            "plan": plan.name,
+            "site": "lab",
+            "run": "run",
+            "data_dir": str(tmp_path),
+            "data_root": str(tmp_path),
+            "threads": 1,
+        }
         pair = Pair(
             tmp_path,
             stack.enter_context(ExitStack()),

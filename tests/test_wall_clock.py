@@ -83,7 +83,13 @@ def a_server_without_devices(folder: Path) -> Iterator[Callable[[], list[RoundCl
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         running = runner.run(stack.enter_async_context(broker.running(folder)))
-        keys = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder), "run": "alone"}
+        keys = {
+            "plan": "plan.toml",
+            "site": "lab",
+            "data_dir": str(folder / "runs"),
+            "data_root": str(folder),
+            "run": "alone",
+        }
         (folder / "server.json").write_text(json.dumps({"broker": {"port": running.port}, **keys}))
 
         def ended() -> list[RoundClosed]:

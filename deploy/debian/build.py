@@ -92,7 +92,7 @@ SERVER = Package(
     wheels=LIGHT + TABLES,
     home="/opt/fieldfleet-server",
     user="fieldfleet-server",
-    services=("fieldfleet-server.service", "fieldfleet-enrolment.service"),
+    services=("fieldfleet-server.service", "fieldfleet-enrolment.service", "fieldfleet-check.timer"),
     config="/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
 )
 
@@ -229,6 +229,8 @@ def laid_of(package: Package) -> dict[str, str]:
     return {
         "systemd/fieldfleet-server.service": f"{units}/fieldfleet-server.service",
         "systemd/fieldfleet-enrolment.service": f"{units}/fieldfleet-enrolment.service",
+        "systemd/fieldfleet-check.service": f"{units}/fieldfleet-check.service",
+        "systemd/fieldfleet-check.timer": f"{units}/fieldfleet-check.timer",
         "systemd/mosquitto.conf": f"{units}/mosquitto.service.d/fieldfleet.conf",
         "gateway/server.toml": f"{doc}/server.toml",
         "gateway/trial.toml": f"{doc}/trial.toml",

@@ -33,11 +33,13 @@ from shared.protocol.inference.release import TensorSpec, read_manifest
 from shared.runtime import processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
-from shared.runtime.text_table import write_text
+from shared.runtime.text_table import printable_text, write_text
 
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
 WARM_UP_S = 0.3
 SHARES = (0.5, 0.95, 0.99)
+MOST_SHOWN = 200
+"""Bytes of a refusal that are printed."""
 CHUNK = 1 << 16
 FORMATS = {"FP16": "e", "FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B"}
 
@@ -247,8 +249,12 @@ def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list
 
 
 def _require_answered(answer: bytes) -> None:
-    if not answer.startswith(b"HTTP/1.1 200 "):
-        raise ConfigError(f"the request was refused: {answer[-200:].decode('utf-8', 'replace')}")
+    if answer.startswith(b"HTTP/1.1 200 "):
+        return
+    head, _, body = answer.partition(b"\r\n\r\n")
+    parts = (head.partition(b"\r\n")[0], body[:MOST_SHOWN])
+    status, shown = (printable_text(part.decode("utf-8", "replace")) for part in parts)
+    raise ConfigError(f"the request was refused: {status}: {shown}")
 
 
 def _read_answer(connection: socket.socket) -> bytes:
@@ -261,8 +267,16 @@ def _read_answer(connection: socket.socket) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    _, _, rest = head.lower().partition(b"content-length: ")
-    return int(rest.partition(b"\r\n")[0])
+    """Return the bytes of an answer's body by its header Content-Length, of which other names may only be a part.
+
+    Raises:
+        ConfigError: There is none, or it is not a number.
+    """
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+            return int(value)
+    raise ConfigError("the inference process answered without a Content-Length; are agent and process of one version?")
 
 
 def _lines(found: InferenceBench) -> Sequence[str]:

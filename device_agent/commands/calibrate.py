@@ -30,7 +30,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--meter",
         metavar="KIND=URL",
-        help="what to calibrate against, such as shelly=http://192.0.2.7; else [board.meter], else the board's sensor",
+        help="what to calibrate against, such as shelly=http://192.0.2.7 or chip=ina226; else [board.meter], else the "
+        "board's sensor",
     )
     parser.add_argument(
         "--minutes", type=float, default=USUAL_MINUTES, help="about how long, where clocks can be set (%(default)g)"
@@ -58,12 +59,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_meter(words: str) -> MeterConfig:
-    """Parse a meter as `KIND=URL`; raises ConfigError where it names none."""
-    kind, _, url = words.partition("=")
+    """Parse a meter as `KIND=URL` or `chip=NAME`; raises ConfigError where it names none."""
+    kind, _, place = words.partition("=")
     try:
-        return msgspec.convert({"kind": kind, "url": url}, MeterConfig)
+        return msgspec.convert({"kind": kind, "chip" if kind == "chip" else "url": place}, MeterConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"--meter {words}: {error}; give KIND=URL, such as shelly=http://192.0.2.7") from error
+        raise ConfigError(
+            f"--meter {words}: {error}; give KIND=URL, such as shelly=http://192.0.2.7, or chip=NAME"
+        ) from error
 
 
 def print_fit(found: Calibration, path: Path) -> None:
@@ -77,8 +80,12 @@ def print_fit(found: Calibration, path: Path) -> None:
         )
     if line:
         _print(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
-    share = line.uncertainty if line else model.uncertainty if model else 0.0
-    _print(f"residual {found.residual_w:.3f} W ({share:.1%} of the mean), R squared {found.r_squared:.3f}")
+    _print(f"residual {found.residual_w:.3f} W, R squared {found.r_squared:.3f}")
+    if fit := line or model:
+        meter = f" and {fit.uncertainty_w:g} W, the meter's own error" if fit.uncertainty_w else ""
+        _print(f"each figure is ±{fit.uncertainty:.1%}{meter}")
+    if model is None:
+        _print("no power model: the cores of this board are of several kinds; its own sensor is used")
     _print(f"kept in {path}; the agent uses it from its next start")
 
 

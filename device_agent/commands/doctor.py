@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import msgspec
 
 from device_agent.commands.diagnosis import examine, record_board
 from device_agent.commands.diagnosis.board_text import format_columns
-from device_agent.commands.diagnosis.checks import Check, check_data
+from device_agent.commands.diagnosis.checks import Check
+from device_agent.commands.diagnosis.data_check import check_examples
 from device_agent.commands.diagnosis.identity import examine_identity, mend_modes
 from device_agent.commands.diagnosis.serving import examine_serving
 from device_agent.commands.diagnosis.upgrades import examine_upgrade
@@ -84,13 +84,12 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         yield from examine_serving(config, _load_profile(told.profile), agent_runs=runs)
     if config:
         if config.data:
-            read = config.data.path
-            yield check_data(read, is_readable=not read or os.access(read, os.R_OK))
+            yield from check_examples(config.data, config.trainer.memory_mb)
         if fix:
             yield from mend_modes(config.broker)
         yield from examine_identity(config)
         yield from examine_upgrade(find_home(), Path(config.state_dir))
-        yield examine.examine_broker(config)
+        yield from examine.examine_broker(config)
 
 
 def _check_config(path: Path | None) -> tuple[AgentConfig | None, Check]:

@@ -136,7 +136,7 @@ def read_token(told: str, file: Path | None) -> Token:
     """
     if file is not None:
         try:
-            with file.open(encoding="utf-8") as stream:
+            with file.open(encoding="utf-8-sig") as stream:
                 return parse_token(stream.read(2 * MOST_TOKEN))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read ({error}); write the token's line there") from error
@@ -145,7 +145,7 @@ def read_token(told: str, file: Path | None) -> Token:
     if sys.stdin.isatty():
         sys.stderr.write("token: ")
         sys.stderr.flush()
-    return parse_token(sys.stdin.readline(2 * MOST_TOKEN))
+    return parse_token(sys.stdin.readline(2 * MOST_TOKEN).removeprefix("\ufeff"))
 
 
 async def _join(token: Token, device: str, folder: Path) -> Membership:

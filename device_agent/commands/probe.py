@@ -119,11 +119,10 @@ def _ask_probes(board: Board) -> ProbeResult:
     try:
         total = board.power.source.read()
     except NoData as error:
-        return (
-            found
-            if TOTAL_WATTS in found.readings
-            else replace(found, absent=found.absent | {TOTAL_WATTS: describe_absence(error)})
-        )
+        if TOTAL_WATTS in found.readings and board.measuring.board.meter is None:
+            return found
+        rest = {name: reading for name, reading in found.readings.items() if name != TOTAL_WATTS}
+        return replace(found, readings=rest, absent=found.absent | {TOTAL_WATTS: describe_absence(error)})
     others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL_WATTS, "power")}
     return replace(found, readings=found.readings | {TOTAL_WATTS: total}, absent=others)
 

@@ -35,8 +35,10 @@ from device_agent.upgrade.proof import Proving, hold_busy
 from device_agent.upgrade.record import find_home, running_version
 from device_agent.upgrade.state_formats import check_formats
 from shared.data.classes import class_names
+from shared.data.inputs import find_inputs
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
+from shared.protocol.inputs import Inputs
 from shared.runtime import malloc, processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
@@ -158,12 +160,12 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
     """Serve tasks of the site's server until told to stop."""
     data = config.examples
     _require_examples(data)
-    classes = await in_thread(_class_names, data)
+    classes, inputs = await in_thread(_class_names, data), await in_thread(_inputs, data)
     trains = config.trainer.trains and find_spec("torch") is not None
     if not trains:
         logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
     us = folder / "session", config.device, config.site, uuid.uuid4().hex
-    session = Session(*us, classes=classes, trains=trains)
+    session = Session(*us, classes=classes, inputs=inputs, trains=trains)
     board = open_board(load_measuring(config.board, folder))
     share = choose_share(config.trainer, board.profile, os.sched_getaffinity(0), serves=serving is not None)
     if serving:
@@ -187,10 +189,9 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
 def _require_examples(data: Data) -> None:
     """Warn where there are no examples to read: the first task that needs them fails, and that may be hours away."""
     if data.path and not os.access(data.path, os.R_OK):
-        from device_agent.commands.diagnosis.checks import check_data  # noqa: PLC0415 - with all that draws tables
-
-        found = check_data(data.path, is_readable=False)
-        logger.warning("data.path: %s; every task fails until then: %s", found.finding, found.remedy)
+        remedy = "correct `path` of [data], or let the agent's user read it"
+        told = "is not there, or not ours to read"
+        logger.warning("data.path: %s %s; every task fails until then: %s", data.path, told, remedy)
 
 
 def _class_names(data: Data) -> tuple[str, ...] | None:
@@ -203,6 +204,15 @@ def _class_names(data: Data) -> tuple[str, ...] | None:
         logger.warning("the server is not told what the classes are called: %s", error)
         return None
     return names
+
+
+def _inputs(data: Data) -> Inputs | None:
+    """Return the device's input preparation; None, with a warning, if its examples cannot be read yet."""
+    try:
+        return find_inputs(data)
+    except (ConfigError, ValueError) as error:
+        logger.warning("the server is not told how examples are prepared: %s", error)
+        return None
 
 
 async def _run_agent(

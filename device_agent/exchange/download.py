@@ -18,7 +18,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.durable import drop_oldest
 from shared.runtime.executor import Worker
 from shared.transfer import frames
-from shared.transfer.pace import Pace
+from shared.transfer.pace import Pace, describe_ceiling
 from shared.transfer.receiver import Policy, Receiver
 from shared.transfer.to_file import FileSink, view
 from shared.transport.base import Delivery, Inbox, Transport
@@ -80,6 +80,7 @@ class Download:
         Raises:
             WireError: As `receive`.
         """
+        frames.check(graph, limit=self.policy.limit)  # its digest becomes the name of a file
         kept = self.folder / GRAPHS / graph.digest.hex()
         if await self.worker(_is_whole, kept, graph):
             return kept, 0
@@ -138,6 +139,9 @@ class Download:
                             return False
                 except TimeoutError:
                     receiver.gave_up(self.clock())
+        ceiling = receiver.pace.ceiling
+        if ceiling is not None and ceiling != (self._before and self._before.ceiling):
+            log.warning("%s", describe_ceiling("the server", ceiling))
         self._before = receiver.pace
         return shared
 

@@ -277,9 +277,7 @@ class Delivery:
         if ack.verdict == "refused":
             log.error("round %d: the server refused the update: %s", ack.round, ack.reason)
         elif entry.update.failure is not None:
-            log.warning(
-                "run %s round %d: the server knows that it failed: %s", ack.run, ack.round, entry.update.failure
-            )
+            log.info("run %s round %d: the server knows that it failed", ack.run, ack.round)
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
         self.link.uploaded()

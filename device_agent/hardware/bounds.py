@@ -13,14 +13,18 @@ MEMORY_BYTES: Bounds = (float(1 << 16), float(1 << 50))
 
 COUNTER_BYTES: Bounds = (0.0, 2.0**64)
 VOLTS: Bounds = (0.0, 100.0)
-AMPERES: Bounds = (-1.0, 200.0)
-"""A sensor's offset makes an idle rail a little less than nothing."""
+AMPERES: Bounds = (-200.0, 200.0)
+"""Into a battery that charges they are negative."""
 
 LEAST_RAIL_W = -1.0
+"""A sensor's offset makes an idle rail of a board a little less than nothing."""
+
+WATTS: Bounds = (-1e5, 1e5)
+"""Of a power chip that somebody added; one before a battery reads less than nothing while that charges."""
 
 BOUNDS: Mapping[str, Bounds] = {
     "_hertz": (0.0, 2e10),
-    "_watts": (LEAST_RAIL_W, 1e5),
+    "_watts": WATTS,
     "_joules": (0.0, 1e15),
     "_celsius": (-100.0, 250.0),
     "_bytes": COUNTER_BYTES,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os.path
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from device_agent.hardware.files import list_folder, read_text
+from device_agent.hardware.files import find_paths, list_folder, read_text
 from shared.errors import NoData
 
 CHIP_FOLDER = "sys/class/hwmon"
+I2C_CHIPS = "sys/bus/i2c/devices/*-*/hwmon/hwmon*"
+I2C_ADDRESS = re.compile(r"[0-9]{1,3}-[0-9a-f]{4}", re.ASCII)
+"""Bus and address as the kernel writes them, `1-0040`; unlike a number of hwmon it stays the same."""
 
 
 class Chips(NamedTuple):
@@ -49,3 +54,20 @@ def find_chips(root: Path, names: Collection[str]) -> Chips:
         elif name in names:
             found.append((folder, name))
     return Chips(tuple(found), refusal)
+
+
+def find_addresses(root: Path) -> dict[str, str]:
+    """Find the I2C addresses of chips by the names of their hwmon folders; a chip elsewhere has none."""
+    folders = [path for path in find_paths(root, I2C_CHIPS) if path.name.startswith("hwmon")]
+    found = {path.name: path.parent.parent.name for path in folders if I2C_ADDRESS.fullmatch(path.parent.parent.name)}
+    try:
+        chips = list_folder(root / CHIP_FOLDER, "hwmon*")
+    except NoData:
+        return found
+    top = len(Path(os.path.realpath(root)).parts)
+    for chip in chips:
+        below = Path(os.path.realpath(chip)).parts[top:]
+        address = next((part for part in reversed(below) if I2C_ADDRESS.fullmatch(part)), "")
+        if address:
+            found.setdefault(chip.name, address)
+    return found

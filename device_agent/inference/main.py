@@ -64,6 +64,7 @@ def main() -> None:
     processes.die_with_parent(sys.stdin.fileno())  # else its port would be taken when the next agent starts
     settings = msgspec.json.decode(sys.argv[1], type=InferenceSettings)
     processes.configure(settings.log_level)
+    processes.end_on_thread_failure()
     processes.keep_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     out = os.dup(1)

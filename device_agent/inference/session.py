@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from device_agent.inference.release_folder import OwnModel, own_digest, read_own
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, CorruptFile
+from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.inference.release import (
     BOTTOM,
     GRAPH,
@@ -29,6 +30,7 @@ from shared.protocol.inference.release import (
     ReleaseManifest,
     ReleasePart,
     TensorSpec,
+    describe_class_fault,
     read_manifest,
 )
 
@@ -124,10 +126,10 @@ def open_model(
     """
     began, told = time.monotonic(), read_manifest(manifest, "manifest")
     what = f"release {told.reference}"
-    if is_half and told.halves is None:
-        raise ConfigError(f"{what} has no halves: `edge-server release create --halves` makes one that has")
+    _require_halves(told, is_half=is_half)
+    _warn_of_classes(told)
     graph = told.halves.bottom if is_half and told.halves else told.graph
-    data = _whole(parts, BOTTOM if is_half else GRAPH, graph.part, what)
+    data = _graph_of(parts, graph, what, is_half=is_half)
     tensors = _expanded(_parameters(parts, told, what, graph.parameters if is_half else None), told)
     tensors, own_is = _own_in_place(tensors, own, what) if own else (tensors, "")
     options = _session_options(settings)
@@ -149,6 +151,30 @@ def open_model(
     if fallen:
         log.warning("serve.provider: %s: %s computes model %s", fallen, used, told.reference)
     return OpenModel(told, session, quick_s, time.monotonic() - began, is_half, own_is)
+
+
+def _graph_of(parts: Mapping[str, Path], graph: ReleaseGraph, what: str, *, is_half: bool) -> bytes:
+    """Return the bytes of a graph that has no file read."""
+    data = _whole(parts, BOTTOM if is_half else GRAPH, graph.part, what)
+    require_no_files(data, graph.parameters, what)
+    return data
+
+
+def _require_halves(manifest: ReleaseManifest, *, is_half: bool) -> None:
+    if is_half and manifest.halves is None:
+        raise ConfigError(
+            f"release {manifest.reference} has no halves: `edge-server release create --halves` makes one that has"
+        )
+
+
+def _warn_of_classes(manifest: ReleaseManifest) -> None:
+    """Warn of class names that do not fit the outputs: they are not served, since each would be a wrong answer."""
+    if fault := describe_class_fault(manifest.classes, manifest.graph.output.shape):
+        log.warning(
+            "release %s: %s: classes are served as numbers, without names; create the release again",
+            manifest.reference,
+            fault,
+        )
 
 
 def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:

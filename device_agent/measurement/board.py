@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_agent.config import BoardConfig
+import msgspec
+
+from device_agent.config import BoardConfig, TargetConfig
 from device_agent.measurement.calibration_file import Measuring, apply_calibration, load
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.link_meter import LinkMeter
@@ -19,6 +21,7 @@ from device_agent.probes.power.source import TOTAL_WATTS, open_source
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import CorruptFile, NoData
+from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
 
@@ -84,6 +87,9 @@ class Board:
             readings[TOTAL_WATTS] = total
             absent.pop(TOTAL_WATTS, None)
             absent.pop("power", None)
+        elif meter := self.measuring.board.meter:  # the board's own sensors see less than a meter does
+            readings.pop(TOTAL_WATTS, None)
+            absent[TOTAL_WATTS] = Absent(lack="busy", cause=f"the meter {meter.url or meter.chip} does not answer")
         facts = found.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
         return Report(
             device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
@@ -140,6 +146,14 @@ def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
         return Measuring(board=config)
 
 
+def apply_target(profile: Profile, target: TargetConfig) -> Profile:
+    """Return the profile with the agent's own highest clock as an intended one, which is not throttling."""
+    if not target.max_hertz:
+        return profile
+    throttle = msgspec.structs.replace(profile.throttle, intended_max_hertz=target.max_hertz)
+    return msgspec.structs.replace(profile, throttle=throttle)
+
+
 def open_board(
     measuring: Measuring,
     *,
@@ -160,7 +174,7 @@ def open_board(
     """
     config, fitted = measuring.board, measuring.calibration
     root = Path(config.root)
-    profile = apply_calibration(load_for_board(root, config.profile), fitted)
+    profile = apply_target(apply_calibration(load_for_board(root, config.profile), fitted), config.target)
     if fitted and fitted.profile != profile.id:
         log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
     if config.emulated:

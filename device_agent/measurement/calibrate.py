@@ -15,7 +15,8 @@ import msgspec
 
 from device_agent.config import MeterConfig
 from device_agent.measurement.calibration_file import Calibration, save
-from device_agent.measurement.power_fit import Observation, fit_line, fit_model
+from device_agent.measurement.core_kinds import describe_core_kinds
+from device_agent.measurement.power_fit import Observation, add_meter_error, fit_line, fit_model
 from device_agent.measurement.power_log import PowerLog
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER, Target
@@ -96,9 +97,11 @@ async def calibrate(bench: CalibrationBench) -> Calibration:
     """Run all phases, fit, and save the fit.
 
     Raises:
-        NoData: The meter does not answer, or the observations make no model; nothing is saved then.
+        NoData: The meter does not answer, the observations make no model, or no model can hold for this board; nothing
+            is saved then.
         TaskFailed: Training does not start here.
     """
+    refuse_mixed_cores(bench)
     async with _run_load() as process, _open_logs(bench) as logs:
         bench.say(f"idle, {bench.idle_s:.0f} s")
         seen = await _observe_phase(bench, logs, bench.idle_s)
@@ -114,14 +117,42 @@ async def calibrate(bench: CalibrationBench) -> Calibration:
     return fit_and_save(bench, seen)
 
 
+def refuse_mixed_cores(bench: CalibrationBench) -> str:
+    """Return by what the cores of the board differ; empty where they are of one kind.
+
+    A model with one figure for all cores is wrong for a trainer that runs on some of them. A line from the board's own
+    sensor to the meter needs no model.
+
+    Raises:
+        NoData: They differ, and the board has no sensor of its own.
+    """
+    kinds = describe_core_kinds(bench.root)
+    if kinds and bench.own is None:
+        raise NoData(
+            f"this board has cores of several kinds ({kinds}), which take different energy per cycle: a power model "
+            "with one figure for all of them would be wrong for work that runs on some of them. Name the meter itself "
+            "under [board.meter], so that it measures every task",
+            lack="invalid",
+        )
+    return kinds
+
+
 def fit_and_save(bench: CalibrationBench, seen: Sequence[Observation]) -> Calibration:
     """Fit the observations and save the fit in the bench's folder; raises NoData where they make none."""
-    model, quality = fit_model(seen, os.cpu_count() or 1)
-    usual = bench.profile.power.model
-    if usual:
-        model = msgspec.structs.replace(model, tx_w=usual.tx_w, rx_w=usual.rx_w)
-    line, judged = fit_line(seen) if bench.own else (None, quality)
     meter, stamp = bench.reference.provenance.source, utc_stamp()
+    model, judged = (None, None) if refuse_mixed_cores(bench) else fit_model(seen, os.cpu_count() or 1)
+    if model:
+        usual = bench.profile.power.model or model
+        model = msgspec.structs.replace(
+            add_meter_error(model, bench.reference),
+            tx_w=usual.tx_w,
+            rx_w=usual.rx_w,
+            provenance=f"{meter} {stamp}",
+        )
+    line = None
+    if bench.own or judged is None:
+        line, judged = fit_line(seen)
+        line = add_meter_error(line, bench.reference)
     calibration = Calibration(
         profile=bench.profile.id,
         meter=meter,
@@ -130,7 +161,7 @@ def fit_and_save(bench: CalibrationBench, seen: Sequence[Observation]) -> Calibr
         celsius=_read_hottest(bench),
         residual_w=judged.residual_w,
         r_squared=judged.r_squared,
-        model=msgspec.structs.replace(model, provenance=f"{meter} {stamp}"),
+        model=model,
         line=line,
     )
     save(bench.folder, calibration)

@@ -20,11 +20,13 @@ class SensorLine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         uncertainty: One standard deviation, as a share.
+        uncertainty_w: The part of it that is the same at every load: the meter's own error.
     """
 
     gain: float
     offset_w: float
     uncertainty: float
+    uncertainty_w: float = 0.0
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +91,8 @@ def apply_calibration(profile: Profile, calibration: Calibration | None) -> Prof
         power = msgspec.structs.replace(power, model=calibration.model)
     if calibration.line:
         line = calibration.line
-        power = msgspec.structs.replace(power, gain=line.gain, offset_w=line.offset_w, uncertainty=line.uncertainty)
+        figures = {name: getattr(line, name) for name in line.__struct_fields__}
+        power = msgspec.structs.replace(power, **figures)
     return msgspec.structs.replace(profile, power=power)
 
 

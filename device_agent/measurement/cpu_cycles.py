@@ -62,7 +62,7 @@ def read_moment(root: Path, cpu: Cpu) -> Moment:
     if answer.part:
         raise NoData(answer.part.cause, lack=answer.part.lack)
     found = answer.clocks
-    return Moment(clocks=found, states=_read_states(root, found), cpus=_read_cpus(root) if len(found) > 1 else {})
+    return Moment(clocks=found, states=_read_states(root, found, cpu), cpus=_read_cpus(root) if len(found) > 1 else {})
 
 
 def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
@@ -170,11 +170,11 @@ def _mean_corrected(spent: Mapping[float, float], cpu: Cpu) -> float:
     return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
 
 
-def _read_states(root: Path, found: tuple[CpuClock, ...]) -> dict[str, dict[float, float]]:
+def _read_states(root: Path, found: tuple[CpuClock, ...], cpu: Cpu) -> dict[str, dict[float, float]]:
     """Return the time in states of the policies that count it; what a firmware overrides is not worth counting."""
     states = {}
     for clock in found:
-        if clock.name.startswith("policy") and clock.quality != "modelled":
+        if clock.name.startswith("policy") and "firmware" not in cpu.sources:
             with suppress(NoData):
                 states[clock.name] = cpufreq.read_time_in_state(root / POLICY_FOLDER / clock.name)
     return states

@@ -15,13 +15,16 @@ BATCH, SIDE, CLASSES = 32, 28, 10
 MODEL = Spec(name="cnn")
 
 
-class ThreadCountReader(threading.Thread):
+class ThreadCountReader:
     """Read the number of threads from standard input."""
 
     def __init__(self) -> None:
-        super().__init__(name="threads", daemon=True)
         self.count, self.ended = 0, False
         self.changed = threading.Event()
+
+    def start(self) -> None:
+        """Read in a thread of its own."""
+        threading.Thread(target=self.run, name="threads", daemon=True).start()
 
     def run(self) -> None:
         """Read until the other end is closed."""

@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
 
 from device_agent.measurement.calibration_file import SensorLine
+from device_agent.probes.power.source import PowerSource
 from device_agent.profile.schema import PowerModel
 from shared.errors import NoData
 
@@ -24,6 +28,8 @@ BUSY_CORES = 0.1
 SINGULAR = 3e-5
 """Least share of a direction of the figures in their widest one that is more than noise."""
 HEADROOM = 1.1
+
+Fit = TypeVar("Fit", PowerModel, SensorLine)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,12 @@ def fit_line(seen: Sequence[Observation]) -> tuple[SensorLine, Quality]:
     if gain <= 0:
         raise NoData(f"the meter falls when the board's own sensor rises (gain {gain:.2f})", lack="invalid")
     return SensorLine(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
+
+
+def add_meter_error(fit: Fit, meter: PowerSource) -> Fit:
+    """Return a fit whose uncertainty includes the meter's own: an error that all its samples share stays in the fit."""
+    share = math.hypot(fit.uncertainty, meter.provenance.uncertainty or 0.0)
+    return msgspec.structs.replace(fit, uncertainty=share, uncertainty_w=meter.uncertainty_w)
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

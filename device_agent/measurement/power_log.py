@@ -36,7 +36,7 @@ WELL_COVERED = 0.9
 """Where gaps are longer, what fills them is so much of the figure that it counts as modelled."""
 
 
-class PowerLog(threading.Thread):
+class PowerLog:
     """Thread that owns a power source. A source that does not answer makes a gap, nothing more.
 
     Attributes:
@@ -54,7 +54,7 @@ class PowerLog(threading.Thread):
         idle_period_s: float = IDLE_PERIOD_S,
         size: int = MAX_SAMPLES,
     ) -> None:
-        super().__init__(name="power", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="power", daemon=True)
         self.source, self.cpu_s = source, 0.0
         self.clock, self._period_s = clock, period_s or source.period_s
         self._idle_period_s = max(idle_period_s, self._period_s)
@@ -69,6 +69,10 @@ class PowerLog(threading.Thread):
         self._reading, self._noting = threading.Lock(), threading.Lock()  # the first is held for as long as a read
         self._wake = threading.Event()
 
+    def start(self) -> None:
+        """Sample in a thread of its own, until the process ends or the block is left."""
+        self._thread.start()
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -76,7 +80,7 @@ class PowerLog(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._ended = True
         self._wake.set()
-        self.join(END_PATIENCE_S)
+        self._thread.join(END_PATIENCE_S)
         log.debug("power: sampling took %.3f CPU seconds", self.cpu_s)
 
     def run(self) -> None:
@@ -136,7 +140,12 @@ class PowerLog(threading.Thread):
             samples = list(self._samples)
         source = self.source
         return integrate_spans(
-            samples, spans, kind=source.kind, period_s=self.pause_s(), uncertainty=self._uncertainty()
+            samples,
+            spans,
+            kind=source.kind,
+            period_s=self.pause_s(),
+            uncertainty=source.provenance.uncertainty,
+            uncertainty_w=source.uncertainty_w,
         )
 
     def idle_w(self) -> float | None:
@@ -151,13 +160,6 @@ class PowerLog(threading.Thread):
         reading = self._latest
         fresh = reading and self.clock() - reading.at <= MAX_GAP_PERIODS * self.pause_s(full_rate=False)
         return reading if fresh else None
-
-    def _uncertainty(self) -> float | None:
-        """Return the source's, as a share; that of its last reading where it gives watts instead."""
-        latest, share = self._latest, self.source.provenance.uncertainty
-        if share is None and latest and latest.uncertainty is not None and latest.value > 0:
-            return latest.uncertainty / latest.value
-        return share
 
     def is_busy(self) -> bool:
         """Tell whether samples are taken at full rate."""

@@ -23,7 +23,8 @@ from shared.protocol.measurements import Absent, Quality
 CPU_FOLDER = "sys/devices/system/cpu"
 POLICY_FOLDER = f"{CPU_FOLDER}/cpufreq"
 CPUINFO = "proc/cpuinfo"
-CLOCK_FILES = ("cpuinfo_avg_freq", "cpuinfo_cur_freq", "scaling_cur_freq")
+COUNTED_CLOCK = "cpuinfo_avg_freq"
+CLOCK_FILES = (COUNTED_CLOCK, "cpuinfo_cur_freq", "scaling_cur_freq")
 """Counted by the cores; asked of the hardware, for root alone; what the driver set last or, on x86, counted too."""
 
 PLAUSIBLE_HERTZ = (1e6, 2e10)
@@ -219,7 +220,8 @@ def read_first_clock(policy: Path, names: Iterable[str]) -> tuple[str, float]:
 def _read_policy(policy: Path, cpus: tuple[int, ...], cpu: Cpu) -> CpuClock:
     name, said = read_first_clock(policy, CLOCK_FILES)
     hertz, quality = correct_hertz(said, cpu)
-    announced = "firmware" in cpu.sources
+    counted = name == COUNTED_CLOCK
+    announced = "firmware" in cpu.sources or (cpu.driver_clock == "modelled" and not counted)
     return CpuClock(
         name=policy.name,
         cpus=cpus,

@@ -12,6 +12,7 @@ from device_agent.probes.clocks import (
     HERTZ_PER_KHZ,
     UNCERTAINTY,
     WORST_LAST,
+    ClockAnswer,
     CpuClock,
     find_policies,
     read_clocks,
@@ -53,11 +54,9 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         readings |= make_readings(answer.clocks, [folder.name for folder in folders], at)
         missing |= answer.absent
         if answer.part:
-            del readings[MEAN_HERTZ]
             missing[MEAN_HERTZ] = answer.part
-        elif answer.covered:
-            mean = readings[MEAN_HERTZ]
-            readings[MEAN_HERTZ] = _make_reading(mean.value, f"{mean.source}; {answer.covered}", "modelled", at)
+        else:
+            readings[MEAN_HERTZ] = make_mean(answer, at)
     except NoData as error:
         missing[MEAN_HERTZ] = describe_absence(error)
     for folder in folders:
@@ -75,20 +74,33 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     return ProbeResult(readings=readings, absent=missing, facts=read_governors(folders))
 
 
+def make_mean(answer: ClockAnswer, at: float) -> Reading:
+    """Return the mean clock over the CPUs that are on, as good as its worst part; modelled where it lacks CPUs.
+
+    Args:
+        answer: Of one source.
+        at: Monotonic seconds of the reading.
+    """
+    clocks = answer.clocks
+    mean = sum(clock.hertz * max(1, len(clock.cpus)) for clock in clocks) / sum(
+        max(1, len(clock.cpus)) for clock in clocks
+    )
+    sources = "; ".join(dict.fromkeys(clock.source for clock in clocks))
+    quality = max((clock.quality for clock in clocks), key=WORST_LAST.index)
+    if answer.covered:
+        return _make_reading(mean, f"{sources}; {answer.covered}", "modelled", at)
+    return _make_reading(mean, sources, quality, at)
+
+
 def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -> dict[str, Reading]:
-    """Return the mean clock over the CPUs that are on, as good as its worst part, and each policy's own.
+    """Return each policy's clock.
 
     Args:
         clocks: As one source gives them; a clock without CPUs is that of every policy.
         names: The policies.
         at: Monotonic seconds of the readings.
     """
-    mean = sum(clock.hertz * max(1, len(clock.cpus)) for clock in clocks) / sum(
-        max(1, len(clock.cpus)) for clock in clocks
-    )
-    sources = "; ".join(dict.fromkeys(clock.source for clock in clocks))
-    quality = max((clock.quality for clock in clocks), key=WORST_LAST.index)
-    readings = {MEAN_HERTZ: _make_reading(mean, sources, quality, at)}
+    readings: dict[str, Reading] = {}
     for clock in clocks:
         for name in [clock.name] if clock.cpus else names:
             if name in names:

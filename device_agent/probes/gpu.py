@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from device_agent.hardware.files import find_paths, list_folder
+from device_agent.hardware.files import find_paths, list_folder, read_text
 from device_agent.hardware.tools import read_first_line
 from device_agent.probes import thermal
-from device_agent.probes.base import ProbeResult, describe_absence, read_within
+from device_agent.probes.base import ProbeResult, describe_absence, parse_number, read_within
 from device_agent.probes.power import tegrastats
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -24,6 +24,7 @@ DEVFREQ = "sys/class/devfreq"
 GPU_NAME = re.compile(r"(?:[0-9a-f]+\.)?(?:gpu|gm20b|gp10b|gv11b|ga10b|gb10b)|gpu-gpc-[0-9]{1,2}")
 LOAD_FILES = (
     "sys/class/devfreq/*/device/load",
+    "sys/class/devfreq/*/load",
     *(
         f"sys/devices/{bus}{name}/load"
         for bus in ("", "platform/", "platform/bus@0/")
@@ -33,6 +34,8 @@ LOAD_FILES = (
 ZONE_NAME = re.compile(r"thermal\.gpu", re.IGNORECASE)
 CLOCK_HERTZ = (1e6, 1e10)
 PER_MILLE = 1000
+ROCKCHIP_LOAD = re.compile(r"[0-9]{1,3}@[0-9]{1,12}(?:Hz){1,2}", re.ASCII)
+"""Kernels of this vendor also write the unit twice."""
 LOAD, CLOCK, MAX_CLOCK = "gpu.load_ratio", "gpu.f_hertz", "gpu.max_hertz"
 RAIL, CELSIUS = "gpu.rail_watts", "gpu.hottest_celsius"
 SHARED_ROLE = "compute"
@@ -148,11 +151,22 @@ def _read_load(root: Path, line: _LazyLine) -> tuple[float, str]:
     """Return the share of time in which the GPU was busy, and its source; raises NoData."""
     files = [path for pattern in LOAD_FILES for path in find_paths(root, pattern) if _is_load_of_gpu(path)]
     if files:
-        return read_within(files[0], (0.0, PER_MILLE)) / PER_MILLE, str(files[0].relative_to(root))
+        return _read_load_file(files[0]), str(files[0].relative_to(root))
     busy = line.read().gpu_ratio
     if busy is None:
         raise NoData("tegrastats tells no load of the GPU")
     return busy, "tegrastats GR3D_FREQ"
+
+
+def _read_load_file(path: Path) -> float:
+    """Return the load in per mille (nvgpu) or, as in `55@300000000Hz`, per cent (Rockchip) as a ratio."""
+    content = read_text(path)
+    percent, at, _ = content.partition("@")
+    whole = 100 if at else PER_MILLE
+    load = parse_number(percent, path)
+    if not 0 <= load <= whole or (at and ROCKCHIP_LOAD.fullmatch(content) is None):
+        raise NoData(f"{path}: {content[:40]!r} is no load of a GPU", lack="invalid")
+    return load / whole
 
 
 def _read_clock(root: Path, line: _LazyLine) -> tuple[float, str]:

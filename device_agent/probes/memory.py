@@ -116,7 +116,7 @@ def _add_swap(board: Mapping[str, float], readings: dict[str, Reading], missing:
 
 def parse_meminfo(content: str) -> dict[str, float]:
     """Parse bytes by name out of /proc/meminfo, which lists them in KiB."""
-    lines = re.findall(r"^(\w{1,80}):[ \t]+([0-9]{1,15}) kB[ \t\r]*$", content, re.MULTILINE)
+    lines = re.findall(r"^(\w{1,80}):[ \t]+([0-9]{1,20}) kB[ \t\r]*$", content, re.MULTILINE)
     return {name: float(kib) * BYTES_PER_KIB for name, kib in lines}
 
 

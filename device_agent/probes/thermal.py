@@ -58,9 +58,11 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """
     zones = list(_read_zones(root))
     known = {zone.kind.replace("-", "_") for zone in zones}  # the kernel shows many a zone as a chip, too
-    sensors = zones + [chip for chip in _read_chips(root) if chip.kind not in known]
+    sensors = zones + [chip for chip in _read_chips(root, profile) if chip.kind not in known]
     ignored = profile.thermal.ignore
     sensors = [one for one in sensors if one.kind not in ignored and not CONSTANT_ZONES.fullmatch(one.kind)]
+    accept = profile.thermal.accept_celsius
+    sensors = [one._replace(celsius=_refuse_implausible(one.celsius, one.source, accept)) for one in sensors]
     if "firmware" in profile.cpu.sources and not any(isinstance(one.celsius, float) for one in sensors):
         sensors.append(_ask_firmware(root))
     if not sensors:
@@ -128,7 +130,11 @@ def _choose_name(kind: str, counts: Counter[str]) -> str:
 
 
 def _refuse_implausible(celsius: float | NoData, source: str, accept: tuple[float, float]) -> float | NoData:
-    if isinstance(celsius, NoData) or accept[0] <= celsius <= accept[1]:
+    if isinstance(celsius, NoData):
+        return celsius
+    if celsius == 0:
+        return NoData(f"{source}: exactly 0 celsius is what a sensor that is off or dead reads", lack="invalid")
+    if accept[0] <= celsius <= accept[1]:
         return celsius
     return NoData(f"{source}: {celsius:g} celsius is none that a board has", lack="invalid")
 
@@ -147,27 +153,32 @@ def _read_zones(root: Path) -> Iterator[Sensor]:
             yield Sensor(zone.name, zone.name, NoData(f"{zone.name} has an empty type", lack="invalid"))
 
 
-def _read_chips(root: Path) -> Iterator[Sensor]:
-    """Yield one temperature a chip: that of its hottest input, and none where one of them does not answer."""
+def _read_chips(root: Path, profile: Profile) -> Iterator[Sensor]:
+    """Yield one temperature a chip: that of its hottest input, and none where one of them does not answer.
+
+    An input that is dead, as many of a k10temp are, is passed over.
+    """
     try:
         chips = find_chips(root, CPU_CHIPS)
     except NoData as error:
         yield Sensor("hwmon", "hwmon", error)
         return
     for chip, name in chips.folders:
-        yield Sensor(name, chip.name, _read_chip(chip))
+        yield Sensor(name, chip.name, _read_chip(chip, profile.thermal.accept_celsius))
     if chips.refusal:
         yield Sensor("hwmon", "hwmon", chips.refusal)  # one that does not say what it is may be a thermometer
 
 
-def _read_chip(chip: Path) -> float | NoData:
+def _read_chip(chip: Path, accept: tuple[float, float]) -> float | NoData:
     try:
         inputs = [_read_celsius(path) for path in list_folder(chip, "temp*_input")]
     except NoData as error:
         return error
-    refusals = [one for one in inputs if isinstance(one, NoData)]
-    values = [one for one in inputs if isinstance(one, float)]
-    return refusals[0] if refusals else max(values, default=NoData(f"{chip}: no temp*_input"))
+    if refusals := [one for one in inputs if isinstance(one, NoData)]:
+        return refusals[0]
+    judged = [_refuse_implausible(one, chip.name, accept) for one in inputs]
+    dead = next((one for one in judged if isinstance(one, NoData)), NoData(f"{chip}: no temp*_input"))
+    return max((one for one in judged if isinstance(one, float)), default=dead)
 
 
 def _read_celsius(path: Path) -> float | NoData:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,10 @@ import msgspec
 from device_agent.hardware import firmware
 from device_agent.hardware.files import find_paths, list_folder, read_text
 from device_agent.hardware.hwmon import find_chips
-from device_agent.probes.base import ProbeResult, describe_absence, read_within
+from device_agent.probes.base import WHOLE_NUMBER, ProbeResult, describe_absence, read_within
 from device_agent.probes.clocks import PLAUSIBLE_HERTZ, POLICY_FOLDER, find_policies
 from device_agent.probes.thermal import ZONE_FOLDER
-from device_agent.profile.schema import Profile
+from device_agent.profile.schema import Profile, Throttle
 from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
 
@@ -23,7 +24,13 @@ FIRMWARE = "firmware"
 """A Raspberry Pi's: it slows the clock down behind Linux' back, so that without its word nobody knows."""
 
 FIRMWARE_COPIES = tuple(f"sys/devices/platform/{depth}*firmware*/get_throttled" for depth in ("", "*/", "*/*/"))
-"""A kernel's copy of the firmware's bits, seconds old; where it lies differs from one Raspberry Pi to the next."""
+"""A kernel's copy of the firmware's bits; where it lies differs from one Raspberry Pi to the next.
+
+Nothing updates it but a question to the firmware (raspberrypi/linux#2367: 0 while vcgencmd says 0x80008), and
+raspberrypi-hwmon asks every 2 s in a way that clears the sticky bits. A bit that is set was true; one that is not set
+says nothing.
+"""
+KERNEL_COPY, VOLTAGE_ALARM = "kernel copy", "rpi_volt alarm"
 
 BIT_MEANINGS = ("undervoltage", "clock capped", "throttled", "soft temperature limit")
 """What bit n of the firmware's word says of now, and bit n + 16 of the time since the start."""
@@ -48,7 +55,12 @@ TELLERS: Mapping[str, frozenset[str]] = {
 SLOWING_DEVICES = re.compile(r"cpufreq|devfreq|processor|powerclamp|throttle", re.IGNORECASE)
 """Cooling devices that take speed; others are fans."""
 
+COMPATIBLE_FILES = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
+"""The board's tokens; containers hide the second."""
+
 MAX_STATE, MAX_EVENTS = 10_000, 1e9
+LARGEST_STEP_MHZ = 100.0
+"""Of drivers that list no clocks, such as intel_pstate."""
 PLAUSIBLE_MHZ = (PLAUSIBLE_HERTZ[0] / 1e6, PLAUSIBLE_HERTZ[1] / 1e6)
 
 
@@ -62,6 +74,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         overcurrent: Times that it drew too much, since it started.
         words: For people.
         lack: Why it cannot tell all it should.
+        origin: Where the answer is from, if that is not the source itself.
     """
 
     now: bool | None = None
@@ -70,9 +83,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     overcurrent: int | None = None
     words: tuple[str, ...] = ()
     lack: Absent | None = None
+    origin: str = ""
 
 
-Source: TypeAlias = Callable[[Path], Evidence]
+Source: TypeAlias = Callable[[Path, Throttle], Evidence]
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
@@ -88,18 +102,18 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         at: Monotonic seconds of the readings.
 
     Raises:
-        NoData: No source answers.
+        NoData: The board has no source.
     """
     answers: dict[str, Evidence] = {}
     lacking: dict[str, Absent] = {}
     for source in profile.throttle.sources:
         try:
-            answers[source] = SOURCES[source](root)
+            answers[source] = SOURCES[source](root, profile.throttle)
         except NoData as error:
             lacking[source] = describe_absence(error)
-    if not answers:
+    if all(one.lack == "not_present" for one in lacking.values()) and not answers:
         cause = "; ".join(lack.cause for lack in lacking.values()) or "the profile names no source"
-        raise NoData(cause, lack=next((lack.lack for lack in lacking.values()), "not_present"))
+        raise NoData(cause)
     refusals = lacking | {source: one.lack for source, one in answers.items() if one.lack}
     silent = {source: one for source, one in refusals.items() if one.lack != "not_present" or source == FIRMWARE}
     readings: dict[str, Reading] = {}
@@ -110,22 +124,39 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
             silent[one] for one in silent if one in TELLERS[field] and getattr(answers.get(one), field, None) is None
         ]
         if any(known.values()) or (known and not doubts):
-            readings[key] = _make_reading(known, key, at)
-        elif doubts and (known or field == "overcurrent"):
+            readings[key] = _make_reading(known, answers, key, at)
+        elif doubts:
             absent[key] = doubts[0]
-    if not profile.throttle.senses_undervoltage and UNDERVOLTAGE_FLAG in readings:
+    volts = readings.get(UNDERVOLTAGE_FLAG)
+    if volts and not volts.value and not _has_detector(root, profile.throttle):
         del readings[UNDERVOLTAGE_FLAG]
-        absent[UNDERVOLTAGE_FLAG] = Absent(lack="not_present", cause="this board has no detector of it")
+        absent[UNDERVOLTAGE_FLAG] = Absent(lack="not_present", cause="this board has no detector of undervoltage")
     words = [word for evidence in answers.values() for word in evidence.words]
     nothing = "unknown" if NOW_FLAG in absent else "none"
     return ProbeResult(readings=readings, absent=absent, facts={"throttle": ", ".join(dict.fromkeys(words)) or nothing})
 
 
-def _make_reading(known: Mapping[str, int], key: str, at: float) -> Reading:
+def _has_detector(root: Path, throttle: Throttle) -> bool:
+    """Return whether this board can sense undervoltage; compute modules differ from the board of the same chip."""
+    if not throttle.without_detector:
+        return throttle.senses_undervoltage
+    tokens = {token for path in COMPATIBLE_FILES for token in _split_tokens(root / path)}
+    return throttle.senses_undervoltage and not tokens & set(throttle.without_detector)
+
+
+def _split_tokens(path: Path) -> list[str]:
+    try:
+        return read_text(path).split("\0")
+    except NoData:
+        return []
+
+
+def _make_reading(known: Mapping[str, int], answers: Mapping[str, Evidence], key: str, at: float) -> Reading:
     source = max(known, key=lambda one: known[one])  # of several the first that says most
     quality: Quality = "modelled" if source == "clock" else "measured"
     unit = key.rpartition("_")[2]
-    return Reading(value=float(known[source]), unit=unit, source=source, quality=quality, at=at)
+    origin = answers[source].origin or source
+    return Reading(value=float(known[source]), unit=unit, source=origin, quality=quality, at=at)
 
 
 def _collect_answers(answers: Mapping[str, Evidence], field: str) -> dict[str, int]:
@@ -134,22 +165,42 @@ def _collect_answers(answers: Mapping[str, Evidence], field: str) -> dict[str, i
     return {source: value for source, value in known.items() if source != "clock" or len(known) == 1}
 
 
-def _read_firmware(root: Path) -> Evidence:
-    """Read a Raspberry Pi's firmware, else the kernel's copy of its bits, else its voltage alarm alone."""
+def _read_firmware(root: Path, _: Throttle) -> Evidence:
+    """Read a Raspberry Pi's firmware; where it refuses, the bits set in the kernel's copy, and the voltage alarm."""
     try:
         return decode_bits(firmware.parse_throttled_bits(firmware.ask(root, "get_throttled")))
     except NoData as refused:
-        for path in (path for pattern in FIRMWARE_COPIES for path in find_paths(root, pattern)):
-            try:
-                return decode_bits(firmware.parse_throttled_bits(f"throttled=0x{read_text(path)}"))
-            except NoData:
-                continue
+        copy, low = _read_kernel_copy(root), _read_voltage_alarm(root)
+        if not copy and low is None:
+            raise
+        bits = decode_bits(copy | int(low or 0))
+        return Evidence(
+            now=bits.now or None,
+            undervoltage=low if low is not None else bits.undervoltage or None,
+            since_boot=bits.since_boot or None,
+            words=bits.words,
+            lack=describe_absence(refused),
+            origin=KERNEL_COPY if copy else VOLTAGE_ALARM,
+        )
+
+
+def _read_kernel_copy(root: Path) -> int:
+    """Return the bits that are set in the kernel's copy; 0 where there is none that can be read."""
+    for path in (path for pattern in FIRMWARE_COPIES for path in find_paths(root, pattern)):
         try:
-            alarms, _ = _read_figures(_list_files(root, "rpi_volt", "in0_lcrit_alarm"), "voltage alarm")
+            return firmware.parse_throttled_bits(f"throttled=0x{read_text(path)}")
         except NoData:
-            raise refused from None
-        low = any(alarms.values())
-        return Evidence(undervoltage=low, words=BIT_MEANINGS[:1] * low, lack=describe_absence(refused))
+            continue
+    return 0
+
+
+def _read_voltage_alarm(root: Path) -> bool | None:
+    """Return whether raspberrypi-hwmon, which asks the firmware every 2 s, sees undervoltage; None without it."""
+    try:
+        alarms, _ = _read_figures(_list_files(root, "rpi_volt", "in0_lcrit_alarm"), "voltage alarm")
+    except NoData:
+        return None
+    return any(alarms.values())
 
 
 def decode_bits(bits: int) -> Evidence:
@@ -164,7 +215,7 @@ def decode_bits(bits: int) -> Evidence:
     )
 
 
-def _read_soctherm(root: Path) -> Evidence:
+def _read_soctherm(root: Path, _: Throttle) -> Evidence:
     """Read the counters of a Jetson's SoC: oc1 undervoltage, oc2 mean current, oc3 momentary current."""
     files = _list_files(root, "soctherm_oc", "oc[0-9]*_event_cnt")
     counts, lack = _read_figures(files, "counter of over-currents", most=MAX_EVENTS)
@@ -179,7 +230,7 @@ def _read_soctherm(root: Path) -> Evidence:
     )
 
 
-def _read_ina3221_alarm(root: Path) -> Evidence:
+def _read_ina3221_alarm(root: Path, _: Throttle) -> Evidence:
     """Read whether a rail draws more than its limit, at which the board is slowed down."""
     files = _list_files(root, "ina3221", "curr[0-9]*_alarm")
     alarms, lack = _read_figures(files, "alarm of an INA3221")
@@ -196,7 +247,7 @@ def _read_label(alarm: Path) -> str:
         return f"channel {channel}"
 
 
-def _read_cooling_devices(root: Path) -> Evidence:
+def _read_cooling_devices(root: Path, _: Throttle) -> Evidence:
     """Read whether the kernel takes speed for heat. A state of -1 is that of a device that is off."""
     states: dict[str, int] = {}
     refused: NoData | None = None
@@ -220,8 +271,8 @@ def _read_cooling_devices(root: Path) -> Evidence:
     return Evidence(now=bool(hot) or (None if lack else False), words=words, lack=lack)
 
 
-def _read_clock_caps(root: Path) -> Evidence:
-    """Read whether the highest clock allowed now is below the highest there is, whoever may have lowered it."""
+def _read_clock_caps(root: Path, throttle: Throttle) -> Evidence:
+    """Read whether the highest clock allowed now is below the highest there is, and below a cap set on purpose."""
     capped, seen = set[str](), False
     refused: NoData | None = None
     for policy in find_policies(root):
@@ -235,12 +286,27 @@ def _read_clock_caps(root: Path) -> Evidence:
                 refused = error
             continue
         seen = True
-        if allowed < most:
+        if allowed < min(most, _find_intended_mhz(policy, throttle.intended_max_hertz / 1e6)):
             capped.add(f"clock capped at {allowed:.0f} of {most:.0f} MHz")
     if not seen:
         raise refused or NoData(f"{root / POLICY_FOLDER}: no clock with limits")
     lack = describe_absence(refused) if refused else None
     return Evidence(now=bool(capped) or (None if lack else False), words=tuple(sorted(capped)), lack=lack)
+
+
+def _find_intended_mhz(policy: Path, cap_mhz: float) -> float:
+    """Return the least clock that the kernel makes of an intended cap, which it rounds; infinity where there is none.
+
+    Kernels that list clocks take the next lower one of them, the others round to their own steps.
+    """
+    if not cap_mhz:
+        return math.inf
+    try:
+        words = read_text(policy / "scaling_available_frequencies").split()
+    except NoData:
+        words = []
+    steps = [int(word) * 1e-3 for word in words if WHOLE_NUMBER.fullmatch(word)]
+    return max((step for step in steps if step <= cap_mhz), default=cap_mhz - LARGEST_STEP_MHZ)
 
 
 def _list_files(root: Path, chip: str, pattern: str) -> list[Path]:

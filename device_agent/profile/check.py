@@ -25,6 +25,7 @@ def find_problems(profile: Profile) -> tuple[str, ...]:
         *_check_cpu(profile),
         *_check_rails(profile.power),
         *_check_total(profile.power, is_fallback=profile.is_fallback()),
+        *_check_bounds(profile.power),
         *_check_figures(profile.power),
         *_check_thermal(profile),
         *_check_power_mode(profile.power_mode),
@@ -84,8 +85,8 @@ def _check_total(power: Power, *, is_fallback: bool) -> Iterator[str]:
                 yield f"power.total: {label} is already contained in {ancestor}; take one of the two out"
     if len(set(power.total)) < len(power.total):
         yield "power.total: a label is there twice, and would be counted twice; keep one"
-    if (needy := sorted(RAIL_SOURCES & set(power.sources))) and not power.total and not is_fallback:
-        yield f"power.total: {', '.join(needy)} read rails; name those whose sum is the total, and list them as rails"
+    if power.sources[:1] and power.sources[0] in RAIL_SOURCES and not power.total and not is_fallback:
+        yield f"power.total: {power.sources[0]} reads rails; name those whose sum is the total, and list them as rails"
 
 
 def _map_parents(power: Power) -> Mapping[str, str]:
@@ -100,12 +101,17 @@ def _find_ancestors(label: str, parents: Mapping[str, str]) -> set[str]:
     return found
 
 
+def _check_bounds(power: Power) -> Iterator[str]:
+    for key, (low, high) in (("valid_w", power.valid_w), ("supply_v", power.supply_v)):
+        if not 0 <= low < high < float("inf"):
+            yield f"power.{key}: [{low}, {high}] must be two figures, the lower first"
+
+
 def _check_figures(power: Power) -> Iterator[str]:
-    low, high = power.valid_w
-    if not 0 <= low < high < float("inf"):
-        yield f"power.valid_w: [{low}, {high}] must be two watts, the lower first"
     if not 0 < power.uncertainty <= 1:
         yield f"power.uncertainty: {power.uncertainty} must be a share above 0, up to 1"
+    if not 0 <= power.uncertainty_w < float("inf"):
+        yield f"power.uncertainty_w: {power.uncertainty_w} must be 0 or more watts"
     if not 0 < power.sample_hz <= power.max_hz <= MAX_SAMPLE_HZ:
         yield f"power.sample_hz: {power.sample_hz} must be above 0 and at most max_hz, {power.max_hz}"
     if not 0 < power.gain < float("inf") or not isfinite(power.offset_w):
@@ -129,6 +135,8 @@ def _check_model(model: PowerModel) -> Iterator[str]:
         yield "power.model: tx_w and rx_w are what a radio draws more; 0 or more watts"
     if not 0 < model.uncertainty <= 1:
         yield f"power.model.uncertainty: {model.uncertainty} must be a share above 0, up to 1"
+    if not 0 <= model.uncertainty_w < float("inf"):
+        yield f"power.model.uncertainty_w: {model.uncertainty_w} must be 0 or more watts"
     if not model.provenance.strip():
         yield "power.model.provenance: is empty; say whose figures these are"
 

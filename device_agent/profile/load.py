@@ -11,15 +11,22 @@ from device_agent.hardware.files import read_text
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.check import find_problems
 from device_agent.profile.match import Identity, choose_profile
-from device_agent.profile.schema import Profile
+from device_agent.profile.schema import Cpu, Power, Profile
 from shared.config import parse, read
 from shared.errors import ConfigError, NoData
+from shared.spelling import guess
 
 SUFFIX = ".toml"
 COMPATIBLE_FILES = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
 DMI_FIELDS = ("sys_vendor", "product_name", "board_name")
-UNKNOWN_PROFILE = Profile(schema=1, id="unknown", name="A board nobody has described")
-"""For a machine that no profile is for: what the kernel says everywhere is still read."""
+UNKNOWN_PROFILE = Profile(
+    schema=1,
+    id="unknown",
+    name="A board nobody has described",
+    cpu=Cpu(driver_clock="modelled"),
+    power=Power(sources=("ina3221", "ina2xx", "battery", "model")),
+)
+"""For a machine that no profile is for: what the kernel says everywhere is still read, power chips too."""
 
 
 def load_for_board(root: Path, name: str = "auto") -> Profile:
@@ -35,7 +42,10 @@ def load_for_board(root: Path, name: str = "auto") -> Profile:
     texts = _read_shipped()
     if name != "auto":
         if name not in texts:
-            raise ConfigError(f"there is no profile {name!r}; use auto, the path of a TOML file, or {', '.join(texts)}")
+            meant = guess(name, texts)
+            raise ConfigError(
+                f"there is no profile {name!r}; use auto, the path of a TOML file, or {', '.join(texts)}{meant}"
+            )
         return _parse_shipped(name, texts[name])
     found = read_identity(root)
     named = [f'"{token}"'.encode() for token in found.tokens()]
@@ -60,7 +70,7 @@ def load_file(path: Path) -> Profile:
 def read_source(name: str) -> str:
     """Return a profile's TOML as it was written, with comments: a shipped one by its id, another by its path."""
     if name.endswith(SUFFIX):
-        return Path(name).read_text()
+        return Path(name).read_text("utf-8-sig")
     return _read_shipped()[name].decode()
 
 

@@ -10,7 +10,7 @@ import msgspec
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 
-MODULE = re.compile(r"p[0-9]{4}-[0-9]{4}(?=-|$)", re.ASCII)
+MODULE = re.compile(r"([ep][0-9]{4})-[0-9]{4}(?=-|$)", re.ASCII)
 """How NVIDIA numbers modules; a revision (`-b00`) or a variant (`-super`) may follow."""
 
 
@@ -72,9 +72,16 @@ def _rank(profile: Profile, facts: Identity) -> tuple[int, int] | None:
 
 
 def _name_modules(token: str) -> Iterator[str]:
-    """Yield the modules behind a carrier's name: as they stand there, then without revision and variant."""
+    """Yield the modules behind a carrier's name: as they stand, without revision, without number.
+
+    The last is for a number of a known module that nobody listed yet, also of a module that stands alone.
+    """
     vendor, _, boards = token.partition(",")
-    for board in boards.split("+")[1:]:
+    carrier, *modules = boards.split("+")
+    for board in modules:
         if number := MODULE.match(board):
             yield f"{vendor},{board}"
             yield f"{vendor},{number[0]}"
+    for board in (*modules, carrier):
+        if number := MODULE.match(board):
+            yield f"{vendor},{number[1]}"

@@ -42,6 +42,8 @@ class Cpu(Struct, frozen=True, kw_only=True):
     Attributes:
         sources: Where the clock is read, best first: `firmware` (a Raspberry Pi's own word, which sysfs may not
             know), `cpufreq`, `cpuinfo`.
+        driver_clock: Quality of what cpufreq announces: `measured` where a counting loop confirmed it on such a board,
+            else `modelled`; a clock that the cores count themselves is measured everywhere.
         nominal_hertz: Where none of them answers.
         policies: As sysfs numbers them.
         low_opp_correction: Measured over announced clock below `low_opp_hertz` (1 for none).
@@ -50,6 +52,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """
 
     sources: tuple[Literal["firmware", "cpufreq", "cpuinfo"], ...] = ("cpufreq", "cpuinfo")
+    driver_clock: Literal["measured", "modelled"] = "measured"
     nominal_hertz: float = 0.0
     policies: tuple[Policy, ...] = ()
     low_opp_correction: float = 1.0
@@ -84,6 +87,7 @@ class PowerModel(Struct, frozen=True, kw_only=True):
         tx_w: More while it sends at full rate.
         rx_w: More while it receives at full rate.
         uncertainty: One standard deviation, as a share.
+        uncertainty_w: The part of it that is the same at every load, in watts, such as a meter's own error.
         provenance: Whose figures these are.
     """
 
@@ -95,6 +99,7 @@ class PowerModel(Struct, frozen=True, kw_only=True):
     tx_w: float = 0.0
     rx_w: float = 0.0
     uncertainty: float = 0.3
+    uncertainty_w: float = 0.0
     provenance: str = ""
 
 
@@ -109,9 +114,11 @@ class Power(Struct, frozen=True, kw_only=True):
         gain: Of a sensor that does not see everything: corrected = gain * sum + offset_w; quality is then `corrected`.
         offset_w: See there.
         uncertainty: One standard deviation of the total, as a share.
+        uncertainty_w: The part of it that is the same at every load, in watts.
         sample_hz: Usual rate of reading.
         max_hz: Above it the sensor repeats itself, or costs too much.
         valid_w: Totals outside of it are refused as invalid.
+        supply_v: Volts at the board's input; a power chip that was added and reads others is not the total.
         model: Where no sensor answers.
     """
 
@@ -124,9 +131,11 @@ class Power(Struct, frozen=True, kw_only=True):
     gain: float = 1.0
     offset_w: float = 0.0
     uncertainty: float = 0.03
+    uncertainty_w: float = 0.0
     sample_hz: float = 5.0
     max_hz: float = 20.0
     valid_w: tuple[float, float] = (0.05, 1000.0)
+    supply_v: tuple[float, float] = (4.4, 60.0)
     model: PowerModel | None = None
 
 
@@ -152,6 +161,9 @@ class Throttle(Struct, frozen=True, kw_only=True):
     Attributes:
         sources: All are asked, best first.
         senses_undervoltage: Whether the board has a detector; the Zero family has none, and says all is well.
+        without_detector: Tokens of /proc/device-tree/compatible of boards of this profile that have no detector.
+        intended_max_hertz: Highest clock that somebody sets on purpose, 0 for none: a clock that is capped there is not
+            throttled. The agent takes its own `max_hertz` of [board.target] for it.
     """
 
     sources: tuple[Literal["firmware", "soctherm", "ina3221_alarm", "cooling_device", "clock"], ...] = (
@@ -159,6 +171,8 @@ class Throttle(Struct, frozen=True, kw_only=True):
         "clock",
     )
     senses_undervoltage: bool = True
+    without_detector: tuple[str, ...] = ()
+    intended_max_hertz: float = 0.0
 
 
 class PowerMode(Struct, frozen=True, kw_only=True):

@@ -23,12 +23,14 @@ from device_agent.trainer.interface import Job
 from shared.data.classes import with_classes
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
-from shared.errors import ConfigError, Superseded, WireError
+from shared.errors import ConfigError, CorruptFile, Superseded, WireError
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol import payload as payloads
 from shared.protocol.evaluation_graph import EvaluationGraph
+from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.messages import Blob, Update
 from shared.runtime.durable import explain_disk_errors
+from shared.runtime.extras import install_command
 from shared.transfer import to_file
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ Floats: TypeAlias = Mapping[str, NDArray[np.float32]]
 BATCH_SIZE, BATCH_BYTES = 16, 4 << 20
 """Most examples that are evaluated at a time, and most bytes of their inputs: what a network makes of them takes some
 tens of times as much."""
-REMEDY = "install it (pip install fieldfleet[infer]), or take evaluation.runtime out of the plan"
+REMEDY = f"install it ({install_command('infer')}), or take evaluation.runtime out of the plan"
 
 
 class Watched(NamedTuple):
@@ -190,6 +192,10 @@ def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -
         import onnxruntime  # noqa: PLC0415 - absent where no plan asks for it
     except ImportError as error:
         raise ConfigError(f'evaluation.runtime is "onnx", and ONNX Runtime is not here: {REMEDY}') from error
+    try:
+        require_no_files(graph.onnx, parameters, "the run's graph")
+    except CorruptFile as error:
+        raise WireError(str(error)) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = max(1, threads), 1
     options.log_severity_level = 4  # what goes wrong is raised

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -34,9 +35,10 @@ from device_agent.trainer.pipe_messages import (
     frame,
 )
 from shared import registry
-from shared.errors import ConfigError, FieldFleetError, Superseded
+from shared.errors import ConfigError, FieldFleetError, Superseded, escape_text
 from shared.protocol.messages import Missed
 from shared.runtime import malloc, memory, processes
+from shared.runtime.cpus import count_usable_cpus
 from shared.runtime.processes import loading
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class AgentGone(Exception):
     """Nobody is left to exchange a step with."""
 
 
-class MessageReader(threading.Thread):
+class MessageReader:
     """Reads jobs, and answers to their steps, while the main thread trains; notices at once when a job is given up.
 
     Attributes:
@@ -65,12 +67,15 @@ class MessageReader(threading.Thread):
     """
 
     def __init__(self, stream: BinaryIO) -> None:
-        super().__init__(name="message reader", daemon=True)
         self._stream = stream
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[memoryview | Missed | None] = queue.SimpleQueue()
         self.cancelled = threading.Event()
         self.carried: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Read in a thread of its own."""
+        threading.Thread(target=self.run, name="message reader", daemon=True).start()
 
     def run(self) -> None:
         """Read until the agent is gone; a job under way is still finished then. What is no message ends the process."""
@@ -178,6 +183,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[])
     options = parser.parse_args()
     processes.configure(options.log_level)
+    processes.end_on_thread_failure()
     _give_way(options.nice, options.cpus)
     registry.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
@@ -220,7 +226,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str,
     Args:
         reader: Brings jobs and answers.
         out: The pipe to the agent.
-        threads: Torch's, 0 for torch's choice.
+        threads: Torch's, 0 for as many as are fastest.
         device: What to compute with, and how much memory there is to take: as `choose_device`.
     """
     malloc.enable_huge_pages()
@@ -297,12 +303,13 @@ def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Wo
     """Have torch ready; return what gives the workspace, or raises ConfigError for every task that asks for it."""
     import torch  # noqa: PLC0415
 
+    from device_agent.trainer.threads import Threads  # noqa: PLC0415
     from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
     from shared.tensors.placement import choose_device  # noqa: PLC0415
 
-    if threads:
-        torch.set_num_threads(threads)
-    workspace = cache(lambda: Workspace(device=choose_device(device, limit)))
+    found = None if threads else Threads(count_usable_cpus(), torch.set_num_threads, perf_counter)
+    torch.set_num_threads(threads or count_usable_cpus())
+    workspace = cache(lambda: Workspace(device=choose_device(device, limit), threads=found))
     with suppress(ConfigError):
         workspace()
     return workspace
@@ -315,9 +322,9 @@ def _failure_cause(error: Exception, job: Job) -> str:
     """
     logger.warning("job failed: %s", error, exc_info=not isinstance(error, FieldFleetError | OSError))
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):
-        return f"out of memory: {error}; raise trainer.memory_mb or use a smaller model or batch"
+        return f"out of memory: {escape_text(str(error))}; raise trainer.memory_mb or use a smaller model or batch"
     is_away = isinstance(error, ConfigError) and job.data.path and not Path(job.data.path).exists()
-    return f"{'TaskFailed' if is_away else type(error).__name__}: {error}"
+    return escape_text(f"{'TaskFailed' if is_away else type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

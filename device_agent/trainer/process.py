@@ -42,6 +42,9 @@ from shared.runtime.processes import wait_or_kill
 log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.1
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""Of the trainer's environment, where nobody set them: threads of GNU's and Intel's OpenMP that wait for others sleep
+and leave the processor to whoever works. They are read when torch is loaded."""
 NO_ROOM = (
     "ConfigError: this board has no torch, or its trainer.trains is false: it only evaluates, in plans with "
     'evaluation.runtime = "onnx"'
@@ -131,7 +134,7 @@ class TrainerProcess:
         lock: File that a living trainer holds locked; it inherits the lock, since an agent may die right after it.
         idle_s: Seconds without a job after which the child is ended.
         memory_mb: Its memory limit in MiB, 0 for none.
-        threads: Its torch threads, 0 for torch's choice.
+        threads: Its torch threads, 0 for as many as are fastest.
         log_level: What it says on the agent's standard error.
         models: Builders of the user's own that it may import.
         device: What it computes with: `auto`, `cpu` or `cuda`.
@@ -195,6 +198,7 @@ class TrainerProcess:
                 *(sys.executable, "-m", "device_agent.trainer.main", *map(str, arguments)),
                 stdin=PIPE,
                 stdout=PIPE,
+                env=PASSIVE | os.environ,
                 start_new_session=True,
                 pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
             )

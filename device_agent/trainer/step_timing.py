@@ -10,10 +10,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from device_agent.measurement.task_meter import Spent
 from shared.algorithms.base import Batch, Batches
@@ -102,6 +103,29 @@ def time_steps(
         flops=flops,
         provenance=blocks[0].provenance,
     )
+
+
+@contextmanager
+def passing(layers: nn.Module, inputs: Tensor) -> Iterator[Callable[[], None]]:
+    """Yield a function that passes a batch forward and backward; the network and random state are restored."""
+    parameters = [leaf for leaf in layers.parameters() if leaf.requires_grad]
+    buffers = [(leaf, leaf.clone()) for leaf in layers.buffers()]
+
+    def step() -> None:
+        outputs = layers(inputs)
+        torch.autograd.grad(outputs.float().sum(), parameters, allow_unused=True)
+
+    modes = [(module, module.training) for module in layers.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            layers.train()
+            yield step
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for leaf, before in buffers:
+                leaf.copy_(before)
 
 
 def _time_blocks(

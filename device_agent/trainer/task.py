@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol, TypeAlias
 
 import msgspec
 import torch
+from torch import nn
 
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer import device_state
@@ -24,7 +26,8 @@ from device_agent.trainer.draft import taken_back, write_own, write_payload, wri
 from device_agent.trainer.evaluation import HeldOut, Watched, evaluate_by_graph
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
-from device_agent.trainer.step_timing import time_steps
+from device_agent.trainer.step_timing import passing, time_steps
+from device_agent.trainer.threads import Threads
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
@@ -35,13 +38,13 @@ from shared.data.classes import with_classes
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import blank, seeded
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistics_of
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
-from shared.registry import build
+from shared.registry import FAULTS, build
 from shared.tensors.placement import CPU, describe, finish, memory_explained, state_on, to_device
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
@@ -196,8 +199,53 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
-    with memory_explained(task.workspace.device, task.workspace.release):
+    with memory_explained(task.workspace.device, task.workspace.release), _single_example_explained():
+        if task.workspace.threads and (task.job.task.train or task.job.task.measure_s):
+            _choose_threads(task, task.workspace.threads)
         _perform(task, exchange, trained)
+    if task.workspace.threads:
+        task.workspace.threads.end_task()
+
+
+def _choose_threads(task: TrainingTask, threads: Threads) -> None:
+    """Choose the number of threads for the task's network; a network that refuses its examples changes nothing."""
+    request = task.job.task
+    if task.workspace.device.type != "cpu":
+        return
+    try:
+        inputs, _ = next(iter(task.batches(epochs=1)))
+        layers = _bottom(task.job, blank(request.model)) if task.algorithm.split else task.model.layers
+        with passing(layers, inputs) as step:
+            network = msgspec.json.encode((request.model, request.algorithm, request.assignment.is_split))
+            key = network, tuple(inputs.shape), torch.__version__
+            threads.use(Path(task.job.state).parent, key, step)
+    except (ConfigError, StopIteration, MemoryError, *FAULTS) as error:
+        log.debug("threads are not timed: %s", error)
+
+
+def _bottom(job: Job, model: Model) -> nn.Module:
+    """Return the layers of which parameters came, with storage."""
+    names = payloads.unpack(to_file.view(Path(job.params))).blobs.keys()
+    layers = [layer for layer, _ in model.layers.named_children()]
+    last = max((layers.index(place) for place in {name.partition(".")[0] for name in names} & {*layers}), default=0)
+    bottom = model.layers[: last + 1].to_empty(device=CPU)
+    for leaf in bottom.state_dict().values():
+        leaf.zero_()
+    return bottom
+
+
+@contextmanager
+def _single_example_explained() -> Iterator[None]:
+    """Turn the error of BatchNorm about a batch of one example into a ConfigError with the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            "a batch of one example: the network's BatchNorm needs two values per channel to train; "
+            "set hyper.batch_size to 2 or more and give this device at least two examples to train on"
+        ) from error
 
 
 def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result | None) -> None:
@@ -217,7 +265,10 @@ def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result 
         while training.up is not None:
             with training.waiting():
                 answer = exchange(training.step, training.up)
+            begun = perf_counter()
             training.advance(answer)
+            if task.workspace.threads:
+                task.workspace.threads.note(perf_counter() - begun)
         training.carried = exchange.carried
 
 
@@ -362,7 +413,8 @@ def begin_split_training(
         Superseded: `is_superseded` became true.
         FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
-    with _split_training(TrainingTask(job, workspace, measure_block, is_superseded)) as training:
+    task = TrainingTask(job, workspace, measure_block, is_superseded)
+    with _single_example_explained(), _split_training(task) as training:
         yield training
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import TypeAlias
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from device_agent.exchange.state_files import note_once
+from device_agent.trainer.threads import Threads
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
@@ -41,10 +43,12 @@ class Workspace:
         read: Reads a device's examples.
         noted: Warnings that were given; in a replay, of all of its devices.
         device: Where networks, states and batches are while a task computes; files and examples stay on the CPU.
+        threads: Finds how many threads are fastest; None where their number is given.
     """
 
     read: Callable[[Data], Examples] = load
     device: torch.device = CPU
+    threads: Threads | None = None
     examples: dict[bytes, Parts] = field(default_factory=dict)
     models: dict[bytes, Model] = field(default_factory=dict)
     skeletons: dict[bytes, Model] = field(default_factory=dict)
@@ -90,7 +94,7 @@ class Workspace:
         """
         train, _, validation = self.data(spec)
         held = validation.inputs.to(self.device), validation.labels.to(self.device)
-        return TaskBatches(train, assignment, is_superseded, held, self.device)
+        return TaskBatches(train, assignment, is_superseded, held, self.device, self.threads)
 
     def model(self, spec: Spec) -> Model:
         """Return the network, built once; its parameters are whatever the last task left.
@@ -180,6 +184,7 @@ class TaskBatches:
     is_superseded: Callable[[], bool]
     validation: Batch = field(default_factory=lambda: (torch.empty(0), torch.empty(0, dtype=torch.int64)))
     device: torch.device = CPU
+    threads: Threads | None = None
 
     @property
     def num_examples(self) -> int:
@@ -196,12 +201,19 @@ class TaskBatches:
         return self.examples.inputs.index_select(0, places.cpu()).to(self.device)
 
     def __iter__(self) -> Iterator[Batch]:
-        hyper = self.assignment.hyper
+        told, hyper = self.assignment, self.assignment.hyper
         for inputs, labels in batches(
-            self.examples, batch_size=hyper.batch_size, epochs=hyper.local_epochs, seed=self.assignment.seed
+            self.examples,
+            batch_size=hyper.batch_size,
+            epochs=hyper.local_epochs,
+            seed=told.seed,
+            merges_single=told.merges_single,
         ):
             self._require_current()
+            begun = perf_counter()
             yield inputs.to(self.device), labels.to(self.device)
+            if self.threads and not told.is_split:  # whose steps wait for the server
+                self.threads.note(perf_counter() - begun)
 
     def _require_current(self) -> None:
         if self.is_superseded():

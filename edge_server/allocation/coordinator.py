@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge_server.plan.sections import OptimizerPlan
 from shared.config import one_line
 from shared.errors import ConfigError
 from shared.protocol.messages import Report
+from shared.spelling import guess
 
 ALLOCATORS: Mapping[str, Allocator[Any]] = {
     "bandwidth": BANDWIDTH,
@@ -41,8 +43,8 @@ def allocator_of(table: OptimizerPlan) -> Allocator[Any]:
         ConfigError: There is nobody of that name.
     """
     if table.name not in ALLOCATORS:
-        known = ", ".join(sorted(ALLOCATORS))
-        raise ConfigError(f"optimizer.name: unknown optimizer {table.name!r}; known: {known}")
+        known, meant = ", ".join(sorted(ALLOCATORS)), guess(table.name, ALLOCATORS)
+        raise ConfigError(f"optimizer.name: unknown optimizer {table.name!r}; known: {known}{meant}")
     return ALLOCATORS[table.name]
 
 
@@ -112,4 +114,24 @@ def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[s
 def decide(table: OptimizerPlan, case: Case) -> Decision:
     """Return one round's decision; nothing that a device says makes it fail."""
     decision = allocator_of(table).decide(options_of(table), table.solver, case)
-    return msgspec.structs.replace(decision, optimizer=table.name, limits=dict(case.limits), ladder=list(case.ladder))
+    decision = msgspec.structs.replace(
+        decision,
+        optimizer=table.name,
+        limits=dict(case.limits),
+        ladder=list(case.ladder),
+        enough={name: value for name, value in decision.enough.items() if math.isfinite(value)},
+    )
+    return _as_recorded(decision)
+
+
+def _as_recorded(decision: Decision) -> Decision:
+    """Return a decision as its record gives it back: of what is infinite, such as an upload without a link, nothing."""
+    if b"null" not in msgspec.json.encode(decision):
+        return decision
+    devices = {
+        device: msgspec.structs.replace(
+            given, figures={name: one for name, one in given.figures.items() if math.isfinite(one.value)}
+        )
+        for device, given in decision.devices.items()
+    }
+    return msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(decision, devices=devices)), type=Decision)

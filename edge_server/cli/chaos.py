@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from edge_server.allocation.coordinator import options_of
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.records import AnyRecord, RoundOpened, valid
 from edge_server.journal.runs import make_folder, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sections import BudgetPlan
@@ -83,12 +83,13 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     Raises:
         ConfigError: The plan cannot be used for this.
     """
-    plan = load(options.plan, options.data_root, several_sites=True)
+    data_root = options.data_root.resolve()  # the processes of a study work in folders of their own
+    plan = load(options.plan, data_root, several_sites=True)
     agents, folder = len(devices(plan, options.local)), make_folder(options.data_dir) / new_name(plan)
     require_possible(plan, agents, options.kills)
     disturbed = without_narrow_budgets(plan)
     local = Local(
-        *(options.plan, disturbed, options.data_root, folder / RUNS, "", agents),
+        *(options.plan, disturbed, data_root, folder / RUNS, "", agents),
         embedded=options.embedded_broker,
         log_level="debug",
         writes_plan=disturbed is not plan,
@@ -177,8 +178,9 @@ def mark_tables(plan: Plan) -> list[Marks]:
 def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]) -> Expected:
     """Return what gives the states that an undisturbed run ends with: a replay's, of each site.
 
-    Where something is decided for the devices of several sites, it follows from what was measured, and no two live runs
-    measure the same. So the replay decides nothing: it takes every round's decision from the disturbed run's journals.
+    What an optimizer or a budget decides follows from what was measured, and no two live runs measure the same. So the
+    replay decides nothing: it takes every round's decision from the disturbed run's journals, where there is one site
+    with the devices that were drawn.
 
     Args:
         plan: What is run.
@@ -187,9 +189,18 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
         say: Shows a line.
     """
     exact, number = msgspec.structs.replace(plan_for_exact_bits(plan), budget=BudgetPlan()), itertools.count(1)
-    if not plan.sites:
-        state, _ = replay(plan_for_exact_bits(plan), folder, count)
+    if not plan.sites and not plan.optimizer and plan.budget == BudgetPlan():
+        state, _ = replay(exact, folder, count)
         return lambda records: dict.fromkeys(records, state)
+
+    def told_again(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
+        say("replaying without kills what was decided")
+        [(site, own)] = records.items()
+        told = {one.round: one for one in valid(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
+        return {site: replay(exact, folder / str(next(number)), count, told=told)[0]}
+
+    if not plan.sites:
+        return told_again
 
     def replayed(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
         decided = {site: decisions(own, plan.rounds) for site, own in records.items()}
@@ -201,7 +212,6 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
         say("replaying without kills what was decided")
         return replayed(records)
 
-    assert plan.sites
     if plan.optimizer:
         return with_decisions
     states = replayed(dict.fromkeys(plan.sites.names, ()))
@@ -283,6 +293,7 @@ OF_ONE = {
     "counted_twice": "counted twice*",
     "duplicates": "duplicates",
     "retrained": "retrained",
+    "repeated": "repeated",
     "trained_twice": "trained twice*",
     "rounds_lost": "rounds lost*",
 }
@@ -305,7 +316,12 @@ def accounts_table(accounts: Sequence[Account], *, several_sites: bool = False) 
         rows.append((one.run, f"{one.accepted}/{one.updates}", *figures, f"{one.difference:g}"))
     headings = ("updates", *counts.values(), "model differs*")
     columns = (TextColumn("run"), *(TextColumn(heading, right=True) for heading in headings))
-    return TextTable(columns, rows, "Runs", "updates: accepted/asked for; *: must be 0")
+    return TextTable(
+        columns,
+        rows,
+        "Runs",
+        "updates: accepted/asked for; repeated: in split rounds that a killed server began anew; *: must be 0",
+    )
 
 
 def total(accounts: Sequence[Account]) -> Account:

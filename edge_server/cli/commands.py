@@ -128,6 +128,8 @@ def why_short(records: Sequence[AnyRecord]) -> str:
     missed = [one.round for one in rounds if one.outcome == "missed"]
     if not ends:
         return "it has not ended"
+    if ends[-1].outcome == "refused":
+        return f"over after {len(rounds)} rounds: every device has refused its task for good, for the causes above"
     if ends[-1].outcome != "finished":
         return f"ended short after {len(rounds)} rounds: {ends[-1].cause}"
     if len(missed) == len(rounds):
@@ -145,7 +147,7 @@ def show(options: argparse.Namespace) -> int:
     from edge_server.journal.runs import find  # noqa: PLC0415
 
     found = find(options.data_dir, options.run)
-    _show(options, found.folder, found.records)
+    _show(options, found.folder, found.records, each_device=options.devices)
     return 0
 
 
@@ -268,7 +270,9 @@ def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
     return {"record": str(folder), "outcome": summarise_outcome(records, folder), **short, **rounds}
 
 
-def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord]) -> None:
+def _show(
+    options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord], *, each_device: bool = False
+) -> None:
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
 
     if options.format == "json":
@@ -277,9 +281,7 @@ def _show(options: argparse.Namespace, folder: Path, records: Sequence[AnyRecord
     came_to = summarise_outcome(records, folder)
     from edge_server.trial import tables  # noqa: PLC0415
 
-    width = terminal_columns(sys.stdout)
-    device_columns = None if width is None else tables.MAX_DEVICE_COLUMNS
-    table = tables.rounds_table(records, device_columns=device_columns, width=width)
+    table = tables.rounds_table(records, each_device=each_device, width=terminal_columns(sys.stdout))
     found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
     skipped = [*tables.skipped_lines(records), *tables.trained_on_lines(records)]
     notes = [*chain.from_iterable(found), *skipped, *tables.restart_lines(records), why_short(records)]
@@ -300,7 +302,9 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("plan", type=Path, metavar="PLAN", help="a plan's file")
     root = places.usual_data_root()
     help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
-    check.add_argument("--data-root", type=Path, default=root, metavar="DIR", help=help_)
+    check.add_argument("--data-root", type=Path, metavar="DIR", help=help_)
+    help_ = "a server's file, whose models of your own and data_root count"
+    check.add_argument("--config", type=Path, metavar="FILE", help=help_)
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
     help_ = "json: a JSON Schema for editors; markdown: the page edge_server/plan/REFERENCE.md; default: %(default)s"
@@ -317,7 +321,14 @@ def _check_plan(options: argparse.Namespace) -> int:
         from edge_server.cli.plan.check import check_parts, check_plan  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    found = check_plan(options.plan, options.data_root)
+    data_root = places.usual_data_root()
+    if options.config:
+        from edge_server.plan.server_config import load  # noqa: PLC0415
+
+        config = load(options.config)
+        registry.allow([*registry.allowed_entries(), *config.models])
+        data_root = Path(config.data_root)
+    found = check_plan(options.plan, options.data_root or data_root)
     if options.format == "json":
         _print_json(found)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     places.add(parser, form=True)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     rm = verbs.add_parser("rm", help="remove runs: their journals, checkpoints, updates and logs")
-    rm.add_argument("runs", nargs="+", metavar="RUN", help=places.RUN)
+    help_ = "whole name of a run; an abbreviation, `last` or a path must be confirmed"
+    rm.add_argument("runs", nargs="+", metavar="RUN", help=help_)
+    rm.add_argument("--yes", action="store_true", help="remove without a confirmation")
+    rm.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     prune = verbs.add_parser("prune", help="remove all runs but the newest, and what is left of runs that never began")
     prune.add_argument("--keep", type=_count, required=True, metavar="N", help="how many to leave")
     prune.add_argument("--unfinished", action="store_true", help="remove also those that could be gone on with")
@@ -53,8 +56,7 @@ def runs(options: argparse.Namespace) -> int:
     """
     match options.verb:
         case "rm":
-            chosen = {run.folder: run for run in (find(options.data_dir, name) for name in options.runs)}
-            return _remove(chosen)
+            return _remove_named(options)
         case "prune":
             return _prune(options)
         case _:
@@ -94,6 +96,47 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
+def _remove_named(options: argparse.Namespace) -> int:
+    folders = {name: find(options.data_dir, name).folder for name in options.runs}
+    if options.dry_run:
+        _print_would_remove(dict.fromkeys(folders.values()))
+        return 0
+    abbreviated = {folder: name for name, folder in folders.items() if folder.name != Path(name).name}
+    if abbreviated and not options.yes and not _confirm(abbreviated):
+        return EXIT_SHORT
+    return _remove(dict.fromkeys(folders.values()))
+
+
+def _confirm(abbreviated: Mapping[Path, str]) -> bool:
+    """Ask on a terminal whether runs that were not named in full are meant.
+
+    Raises:
+        ConfigError: Standard input is not a terminal, so nobody can answer.
+    """
+    for folder, name in abbreviated.items():
+        if not sys.stdin.isatty():
+            raise ConfigError(f"runs rm: {name!r} is not a whole name; write {folder.name}, or add --yes")
+        sys.stderr.write(f"remove {folder.name} ({_format_size(_size_of(folder))})? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            sys.stderr.write("nothing was removed\n")
+            return False
+    return True
+
+
+def _print_would_remove(folders: Iterable[Path]) -> None:
+    sys.stdout.writelines(f"would remove {folder.name} ({_format_size(_size_of(folder))})\n" for folder in folders)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _format_size(size: int) -> str:
+    unit = choose_unit(size, BYTES, between=("GB", "kB"))
+    return f"{size / unit.size:.1f} {unit.name}"
+
+
 def _prune(options: argparse.Namespace) -> int:
     """Remove what lies behind the newest runs; what could be gone on with stays unless that is asked for."""
     there = [run for run in all_runs(options.data_dir) if run.opened]
@@ -105,7 +148,7 @@ def _prune(options: argparse.Namespace) -> int:
         sys.stdout.write(f"kept {run.folder.name}: it is unfinished; --unfinished removes it too\n")
     chosen = [*(run.folder for run in behind if run not in stay), *empty]
     if options.dry_run:
-        sys.stdout.writelines(f"would remove {folder.name}\n" for folder in chosen)
+        _print_would_remove(chosen)
         return 0
     return _remove(chosen)
 
@@ -119,7 +162,7 @@ def _remove(folders: Iterable[Path]) -> int:
     """Remove folders of runs that no process is at work in; code 1 where one is."""
     code = 0
     for folder in folders:
-        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        size = _size_of(folder)
         try:
             with hold_lock(folder):
                 shutil.rmtree(folder)
@@ -127,6 +170,5 @@ def _remove(folders: Iterable[Path]) -> int:
             sys.stderr.write(f"edge-server: {folder.name} stays: {error}\n")
             code = EXIT_SHORT
             continue
-        unit = choose_unit(size, BYTES, between=("GB", "kB"))
-        sys.stdout.write(f"removed {folder.name} ({size / unit.size:.1f} {unit.name})\n")
+        sys.stdout.write(f"removed {folder.name} ({_format_size(size)})\n")
     return code

@@ -55,9 +55,14 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         require_one_site(plan, options.plan)
     if plan.sites or options.local is not None or (plan.local and not options.config):
         return _here(options, config, plan, cancelled_by_signals)
-    for name in ("embedded_broker", "cef_share"):
+    for name in ("embedded_broker", "cef_share", "device"):
         if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: give --local as well")
+    if not options.config:
+        raise ConfigError(
+            f"{options.plan}: neither the devices nor their broker are known; give --config server.toml for the "
+            "devices of a site, or --local N for N agents on this machine"
+        )
     return [_connected(config, plan, cancelled_by_signals)]
 
 
@@ -170,6 +175,7 @@ def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: s
     return Local(
         *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), run, agents),
         embedded=options.embedded_broker,
+        device=options.device or "cpu",
         writes_plan=options.cef_share is not None,
     )
 

@@ -19,6 +19,7 @@ from shared.errors import Unreachable
 from shared.runtime import malloc
 from shared.runtime.processes import terminate
 from shared.transport.base import Broker
+from shared.transport.packet_limit import MOST_PACKET_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,6 @@ def _configure(folder: Path, port: int) -> Path:
     path = folder / "mosquitto.conf"
     path.write_text(
         f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\npersistence false\n"
-        f"log_type error\nlog_type warning\nmax_packet_size 8388608\n"
+        f"log_type error\nlog_type warning\nmax_packet_size {MOST_PACKET_BYTES}\n"
     )
     return path

@@ -24,8 +24,8 @@ from amqtt.errors import AMQTTError  # type: ignore[import-untyped]
 from amqtt.mqtt.packet import MQTTFixedHeader  # type: ignore[import-untyped]
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler  # type: ignore[import-untyped]
 
-MOST_PACKET_BYTES = 8 << 20
-"""As the private mosquitto takes them. amqtt has no such limit, and holds a packet whole before it looks at it."""
+from shared.transport.packet_limit import MOST_PACKET_BYTES
+
 PLUGINS = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
 """Without telling, amqtt loads seven, three of which start a task each for every packet, to log or to count it."""
 
@@ -125,7 +125,10 @@ class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
 
 
 def limit_packets() -> None:
-    """Let the broker hang up on who announces a longer packet, before it takes memory for that."""
+    """Let the broker hang up on who announces a longer packet.
+
+    amqtt has no such limit, and holds a packet whole before it looks at it.
+    """
     read = MQTTFixedHeader.from_stream
 
     async def read_bounded(reader: Any) -> Any:

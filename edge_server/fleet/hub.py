@@ -23,6 +23,7 @@ from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.pace import Pace
 from shared.transport.base import Delivery, Transport
+from shared.transport.packet_limit import MOST_RECEIVED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +48,13 @@ class Server:
         was_run: Tells whether a run of that name was ever ours, so that its late updates can be settled.
         keep, seen: Who else is told of every new report, and of every birth and death; none of them may wait.
         paces: How fast features of split sessions come from each device.
+        ceilings: Bytes of the largest frames of updates that pass, of devices whose larger ones did not come.
         takes: Whether a device may take part.
         window_bytes: Most bytes of frames that one is asked for at once, which bounds what each says; None in replay.
         denied: Devices of which nothing is heard: they were revoked.
         tasks: Those of the open round, by device.
         closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
+        longest_bytes: Of a packet; a longer one is never awaited.
     """
 
     site: str
@@ -67,10 +70,12 @@ class Server:
     keep: list[Callable[[Report], None]] = field(default_factory=list)
     seen: list[Callable[[Status], None]] = field(default_factory=list)
     paces: dict[str, Pace] = field(default_factory=dict)
+    ceilings: dict[str, int] = field(default_factory=dict)
     takes: Callable[[str], bool] = lambda _device: True
     window_bytes: int | None = None
     denied: frozenset[str] = frozenset()
     closed_topics: set[bytes] = field(default_factory=set)
+    longest_bytes: int = MOST_RECEIVED_BYTES
     answers: Answers = field(init=False)
     _gather: Collector | None = None
     _splitting: StepServer | None = None
@@ -160,7 +165,8 @@ class Server:
         if self._admission is None or size <= MOST_BYTES.get(channel, 0):
             return True
         taker = self._gather if channel == "update" else self._splitting
-        is_awaited = taker is not None and taker.awaits(device) and self._admission.has_room(device, channel, size)
+        is_awaited = size <= self.longest_bytes and taker is not None and taker.awaits(device)
+        is_awaited = is_awaited and self._admission.has_room(device, channel, size)
         if not is_awaited:
             self._admission.waste(device, channel, size)
         return is_awaited

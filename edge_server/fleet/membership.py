@@ -17,9 +17,12 @@ import msgspec
 
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
+from edge_server.fleet.inputs import RunInputs
 from edge_server.fleet.state import Fleet
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import CohortPlan, Plan
+from shared.protocol.inputs import Inputs
+from shared.protocol.messages import Status
 from shared.transport.presence import SERVES
 
 log = logging.getLogger(__name__)
@@ -152,6 +155,10 @@ def _heard(fleet: Fleet, device: str) -> tuple[int, str]:
     return fleet.words[device], status.instance if status else ""
 
 
+def _trains(status: Status) -> bool:
+    return status.trains and status.state != SERVES
+
+
 @dataclass
 class Muster:
     """Who may take part.
@@ -165,6 +172,7 @@ class Muster:
         seen: Everybody who was ever there and belongs to the run.
         classes: What the run's classes are called, as soon as somebody has said so: others' take no part.
         reads_labels: Whether any device's labels are read in the run; where not, what these are called is all the same.
+        inputs: How the run's inputs are prepared, as soon as somebody has said so: who prepares others takes no part.
     """
 
     members: Members = None
@@ -175,6 +183,7 @@ class Muster:
     seen: set[str] = field(default_factory=set)
     classes: ClassNames | None = None
     reads_labels: bool = True
+    inputs: RunInputs | None = None
     _told: set[str] = field(default_factory=set)
 
     def takes(self, device: str) -> bool:
@@ -183,15 +192,26 @@ class Muster:
 
     def here(self, fleet: Fleet) -> tuple[str, ...]:
         """Return who is there, trains and belongs to the run, in order of name."""
-        others, members, statuses = self.mislabelled(fleet), self.members, fleet.statuses
+        others, members, statuses = self.unlike(fleet), self.members, fleet.statuses
         return tuple(
             device
             for device in fleet.online
             if (members is None or device in members) and device not in others and statuses[device].state != SERVES
         )
 
-    def mislabelled(self, fleet: Fleet) -> dict[str, str]:
-        """Return the refusal of each device that is there and belongs to the run but for what its labels mean."""
+    def unlike(self, fleet: Fleet) -> dict[str, str]:
+        """Return the refusal of each device that is there and belongs to the run but for what its examples mean."""
+        return self._unlike_inputs(fleet) | self._mislabelled(fleet)
+
+    def _unlike_inputs(self, fleet: Fleet) -> dict[str, str]:
+        if self.inputs is None:
+            return {}
+        told = {device: fleet.statuses[device].inputs for device in fleet.online if self.takes(device)}
+        usual = (None, self.inputs.inputs)  # of nearly all of a large fleet
+        found = {device: self.inputs.refusal(device, one) for device, one in told.items() if one not in usual}
+        return {device: refusal for device, refusal in found.items() if refusal}
+
+    def _mislabelled(self, fleet: Fleet) -> dict[str, str]:
         if self.classes is None or not self.reads_labels:
             return {}
         statuses, usual = fleet.statuses, [None, list(self.classes.names)]  # nearly all of a large fleet
@@ -215,6 +235,13 @@ class Muster:
         self.classes = replace(self.classes, is_recorded=True)
         return self.classes.names
 
+    def unrecorded_inputs(self) -> Inputs | msgspec.UnsetType:
+        """Return, once, the inputs that the devices agreed on, for a server that goes on with the run."""
+        if not self.inputs or self.inputs.is_recorded:
+            return msgspec.UNSET
+        self.inputs = replace(self.inputs, is_recorded=True)
+        return self.inputs.inputs
+
     def ready(self, fleet: Fleet) -> tuple[str, ...]:
         """Return who of them may be given a task."""
         return tuple(device for device in self.here(fleet) if device not in self.unmetered)
@@ -230,6 +257,19 @@ class Muster:
         able = [device for device in staying if self.broken.get(device) != fleet.statuses[device].instance]
         return tuple(self.silent.without(fleet, able))
 
+    def has_refused(self, plan: Plan, fleet: Fleet) -> bool:
+        """Return true if every device of the plan, and every other one seen, has refused its task for good.
+
+        Devices that only evaluate or serve are ignored. A plan that names no devices may still get others.
+        """
+        every = {*(devices_of_plan(plan) or ()), *self.seen, *filter(self.takes, fleet.statuses)}
+        trained = [device for device in every if device not in fleet.statuses or _trains(fleet.statuses[device])]
+        return bool(trained) and all(self._is_broken(device, fleet) for device in trained)
+
+    def _is_broken(self, device: str, fleet: Fleet) -> bool:
+        status = fleet.statuses.get(device)
+        return status is not None and self.broken.get(device) == status.instance
+
     def left_out(self, plan: Plan, fleet: Fleet) -> list[str]:
         """Return what to record of devices that take no part, each once and not without bound."""
         found = {
@@ -240,7 +280,7 @@ class Muster:
             device: f"device {device} takes no further part: budget.joules is set, and it tells none of its training"
             for device in self.unmetered
         }
-        found |= self.mislabelled(fleet)
+        found |= self.unlike(fleet)
         news = [device for device in sorted(found) if device not in self._told]
         news = news[: MOST_NAMED - len(self._told)]
         self._told.update(news)

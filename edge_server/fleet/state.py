@@ -104,7 +104,7 @@ class Fleet:
     def _set(self, status: Status) -> None:
         known = self.statuses.get(status.device)
         if known and not status.online:
-            status = msgspec.structs.replace(status, classes=known.classes)  # a death does not repeat them
+            status = msgspec.structs.replace(status, classes=known.classes, inputs=known.inputs)  # a death repeats none
         if known is None or known.online != status.online:
             self._fresh.pop(status.device, None)
             self._online = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from edge_server.fleet.view import Device
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Cost, Quality, Reading
-from shared.protocol.units import SECONDS, choose_unit
+from shared.protocol.units import SECONDS, choose_unit, format_figure
 from shared.runtime.text_table import TextColumn, TextTable, printable_text
 
 MARKS: Mapping[Quality, str] = {"measured": "", "corrected": "~", "modelled": "≈"}
@@ -19,8 +19,12 @@ LEGEND = (
     "~ corrected, ≈ modelled, no mark: measured; -: not there, and why\n"
     "s, J: of the last task, compute/upload; throttled: was: since it booted"
 )
+LINK_LEGEND = (
+    "\nMbit/s -: not known before the device's first long transfer that way (256 KiB, 0.5 s); "
+    "`device-agent probe --link` measures it now"
+)
 BARS = "▁▂▃▄▅▆▇█"
-MEGA, GIGA, MEBI, WHOLE, WIDE = 1e6, 1e9, float(1 << 20), 1e15, 1e6
+MEGA, GIGA, MEBI, WIDE = 1e6, 1e9, float(1 << 20), 1e6
 
 
 class Column(NamedTuple):
@@ -76,7 +80,9 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
         for one in devices
     ]
     offline = [number for number, one in enumerate(devices) if one.online is False]
-    return TextTable(columns, rows, "Devices", LEGEND, styles=dict.fromkeys(offline, "dim"))
+    lacks_link = any(column.reading not in one.readings for one in devices if one.readings for column in LINK)
+    legend = LEGEND + LINK_LEGEND * lacks_link
+    return TextTable(columns, rows, "Devices", legend, styles=dict.fromkeys(offline, "dim"))
 
 
 def model_cell(one: ModelStatus) -> str:
@@ -146,26 +152,17 @@ def cost_cell(cost: Cost, name: str) -> str:
 
 
 def readings_table(device: Device) -> TextTable:
-    """Return all that a device measured: value, uncertainty, quality, source and age at the time of its report."""
+    """Return all that a device measured, in the units of `probe`: value, uncertainty, quality, source, age."""
     columns = (
         *(TextColumn("reading", least=24), TextColumn("value", right=True), TextColumn("±", right=True)),
-        *(TextColumn("unit"), TextColumn("quality"), TextColumn("source", least=12), TextColumn("age", right=True)),
+        *(TextColumn("quality"), TextColumn("source", least=12), TextColumn("age", right=True)),
     )
     rows = []
     for name, one in sorted(device.readings.items()):
-        spread = NOTHING if one.uncertainty is None else f"{one.uncertainty:.3g}"
+        spread = NOTHING if one.uncertainty is None else format_figure(name, one.uncertainty, one.unit)
         age = duration(max(0.0, (device.at or 0.0) - one.at))
-        rows.append(
-            (
-                short_text(name),
-                number(one.value),
-                spread,
-                short_text(one.unit),
-                one.quality,
-                short_text(one.source),
-                age,
-            )
-        )
+        shown = short_text(name), format_figure(name, one.value, one.unit), spread
+        rows.append((*shown, one.quality, short_text(one.source), age))
     return TextTable(columns, rows, f"Readings of {device.device}")
 
 
@@ -176,11 +173,6 @@ def absences_table(device: Device) -> TextTable:
         why = ": ".join(part for part in (one.lack.replace("_", " "), one.cause) if part)
         rows.append((short_text(f"{NOTHING} {name}"), short_text(why)))
     return TextTable((TextColumn(), TextColumn(least=24)), rows)
-
-
-def number(value: float) -> str:
-    """Return a whole number in full, another with six digits."""
-    return f"{value:.0f}" if value.is_integer() and abs(value) < WHOLE else f"{value:.6g}"
 
 
 def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, until_utc_s: float) -> list[str]:
@@ -196,12 +188,12 @@ def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, 
     if not values:
         return [f"{name}: nothing was kept in the last {duration(until_utc_s - since_utc_s)}"]
     least, most = min(value for _, value in values), max(value for _, value in values)
-    unit, last = found[-1][1].unit, values[-1][1]
+    shown = [format_figure(name, value, found[-1][1].unit) for value in (least, most, values[-1][1])]
     bars = sparkline(values, since_utc_s, until_utc_s)
     return [
         f"{name}, last {duration(until_utc_s - since_utc_s)}: {len(values)} reports",
         f"|{bars}|",
-        f"least {least:.6g}, most {most:.6g}, last {last:.6g} {unit}",
+        f"least {shown[0]}, most {shown[1]}, last {shown[2]}",
     ]
 
 

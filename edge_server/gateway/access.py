@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from edge_server.gateway.broker_files import MADE, PROBES, probe_topic
-from shared.protocol.topics import ANY, EVERYONE, PEER, ROOT, SERVER, TOPS
+from shared.protocol.topics import ANY, DOCTOR, EVERYONE, PEER, ROOT, SERVER, TOPS
 
 Role: TypeAlias = Literal["device", "server", "peer", "probe"]
 Verb: TypeAlias = Literal["publish", "hear"]
@@ -74,8 +74,11 @@ RULES = (
     Rule(OWN, ("probe",), device=BOTH),
     Rule(EVERYONE, ("model", "parts"), device=HEARS, server=BOTH),
     Rule(SERVER, ("status",), device=HEARS, server=BOTH),
+    Rule(SERVER, ("probe",), server=BOTH),
+    Rule(DOCTOR, ("probe",), server=BOTH),
     Rule(TOPS, ("status",), device=HEARS, server=BOTH),
     Rule(NEIGHBOUR, ("status",), server=HEARS, peer=BOTH),
+    Rule(NEIGHBOUR, ("probe",), peer=BOTH),
     Rule(NEIGHBOUR, ("gossip", "telemetry", "round"), server=HEARS, peer=SAYS),
     Rule(NEIGHBOUR, ("gossiped", "decision"), server=SAYS, peer=HEARS),
     Rule(PROBES, (GENERATION,), probe=BOTH),

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.protocol.topics import ROOT
+from shared.transport.packet_limit import MOST_PACKET_BYTES
 
 MADE = "# Made by `edge-server site init`, and made anew by every command that changes the site: do not edit."
 
 MOST_CONNECTIONS = 4096
-MOST_PACKET_BYTES = 8 << 20
-"""Twice the largest frame: what is above is no part of the protocol."""
 MOST_QUEUED, MOST_QUEUED_BYTES = 4096, 64 << 20
 """Of one client that is slow or away; a server asks for 48 frames of 256 KiB at once."""
 MOST_INFLIGHT = 256

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from edge_server.gateway.authority import public_key_of
-from edge_server.gateway.broker_files import broker_conf
+from edge_server.gateway.broker_files import broker_conf, probe_topic
 from edge_server.gateway.certificate_files import (
     NEXT_CA,
     NEXT_KEY,
@@ -31,12 +31,17 @@ from edge_server.gateway.certificate_files import (
 )
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import package_faults, read_index
-from edge_server.gateway.reload import RELOAD_LOCK, all_faults, broker_door, find_broker
+from edge_server.gateway.probe_access import is_open
+from edge_server.gateway.reload import AGAIN, RELOAD_LOCK, all_faults, broker_door, find_broker, stop_broker
 from edge_server.gateway.rotation.root import unmoved
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses, pair_chain
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, revoked_serials
 from edge_server.plan.server_config import load
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Unreachable
+from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES
+from shared.transport.base import Broker
+from shared.transport.capabilities import Lack, find_lacks
+from shared.transport.tls import Tls
 
 SOON = timedelta(days=365)
 """Before a CA's end, within which it is time to make the next: boards' certificates are not valid longer than it."""
@@ -75,12 +80,13 @@ class _Look:
 Check: TypeAlias = Callable[[_Look], Iterator[Finding]]
 
 
-async def check_site(site: SiteFolder, now: datetime) -> list[Finding]:
+async def check_site(site: SiteFolder, now: datetime, *, stops: bool = False) -> list[Finding]:
     """Look at a site's files, and at what its broker does; nothing is changed.
 
     Args:
         site: The folder.
         now: UTC.
+        stops: Whether to stop a broker that is open to those whom it must not let in, or lets pass what it must not.
 
     Raises:
         ConfigError: There is no site, or its state cannot be read.
@@ -88,7 +94,7 @@ async def check_site(site: SiteFolder, now: datetime) -> list[Finding]:
     look = _Look(site, read_state(site.path), now)
     checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file, _packages)
     found = [finding for check in checks for finding in _guarded(check, look)]
-    return found + await _broker(look)
+    return found + await _broker(look, stops=stops)
 
 
 def _guarded(check: Check, look: _Look) -> Iterator[Finding]:
@@ -270,7 +276,7 @@ def _packages(look: _Look) -> Iterator[Finding]:
         yield _good("packages", f"signed by this site and whole; {', '.join([*newest, *wheels])}")
 
 
-async def _broker(look: _Look) -> list[Finding]:
+async def _broker(look: _Look, *, stops: bool) -> list[Finding]:
     """Look at what the broker does; one probe at a time, since another would throw it off."""
     door = broker_door(look.site, look.state)
     place = f"{door.host}:{door.port}"
@@ -281,10 +287,17 @@ async def _broker(look: _Look) -> list[Finding]:
             return [_bad("broker", f"nobody listens at {place}", f"start mosquitto with {conf}")]
         with locked(look.site.path, RELOAD_LOCK):
             found = await all_faults(look.site, look.state, pid)
+            lacks = [] if found else await _lacks(look)
+            is_stopped = stops and any(map(is_open, found))
+            if is_stopped:
+                await stop_broker(pid, look.state.port)
     except (ConfigError, OSError) as error:
         return [_bad("broker", str(error), "run this as root")]
     if found:
-        return [_bad("broker", told, RELOAD) for told in found]
+        mend = f"it was stopped: {AGAIN}" if is_stopped else RELOAD
+        return [_bad("broker", told, mend) for told in found]
+    if lacks:
+        return [_bad(f"broker's {one.what}", one.found, one.setting) for one in lacks]
     told = f"at {place}, with the gateway's certificate; refuses strangers, the revoked, and what is not allowed"
     others = _other_ports(pid, {look.state.port, look.state.servers_port})
     mend = "take its other listeners out of its configuration: nobody needs a certificate there"
@@ -292,6 +305,18 @@ async def _broker(look: _Look) -> list[Finding]:
         _good("broker", told),
         *(Finding(about="broker", state="advice", told=f"listens at port {one} too", mend=mend) for one in others),
     ]
+
+
+async def _lacks(look: _Look) -> list[Lack]:
+    """Try, as the probe, what the protocol needs of the broker: by a message of the longest frame, among others."""
+    door = broker_door(look.site, look.state)
+    pair = look.site.gateway("probe")
+    tls = Tls(ca=str(door.trusted), cert=f"{pair}.crt", key=f"{pair}.key")
+    broker, place = Broker(host=door.host, port=door.port, tls=tls), probe_topic(look.state.site, look.state.generation)
+    try:
+        return await find_lacks(broker, "probe", place, MAX_FRAME_BYTES + HEADER_BYTES)
+    except Unreachable as error:
+        return [Lack("connection", f"it hung up: {error}", RELOAD)]
 
 
 def _other_ports(pid: int, ours: set[int]) -> list[int]:

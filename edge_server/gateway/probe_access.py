@@ -26,6 +26,10 @@ CLEAN_START, KEEPALIVE_S = 0x02, 60
 _LOW7, _MORE = 0x7F, 0x80
 
 
+LETS_IN, TAKES_FORBIDDEN = "it lets in who has", "it takes what the access list forbids"
+DELIVERS_MORE = "it delivers what was not asked for"
+
+
 @dataclass(frozen=True)
 class Door:
     """Where a broker is, and whom to trust there.
@@ -187,6 +191,11 @@ async def faults(door: Door, gateway: Path, site: str, generation: int) -> list[
     return found + await strangers(door, gateway)
 
 
+def is_open(fault: str) -> bool:
+    """Tell whether a fault is that the broker lets in or lets pass what it must not."""
+    return any(words in fault for words in (LETS_IN, TAKES_FORBIDDEN, DELIVERS_MORE))
+
+
 async def strangers(door: Door, gateway: Path) -> list[str]:
     """Return which of those that it must not let in a broker lets in.
 
@@ -198,7 +207,7 @@ async def strangers(door: Door, gateway: Path) -> list[str]:
     for pair, who in ((gateway / "revoked", "a revoked certificate"), (None, "no certificate")):
         with suppress(Unreachable):
             async with call(door, pair):
-                found.append(f"it lets in who has {who}")
+                found.append(f"{LETS_IN} {who}")
     return found
 
 
@@ -209,9 +218,9 @@ async def _faults_of_access(probe: Caller, site: str, generation: int) -> list[s
     if await probe.subscribe(allowed) >= REFUSED or await probe.publish(allowed) >= REFUSED:
         found.append("it refuses what the access list allows")
     elif await probe.heard() != allowed:
-        found.append("it delivers what was not asked for")
+        found.append(DELIVERS_MORE)
     if await probe.publish(forbidden) != NOT_AUTHORIZED:
-        found.append("it takes what the access list forbids")
+        found.append(TAKES_FORBIDDEN)
     return found
 
 

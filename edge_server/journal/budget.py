@@ -19,6 +19,10 @@ from edge_server.journal.decision import Granted, Pledged
 from edge_server.journal.records import AnyRecord, Gossiped, Noted, RoundClosed
 from edge_server.plan.sections import BudgetPlan
 
+COMPUTE = "compute_joules"
+TOLERANCE = 1e-9
+"""Share of what is left by which a sum may exceed it: an optimizer that spends all leaves rounding errors."""
+
 
 @dataclass(frozen=True)
 class RunSpending:
@@ -80,25 +84,29 @@ class Ledger:
     def spending(self) -> RunSpending:
         """Return what is spent."""
         parts = list(self._parts())
-        charged = math.fsum(total.most * (total.asked - total.told) for _, _, total in parts if total.told)
-        dark = {device for device, name, total in parts if name == "compute_joules" and not total.told}
+        dearest = _dearest(parts)
+        charged = math.fsum(
+            dearest[device, name] * (total.asked - total.told) for device, name, total in parts if total.told
+        )
+        dark = {device for device, name, total in parts if name == COMPUTE and not total.told}
         told = math.fsum(total.joules for _, _, total in parts)
         return RunSpending(
             seconds=math.fsum(self._seconds),
             joules=told + charged if any(total.told for _, _, total in parts) else None,
             charged=charged,
-            is_whole=all(total.told for _, _, total in parts),
+            is_whole=all(_is_covered(name, total, dearest[device, name]) for device, name, total in parts),
             unmetered=tuple(device for device in sorted(dark) if self._claims.accounts[device].has_trained),
             moved=math.fsum(self._moved),
             backhaul_s=self._backhaul_s,
         )
 
     def dearest(self) -> dict[str, float]:
-        """Return the joules that are charged for a task of which nothing is told, by device; of who told none, none."""
-        found = dict[str, float]()
-        for device, _, total in self._parts():
+        """Return the joules charged for a task of which nothing is told, by device that has told any."""
+        found, parts = dict[str, float](), list(self._parts())
+        dearest = _dearest(parts)
+        for device, name, total in parts:
             if total.told:
-                found[device] = found.get(device, 0.0) + total.most
+                found[device] = found.get(device, 0.0) + dearest[device, name]
         return found
 
     def doubts(self) -> list[str]:
@@ -112,6 +120,26 @@ class Ledger:
         beyond = self._claims.beyond()
         for device, account in sorted(self._claims.accounts.items()):
             yield from ((device, name, total) for name, total in account.totals(beyond.get(device, ())).items())
+
+
+def _dearest(parts: Iterable[tuple[str, str, PartTotal]]) -> dict[tuple[str, str], float]:
+    """Return the joules charged for a part of a task that is not told, by device and part.
+
+    They are the most that the device has told of that part; where all of it was zero, as of tasks without any training
+    step, the median of what other devices have told at most.
+    """
+    most = {(device, name): total.most for device, name, total in parts}
+    above = {key: joules for key, joules in most.items() if joules > 0}
+    usual = {
+        part: statistics.median(joules for (_, name), joules in above.items() if name == part)
+        for part in {name for _, name in above}
+    }
+    return {(device, name): joules or usual.get(name, 0.0) for (device, name), joules in most.items()}
+
+
+def _is_covered(part: str, total: PartTotal, dearest: float) -> bool:
+    """Return whether something stands for every task's joules of a part; computing is never free."""
+    return bool(total.told) and (total.told == total.asked or dearest > 0 or part != COMPUTE)
 
 
 def foreseen_joules(
@@ -135,6 +163,7 @@ def affordable(foreseen: Mapping[str, float], left: float) -> tuple[str, ...]:
         foreseen: Joules of each.
         left: Joules that may be spent.
     """
+    left += TOLERANCE * max(left, 0.0)
     if math.fsum(foreseen.values()) <= left:
         return tuple(sorted(foreseen))
     chosen, spent = list[str](), 0.0

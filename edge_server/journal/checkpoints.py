@@ -75,7 +75,7 @@ def save(
 
 
 def load(folder: Path, number: int) -> State:
-    """Read the state after a round, be it the last good one.
+    """Read the state after a round, be it the last good or the most accurate one.
 
     Raises:
         FileNotFoundError: There is none.
@@ -85,11 +85,13 @@ def load(folder: Path, number: int) -> State:
 
 
 def state_path(folder: Path, number: int) -> Path:
-    """Return where the state after a round lies, or would."""
-    path = checkpoint_path(folder, number)
-    if path.exists() or good_number(folder) != number:
+    """Return where the state after a round lies, or would: as one of the last, the last good or the most accurate."""
+    path, best = checkpoint_path(folder, number), best_path(folder, number)
+    if path.exists():
         return path
-    return folder / GOOD
+    if good_number(folder) == number:
+        return folder / GOOD
+    return best if best.exists() else path
 
 
 def good_number(folder: Path) -> int:
@@ -109,10 +111,10 @@ def later(folder: Path, origin: Origin) -> list[Origin]:
         origin: The run, the last round that its journal knows, and how often it went back by what that says.
 
     Returns:
-        The newest first; whether they can be read is not said.
+        The newest first, the last good and the most accurate among them; whether they can be read is not said.
     """
     found = list[Origin]()
-    for path in folder.glob(CHECKPOINTS):
+    for path in (*folder.glob(CHECKPOINTS), *folder.glob(GOOD), *folder.glob(BEST)):
         try:
             match file.read_about(path):
                 case {"run": str(run), "round": int(number), "rewinds": int(rewinds)} if run == origin.run:

@@ -1,15 +1,18 @@
 """Plausibility of what devices claim that tasks cost: by figure, by the server's own clock, by other devices' claims.
 
 Joules are not believed where the device would have drawn more than `MOST_W` from the moment at which its round was
-opened to that at which its update had come, by the server's clock; nor where they are more than `TIMES` what tasks of
-the other devices take (their median), in joules and in watts over that time as well. A large share of the data makes
-the joules of an honest device many, a fast processor its watts; both at once would be a claim. Nor are seconds believed
-that the server did not see pass.
+opened to that at which its update had come, by the server's clock; nor where they are more than `TIMES` what the same
+part of tasks of the other devices takes (their median), in joules and in watts over that part's seconds as well. A
+large share of the data makes the joules of an honest device many, a fast processor its watts; both at once would be a
+claim. Parts are compared with the same part alone, and a part that took nothing is not compared: a task without any
+training step takes its download only, which says nothing of what a step takes. What was measured before round 1 is no
+task and is not usual. Nor are seconds believed that the server did not see pass.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,6 +37,8 @@ MOST, MOST_JOULES = 1e18, 1e9
 MOST_W, TIMES = 2000.0, 10.0
 SLACK_S = 1.0
 """Is added to what the server's clock says of a task: between two clocks some of it may be lost."""
+LEAST_S = 1e-3
+"""Of a part for its watts: clocks of boards tell no less."""
 
 PHASES: Mapping[str, str] = {
     "download": "its download",
@@ -93,6 +98,17 @@ class Claim:
         names = joule_parts(split=self.split)
         return {name: told for name in names if (told := getattr(self.cost, name)) is not None}
 
+    def seconds(self, part: str) -> float | None:
+        """Return the seconds over which the watts of a part of its joules are taken; None where nobody knows them.
+
+        Those that were told of the part, and no more than the server saw pass.
+        """
+        if self.wall_s is None:
+            return None
+        told = getattr(self.cost, part.replace("_joules", "_s")) if self.cost else None
+        most = self.wall_s + SLACK_S
+        return most if told is None or not math.isfinite(told) else min(max(told, LEAST_S), most)
+
     def impossible(self) -> set[str]:
         """Return the parts, of its joules and of its seconds, that no device could have spent."""
         found = {name for name, told in self.joules().items() if not _is_possible(told, self.wall_s)}
@@ -131,10 +147,19 @@ class Disbelief(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """What is usual for a task: its joules, and these over the seconds that it can have taken."""
+    """Medians of one part of tasks: its joules, and its watts over its seconds."""
 
     joules: float
     watts: float
+
+
+@dataclass
+class _Ordered:
+    """Joules and watts of one part of a device's tasks, each ascending, and the most joules ever told of it."""
+
+    joules: list[float] = field(default_factory=list)
+    watts: list[float] = field(default_factory=list)
+    most: float = 0.0
 
 
 @dataclass
@@ -168,9 +193,7 @@ class DeviceClaims:
     has_trained: bool = False
     impossible: set[tuple[Task, str]] = field(default_factory=set)
     _totals: dict[str, PartTotal] = field(default_factory=dict)
-    _joules: list[float] = field(default_factory=list)
-    _watts: list[float] = field(default_factory=list)
-    _most: float = 0.0
+    _usual: dict[str, _Ordered] = field(default_factory=dict)
 
     def ask(self, task: Task, *, split: bool = False) -> Claim:
         """Return the claim of a task, which is new or was asked for before."""
@@ -189,16 +212,16 @@ class DeviceClaims:
             wall_s: Seconds that it can have taken; None where nobody knows.
         """
         claim = self.tasks[task]
-        gone = self._possible(task)
-        self._count(gone, claim.wall_s, -1)
+        before = self._possible(task)
+        self._count(task, before, -1)
         claim.cost, claim.wall_s = cost, wall_s
         self.has_trained |= task[1] > 0
         self.impossible -= {(task, name) for name in (*JOULES, *SECONDS)}
         self.impossible |= {(task, name) for name in claim.impossible()}
-        found = self._possible(task)
-        self._count(found, wall_s, 1)
-        for name, joules in gone.items():
-            if found.get(name, 0.0) < joules == self._totals[name].most:
+        now = self._possible(task)
+        self._count(task, now, 1)
+        for name, joules in before.items():
+            if now.get(name, 0.0) < joules == self._totals[name].most:
                 self._totals[name].most = max((self._possible(one).get(name, 0.0) for one in self.tasks), default=0.0)
 
     def totals(self, doubted: Collection[tuple[Task, str]]) -> dict[str, PartTotal]:
@@ -212,33 +235,43 @@ class DeviceClaims:
                     _add(found[name], joules, 1)
         return found
 
-    def usual(self) -> _Usual | None:
-        """Return the median of what its tasks took; None where it has told of none that can be true."""
-        return _Usual(_median(self._joules), _median(self._watts)) if self._joules else None
+    def usual(self) -> dict[str, _Usual]:
+        """Return the medians of each part of its tasks, of those that it has told and that can be true."""
+        return {
+            name: _Usual(_median(ordered.joules), _median(ordered.watts))
+            for name, ordered in self._usual.items()
+            if ordered.joules
+        }
 
-    def beyond(self, usual: _Usual) -> set[tuple[Task, str]]:
-        """Return the parts of tasks that are too many times what is usual."""
-        if self._most <= TIMES * usual.joules:
+    def beyond(self, part: str, usual: _Usual) -> set[tuple[Task, str]]:
+        """Return the tasks of which a part is too many times what is usual."""
+        if part not in self._usual or self._usual[part].most <= TIMES * usual.joules:
             return set()
         return {
-            (task, name)
+            (task, part)
             for task, claim in self.tasks.items()
-            for name, joules in self._possible(task).items()
-            if claim.wall_s is not None and joules > TIMES * max(usual.joules, usual.watts * (claim.wall_s + SLACK_S))
+            if (seconds := claim.seconds(part)) is not None
+            and self._possible(task).get(part, 0.0) > TIMES * max(usual.joules, usual.watts * seconds)
         }
 
     def _possible(self, task: Task) -> dict[str, float]:
         told = self.tasks[task].joules()
         return {name: one for name, one in told.items() if (task, name) not in self.impossible}
 
-    def _count(self, parts: Mapping[str, float], wall_s: float | None, sign: int) -> None:
+    def _count(self, task: Task, parts: Mapping[str, float], sign: int) -> None:
+        """Add parts of a task to the sums and to what is usual, or take them out again."""
+        claim = self.tasks[task]
         for name, joules in parts.items():
             _add(self._totals[name], joules, sign)
-        if (whole := math.fsum(parts.values())) and wall_s is not None:
-            self._most = max(self._most, *parts.values())
-            for ordered, figure in ((self._joules, whole), (self._watts, whole / (wall_s + SLACK_S))):
-                place = bisect_left(ordered, figure)
-                ordered[place : place + (sign < 0)] = [figure] * (sign > 0)
+            seconds = claim.seconds(name)
+            if not joules or seconds is None:
+                continue
+            ordered = self._usual.setdefault(name, _Ordered())
+            ordered.most = max(ordered.most, joules)
+            if task[1] > 0:
+                for values, figure in ((ordered.joules, joules), (ordered.watts, joules / seconds)):
+                    place = bisect_left(values, figure)
+                    values[place : place + (sign < 0)] = [figure] * (sign > 0)
 
 
 def _add(total: PartTotal, joules: float, sign: int) -> None:
@@ -325,11 +358,24 @@ class Claims:
 
     def beyond(self) -> dict[str, set[tuple[Task, str]]]:
         """Return the parts of tasks that are too many times what others take, by device."""
-        known = {device: own for device, one in self.accounts.items() if (own := one.usual())}
-        joules = _medians_of_others({device: one.joules for device, one in known.items()})
-        watts = _medians_of_others({device: one.watts for device, one in known.items()})
-        usual = {device: _Usual(joules[device], watts[device]) for device in joules}
-        return {device: found for device, one in usual.items() if (found := self.accounts[device].beyond(one))}
+        usual = {device: account.usual() for device, account in self.accounts.items()}
+        found = dict[str, set[tuple[Task, str]]]()
+        for part in JOULES:
+            known = {device: medians[part] for device, medians in usual.items() if part in medians}
+            joules, watts = (
+                _medians_of_others({device: getattr(one, figure) for device, one in known.items()})
+                for figure in _Usual._fields
+            )
+            for device, account in self.accounts.items() if known else ():
+                if device not in known:
+                    medians = _Usual(*(statistics.median(values) for values in zip(*known.values(), strict=True)))
+                elif device in joules:
+                    medians = _Usual(joules[device], watts[device])
+                else:
+                    continue  # no other device has told this part
+                if beyond := account.beyond(part, medians):
+                    found.setdefault(device, set()).update(beyond)
+        return found
 
     def doubts(self) -> list[Disbelief]:
         """Return the figures that are not believed, in order of device and task."""

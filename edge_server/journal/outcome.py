@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, closed_rounds, measured_rounds
+from edge_server.journal.records import AnyRecord, Gossiped, closed_rounds, measured_rounds
 from edge_server.journal.runs import FOLDER, Run, best_path, checkpoint_path, name_rounds, outcome_of
 
 MOST_NAMED = 4
@@ -35,6 +35,69 @@ def frequent_cause(failed: Mapping[str, str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{more}: {cause}{others}"
 
 
+def grouped_causes(failed: Mapping[str, str]) -> list[str]:
+    """Return each cause once, with the names of the devices that told it; of many causes the most frequent ones.
+
+    Args:
+        failed: Causes by device.
+    """
+    devices: dict[str, list[str]] = {}
+    for device, cause in sorted(failed.items()):
+        devices.setdefault(cause, []).append(device)
+    ranked = sorted(devices.items(), key=lambda one: -len(one[1]))
+    lines = [f"{name_some(names)}: {cause}" for cause, names in ranked[:MOST_NAMED]]
+    rest = sum(len(names) for _, names in ranked[MOST_NAMED:])
+    return [*lines, *([f"and {rest} more failed"] if rest else [])]
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Return the first few names of a list, and how many there are beside them."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+REFUSALS = frozenset({"norm", "not-finite", "shape", "dtype", "unknown-tensor", "digest", "codec"})
+"""Causes for which this site refuses a neighbour's model, beside those by which an edge is merely late."""
+
+
+class RefusedModels(msgspec.Struct, frozen=True, kw_only=True):
+    """A neighbour whose models this site refused.
+
+    Attributes:
+        site: The neighbour.
+        gossips: In which its model was refused; `of` is how many there were.
+        causes: By how many of them.
+    """
+
+    site: str
+    gossips: int
+    of: int
+    causes: dict[str, int]
+
+    @property
+    def line(self) -> str:
+        """What people are told."""
+        why = ", ".join(self.causes)
+        return f"models of site {self.site} were refused in {self.gossips} of {self.of} gossips ({why})"
+
+
+def refused_models(records: Iterable[AnyRecord]) -> list[RefusedModels]:
+    """Return the neighbours whose models a site refused, by its journal; who was merely late is not among them."""
+    gossips = {record.round: record for record in records if isinstance(record, Gossiped)}
+    found: dict[str, Counter[str]] = {}
+    for gossip in gossips.values():
+        for site, cause in gossip.off.items():
+            if cause in REFUSALS:
+                found.setdefault(site, Counter())[cause] += 1
+    return [
+        RefusedModels(site=site, gossips=causes.total(), of=len(gossips), causes=dict(causes.most_common()))
+        for site, causes in sorted(found.items())
+    ]
+
+
+NEIGHBOUR_REMEDY = "look at that site's log and data; it trains apart from this one"
+
+
 class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model after a round, on the server's test data.
 
@@ -58,6 +121,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
         of: That the plan asks for.
         missed: Of those that ended, without a model.
         failed: Devices whose last task failed, with the cause.
+        refused: Neighbours whose models were refused.
     """
 
     outcome: str
@@ -67,6 +131,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     last: RoundAccuracy | None = None
     best: RoundAccuracy | None = None
     failed: dict[str, str] = {}
+    refused: list[RefusedModels] = []
 
 
 def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
@@ -90,6 +155,7 @@ def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
         last=_accuracy(measured[-1], run) if measured else None,
         best=_accuracy(max(measured), run) if measured else None,
         failed=dict(sorted(failed.items())),
+        refused=refused_models(records),
     )
 
 
@@ -115,6 +181,7 @@ def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
         last_round, best_round = (one.named or one.round for one in (outcome.last, outcome.best))
         best = f"best {outcome.best.accuracy:.4f} after round {best_round}{kept}"
         lines.append(f"accuracy {outcome.last.accuracy:.4f} after round {last_round}; {best}")
+    lines += [f"{one.line}: {NEIGHBOUR_REMEDY}" for one in outcome.refused]
     lines.append(f"next: edge-server report {folder}")
     lines.append(f"record: {folder}")
     return lines

@@ -11,6 +11,7 @@ import msgspec
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import keep_order
+from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
 
@@ -155,6 +156,7 @@ class RoundOpened(Record, frozen=True, kw_only=True):
         online: How many devices were there.
         decision: What the plan's optimizer decided for it, and from what; None where there is none.
         classes: Names of the classes, where the devices agreed on them before this record: for later processes.
+        inputs: Likewise, how they prepare their examples.
     """
 
     round: int
@@ -163,6 +165,7 @@ class RoundOpened(Record, frozen=True, kw_only=True):
     online: int | None = None
     decision: Decision | None = None
     classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    inputs: Inputs | msgspec.UnsetType = msgspec.UNSET
 
 
 class UpdateAccepted(Record, frozen=True, kw_only=True):
@@ -275,7 +278,8 @@ class EdgeSettled(Record, frozen=True, kw_only=True):
         site: The neighbour.
         run: Its own name of its run; once an edge was on, no other run of it is heard.
         on: Whether its model is mixed with ours, and ours with its; if not, `cause` says why in one word: `deadline`;
-            `unheard`, where the owner of the edge never said how it settled it.
+            `unheard`, where the owner of the edge never said how it settled it; why its model was refused, such as
+            `norm`. With `-there` behind it, the other end has refused ours.
     """
 
     round: int
@@ -298,6 +302,7 @@ class Gossiped(Record, frozen=True, kw_only=True):
         transfer_s: Of them, from a neighbour's offer to its whole model.
         before, after: The model before and after mixing as a sketch, by which sites tell how far their models are
             apart; see `edge_server.sites.sketch`. Empty in old journals.
+        parameters: Likewise of what training moves, after mixing, where the model has other leaves too.
     """
 
     round: int
@@ -311,12 +316,16 @@ class Gossiped(Record, frozen=True, kw_only=True):
     transfer_s: dict[str, float] = {}
     before: bytes = b""
     after: bytes = b""
+    parameters: bytes = b""
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
-    """A run ended by its plan, or since its training `diverged`; `cause` says why before its last round, if so."""
+    """A run ended by its plan, or since its training `diverged`, or was `refused` by all devices or by this server.
 
-    outcome: Literal["finished", "stopped", "diverged"]
+    `cause` says why before its last round, if so.
+    """
+
+    outcome: Literal["finished", "stopped", "diverged", "refused"]
     cause: str = ""
 
 

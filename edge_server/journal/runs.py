@@ -13,7 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, Evaluated, RunClosed, RunOpened, closed_rounds, valid
+from edge_server.journal.records import (
+    AnyRecord,
+    Evaluated,
+    Measured,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    closed_rounds,
+    valid,
+)
 from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
@@ -21,6 +30,8 @@ from edge_server.plan.sites import round_name
 from shared.errors import ConfigError, CorruptFile, NoSuchRun
 from shared.runtime.clock import utc_of_stamp, utc_stamp
 from shared.runtime.durable import explain_disk_errors
+from shared.runtime.folder_lock import is_held
+from shared.spelling import guess
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +89,47 @@ def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
 def new_name(plan: Plan) -> str:
     """Return a name that no other run has."""
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
+
+
+ORDER = "order"
+"""File of a folder of runs: their names in the order in which they were begun, whatever the clock said."""
+
+
+def note_begun(folder: Path, *, anew: bool = False) -> None:
+    """Write down that a run was begun after all that are there; once, unless it is a replay that is written anew.
+
+    Args:
+        folder: The run's.
+        anew: Whether it takes the place of an earlier one of its name.
+    """
+    parents = folder.parents
+    data_dir = parents[2] if parents[1].name == SITES else parents[0]
+    path = data_dir / ORDER
+    if not anew and folder.name in _begun_order(data_dir):
+        return
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{folder.name}\n")
+    except OSError as error:  # a full disk keeps no run from its rounds
+        log.warning("%s: %s: the order of runs goes by calendar time", path, error.strerror)
+
+
+def _begun_order(data_dir: Path) -> dict[str, int]:
+    """Return the place of each run that was noted in the order in which they were begun."""
+    try:
+        names = (data_dir / ORDER).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: place for place, name in enumerate(names)}
+
+
+def by_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
+    """Return the key by which runs stand in the order in which they were begun.
+
+    Those of versions that noted no order come before all others, by calendar time.
+    """
+    order = _begun_order(data_dir)
+    return lambda run: (order.get(run.folder.name, -1), _begun_utc_s(run))
 
 
 def make_folder(data_dir: Path) -> Path:
@@ -195,7 +247,8 @@ def _abbreviated(data_dir: Path, run: str) -> Path:
         some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
         raise ConfigError(f"{run!r} may be any of {len(alike)} runs in {data_dir}: {some}; give more of the name")
     if not alike:
-        raise NoSuchRun(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are")
+        meant = guess(run, [folder.name for folder in there])
+        raise NoSuchRun(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are{meant}")
     return alike[0]
 
 
@@ -213,7 +266,7 @@ def all_runs(data_dir: Path) -> list[Run]:
             runs.append(find(data_dir, str(folder.relative_to(data_dir))))
         except ConfigError as error:
             log.warning("%s", error)
-    return sorted(runs, key=_begun_utc_s, reverse=True)
+    return sorted(runs, key=by_beginning(data_dir), reverse=True)
 
 
 def _begun_utc_s(run: Run) -> float:
@@ -224,15 +277,15 @@ def _begun_utc_s(run: Run) -> float:
 
 
 def ended_runs(data_dir: Path) -> tuple[str, ...]:
-    """Return the runs that are over, the one that ended last first; of many the newest."""
-    ended = []
+    """Return the runs that are over, the one that was begun last first; of many the newest."""
+    ended, order = [], _begun_order(data_dir)
     for folder in folders_of_runs(data_dir):
         try:
             if isinstance(last_record(folder), RunClosed):
-                ended.append(((folder / JOURNAL).stat().st_mtime, folder.name))
+                ended.append((order.get(folder.name, -1), (folder / JOURNAL).stat().st_mtime, folder.name))
         except (CorruptFile, FileNotFoundError):
             continue
-    return tuple(name for _, name in sorted(ended, reverse=True)[:MOST_ENDED])
+    return tuple(name for *_, name in sorted(ended, reverse=True)[:MOST_ENDED])
 
 
 FOLDER, CHECKPOINTS, BEST = "checkpoints", "round-*.safetensors", "best-*.safetensors"
@@ -255,10 +308,13 @@ def require_record(folder: Path) -> None:
     Raises:
         ConfigError: There are such states.
     """
-    names = [path.name.removeprefix("round-").partition(".")[0] for path in (folder / FOLDER).glob(CHECKPOINTS)]
-    if number := max((int(name) for name in names if name.isdecimal()), default=0):
+    paths = list((folder / FOLDER).glob("*.safetensors"))
+    names = [path.stem.rpartition("-")[2] for path in paths]
+    number = max((int(name) for name in names if name.isdecimal()), default=0)
+    if number or "good" in names:
+        until = f" up to round {number}" if number else ""
         raise ConfigError(
-            f"{folder}: there are checkpoints up to round {number}, and {JOURNAL} holds no run: put that file (and "
+            f"{folder}: there are checkpoints{until}, and {JOURNAL} holds no run: put that file (and "
             f"{JOURNAL}-wal, if there was one) back from a copy; or move the folder away to begin anew"
         )
 
@@ -282,6 +338,15 @@ def _runs_with_devices(data_dir: Path) -> list[Run]:
     return [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
 
 
+def has_rounds(folder: Path) -> bool:
+    """Tell whether a round of a run was ever opened, or nobody can tell."""
+    try:
+        records = salvageable_records(folder / JOURNAL)
+    except (CorruptFile, ConfigError):
+        return True
+    return any(isinstance(one, RoundOpened | Measured) for one in records)
+
+
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time.
 
@@ -292,7 +357,7 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """
     _require_records(data_dir, plan)
     runs = _runs_with_devices(data_dir)
-    for run in sorted(runs, key=lambda run: run.opened.started if run.opened else "", reverse=True):
+    for run in sorted(runs, key=by_beginning(data_dir), reverse=True):
         if (
             run.opened
             and run.opened.started
@@ -310,9 +375,9 @@ def edited_from(data_dir: Path, plan: Plan) -> str:
         data_dir: Folder of runs.
         plan: What is to be done now.
     """
-    runs = _runs_with_devices(data_dir)
+    runs = sorted(_runs_with_devices(data_dir), key=by_beginning(data_dir))
     begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
-    last = max((one for one in begun if one.plan.name == plan.name), key=lambda one: one.started, default=None)
+    last = next((one for one in reversed(begun) if one.plan.name == plan.name), None)
     if last is None or is_same_plan(last.plan, plan):
         return ""
     return f"the plan differs from that of run {last.run} ({describe_differences(last.plan, plan)})"
@@ -336,7 +401,7 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
     runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
-    return max(live, key=lambda run: run.opened.started if run.opened else "", default=None)
+    return max(live, key=by_beginning(data_dir), default=None)
 
 
 def summarise_run(run: Run) -> RunSummary:
@@ -364,13 +429,17 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def outcome_of(run: Run) -> str:
-    """Return how a run ended; `missed` where no round of it had enough updates, so that its model is untrained."""
+    """Return how a run ended, or that it is `running`, or `dead`: it has not ended, and no server is at work on it.
+
+    `missed` where it came to its end, and no round of it had enough updates, so that its model is untrained.
+    """
     if run.opened is None:
         return "empty"
     if run.closed is None:
-        return "unfinished"
+        return "running" if is_held(run.folder, unknown=True) else "dead"
     closed = closed_rounds(run.records)
-    return "missed" if closed and all(one.outcome == "missed" for one in closed) else run.closed.outcome
+    is_missed = run.closed.outcome == "finished" and closed and all(one.outcome == "missed" for one in closed)
+    return "missed" if is_missed else run.closed.outcome
 
 
 DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")

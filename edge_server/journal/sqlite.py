@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from edge_server.journal.disk import RETRY_S, file_identity, read_only_uri, translate_sql_errors
+from edge_server.journal.recordable import encode_recordable
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unused_name
@@ -39,8 +40,12 @@ _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 
 
 def encode(record: AnyRecord) -> bytes:
-    """Return a record as a line of JSON."""
-    return _encoder.encode(record)
+    """Return a record as a line of JSON.
+
+    Raises:
+        Unrecordable: It could not be read back.
+    """
+    return encode_recordable(record, _encoder, _decoder)
 
 
 def row_mark(body: bytes, before: int) -> int:

@@ -14,7 +14,7 @@ from shared.runtime.state_formats import StateKind, raise_formats, require_reada
 
 FORMATS: Mapping[str, int] = {
     "checkpoints": 1,
-    "journals": 1,
+    "journals": 2,
     "peers": 1,
     "readings": 1,
     "releases": 1,

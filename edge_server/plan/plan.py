@@ -103,8 +103,9 @@ class RoundPlan(Section, frozen=True, kw_only=True):
             is not finite), after which the run goes back to its last good model; it ends as `diverged` where it comes
             no further from there.
         most_norm: Updates whose norm is larger than this many times the round's median, and than that of the model
-            itself, are left out of the aggregate; likewise features at a cut that are so much larger than the median
-            of their step, and than what the network makes of the server's own examples. 0: none is.
+            itself, are left out of the aggregate; likewise features at a cut that are more than 5 times, or this many,
+            as large as the median of their step, and a neighbouring site's model that is too far from this site's.
+            0: none is.
         most_examples: Updates that claim more examples than this many times the round's median are left out; 0: none.
         step_deadline_s: Time after the first activations of a split step at which it continues with the devices that
             have delivered.

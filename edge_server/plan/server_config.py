@@ -145,7 +145,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         run: Name of the run; empty to go on with an unfinished run of the same plan, else to begin a new one.
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
-        site: The site's name.
+        site: The site's name, as the agents' files have it; a file must state it.
         gateway: Folder of the site, as `edge-server site init` makes it: who is revoked there takes no part from that
             moment on. Empty where there is none.
         strangers: Whether devices take part that the plan does not name, where it names any.
@@ -160,7 +160,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run: str = ""
     data_dir: str = "runs"
     data_root: str = "../shared/data"
-    site: str = "lab"
+    site: str = ""
     gateway: str = ""
     strangers: bool = False
     broker: Broker = Broker()
@@ -187,6 +187,8 @@ def load(path: Path) -> ServerConfig:
         ConfigError: As `shared.config.read`, or a name or level cannot be used.
     """
     config = read(path, ServerConfig)
+    if not config.site:
+        raise ConfigError(f'{path}: site is missing; add the name that the agents\' agent.toml have, site = "NAME"')
     check_name(config.site, f"{path}: site")
     _check_peers(config, path)
     if config.run:

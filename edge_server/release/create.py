@@ -27,6 +27,7 @@ from edge_server.release.reduce import compare, halved, quantize, require_accura
 from edge_server.release.run_model import RunModel, make_probes
 from edge_server.release.store import StoredRelease, publish
 from shared.errors import ConfigError
+from shared.protocol.bounded import is_release_name
 from shared.protocol.inference.release import (
     PARAMETERS,
     Kind,
@@ -36,6 +37,7 @@ from shared.protocol.inference.release import (
     ReleaseManifest,
     ReleasePart,
     SplitHalves,
+    describe_class_fault,
     sha256_of,
 )
 from shared.protocol.topics import check_name
@@ -102,10 +104,12 @@ def create_release(
 
     Raises:
         ConfigError: The name is none, the network cannot be exported or cut so, or nothing can be written; made
-            smaller it is less accurate than it may be.
+            smaller it is less accurate than it may be; it has more or fewer outputs than class names.
         Unwritable: The disk takes nothing more.
     """
-    check_name(name, "release")
+    if not is_release_name(check_name(name, "release")):
+        raise ConfigError(f"release {name!r}: end it with no '.', and do not call it as a device of Windows")
+    _require_class_names(found)
     if smaller and cut is not None:
         raise ConfigError(f"{found.what}: halves are of the network as it was trained; leave out --{smaller.kind}")
     inputs, parts = make_probes(found.model.layers, found.example, found.what)[0], dict[str, bytes]()
@@ -134,6 +138,17 @@ def create_release(
         versions=versions() | {one: version(one) for one in ("onnx", "onnxruntime")},
     )
     return publish(data_dir, manifest, parts)
+
+
+def _require_class_names(found: RunModel) -> None:
+    """Refuse a network that has more or fewer outputs than its classes have names."""
+    outputs = make_probes(found.model.layers, found.example, found.what)[1]
+    if fault := describe_class_fault(found.classes, outputs.shape):
+        raise ConfigError(
+            f"{found.what}: {fault}: an output without a name, or a name without an output, is a wrong answer; set the "
+            f"number of classes in model.options of the plan to {len(found.classes)}, or name the classes of all "
+            "outputs in data.classes, and train again"
+        )
 
 
 def _make_whole(found: RunModel, inputs: Tensor, parts: dict[str, bytes]) -> _Made:

@@ -18,6 +18,7 @@ from shared.models.build import initial
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol.evaluation_graph import EvaluationGraph
 from shared.protocol.inference.release import PARAMETERS
+from shared.runtime.extras import install_command
 
 KEY = "evaluation.runtime"
 
@@ -44,7 +45,7 @@ def make_evaluation_graph(plan: Plan) -> bytes:
         data = without_weights(traced, {name: ByteRange(PARAMETERS, 0, leaf.nbytes) for name, leaf in tree.items()})
         require_parity(data, probes, what, tree)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{KEY} needs {error.name}: pip install fieldfleet[release]") from error
+        raise ConfigError(f"{KEY} needs {error.name}: {install_command('release')}") from error
     return graphs.encode(
         EvaluationGraph(input=traced.input, output=traced.output, parameters=traced.parameters, opset=OPSET, onnx=data)
     )

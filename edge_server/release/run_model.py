@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, valid
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, Run, best_path
+from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, test_data
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated
@@ -23,6 +25,7 @@ from shared.errors import ConfigError, WireError
 from shared.models.base import Model
 from shared.models.build import blank, zeroed
 from shared.protocol.inference.release import Preprocessing, ReleaseSource
+from shared.protocol.inputs import Inputs
 from shared.registry import FAULTS, build
 from shared.tensors import file
 from shared.tensors.tree import Tree, check_like
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 
 PROBES, PROBE_SEED = 10, 0
 PICTURE_EXTENTS = 3
+LAYOUTS = {1: "NF", 2: "NCL", 3: "NCHW"}
+"""By the number of extents of one input: features; channels and length; channels, height and width."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,8 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
         raise ConfigError(f"model {plan.model.name!r} does not say what examples it is made for; give --example")
     classes = _class_names(plan, examples, run.records)
     source = _source(run, algorithm, number)
-    return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, _preprocessing(plan, shape), source)
+    prepared = _preprocessing(_inputs(plan, run.records), shape)
+    return RunModel(plan, model, dict(model.layers.state_dict()), shape, classes, prepared, source)
 
 
 def _usual_round(run: Run, plan: Plan) -> int:
@@ -166,10 +172,22 @@ def _class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRec
     return agreed[-1] if agreed else ()
 
 
-def _preprocessing(plan: Plan, example: Sequence[int]) -> Preprocessing:
-    data = plan.data or plan.server_data
-    size = tuple(example[1:]) if len(example) == PICTURE_EXTENTS else ()
-    return Preprocessing(mean=data.mean, std=data.std, size=size) if data else Preprocessing(size=size)
+def _inputs(plan: Plan, records: Iterable[AnyRecord]) -> Inputs | None:
+    """Return how inputs were prepared, as the devices agreed or the plan's data say; None where neither tells."""
+    agreed = [one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs]
+    return agreed[-1] if agreed else planned_inputs(plan)
+
+
+def _preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessing:
+    is_picture = len(example) == PICTURE_EXTENTS
+    size, layout = tuple(example[1:]) if is_picture else (), LAYOUTS.get(len(example), "")
+    if inputs is None:
+        return Preprocessing(size=size, layout=layout)
+    told: dict[str, Any] = {}
+    if inputs.scale is not None:
+        told = {"byte_scale": inputs.scale, "dtype": "float32" if inputs.scale == 1 else "uint8"}
+    told |= {"mean": inputs.mean, "std": inputs.std, "features": inputs.features}
+    return Preprocessing(size=size, layout=layout, **told)
 
 
 def _source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:

@@ -21,8 +21,8 @@ import torch
 import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import AnyRecord, Noted
-from edge_server.journal.runs import make_folder
+from edge_server.journal.records import AnyRecord, Noted, RoundOpened
+from edge_server.journal.runs import make_folder, note_begun
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, placed, require_there, share
 from edge_server.plan.sections import ReplayPlan
@@ -172,6 +172,7 @@ def _kept(replayed: Replayed, data_dir: Path) -> Replayed:
     folder = data_dir / part.name
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
+    note_begun(folder, anew=True)
     return folder, records
 
 
@@ -212,7 +213,7 @@ def name_of(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0)
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 
 
-def replay(
+def replay(  # noqa: PLR0913 - what a replay is made of
     plan: Plan,
     folder: Path,
     count: int = 0,
@@ -220,6 +221,7 @@ def replay(
     workers: int = 1,
     tell: Tell | None = None,
     trace: Trace | None = None,
+    told: Mapping[int, RoundOpened] | None = None,
 ) -> tuple[State, list[AnyRecord]]:
     """Run a plan on virtual time into a new folder; return the final state and the records.
 
@@ -230,6 +232,7 @@ def replay(
         workers: Processes that train; 1 for this one. The record is the same for any number.
         tell: Is told of every record, and of the virtual second.
         trace: Whose devices to replay; None for those of the plan.
+        told: What another run told the devices in each round, which is told again; None for what is decided here.
 
     Raises:
         ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
@@ -239,7 +242,7 @@ def replay(
         runner, cast, place, notes = ready
         store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
         try:
-            state = runner.run(play(plan, folder.name, store, cast))
+            state = runner.run(play(plan, folder.name, store, cast, told))
             store.extend([Noted(what=note) for note in notes])
             store.export()
             return state, store.records()
@@ -295,9 +298,7 @@ def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | 
     malloc.tune(*_blocks(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(DataCache())
-    _warm(plan, fleet, scale)
-    if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
-        require_possible(plan, fleet, behaviours, scale)
+    scale.shelf.count(share(plan, fleet, 0))  # read before there are processes: they share what is here by then
     together = _together(plan, fleet, scale)
     if together > 1:
         notes.append(
@@ -308,6 +309,10 @@ def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | 
         pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
+        # Steps are counted with autograd, which a process forked after it cannot use where torch is a CUDA build.
+        scale.flops(plan.model, share(plan, fleet, 0), plan.hyper.batch_size)
+        if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
+            require_possible(plan, fleet, behaviours, scale)
         server_s = recorded_gateway.costs(trace) if isinstance(trace, Trace) else {}
         draw = trace.header.draw if trace else DRAW
         yield (
@@ -344,13 +349,6 @@ def _devices(
         fleet, notes = recorded_fleet(trace, plan, count)
         behaviours = recorded.behaviours(trace, [device.name for device in fleet])
     return fleet, behaviours, notes + [warning for one in behaviours for warning in one.warnings]
-
-
-def _warm(plan: Plan, fleet: list[DevicePlan], scale: Scale) -> None:
-    """Read the data set and count a step's work before there are processes: they share what is here by then."""
-    data = share(plan, fleet, 0)
-    scale.shelf.count(data)
-    scale.flops(plan.model, data, plan.hyper.batch_size)
 
 
 class ReportingStore(SqliteStore):

@@ -26,6 +26,7 @@ from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import Store
+from edge_server.journal.records import RoundOpened
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, planned_data, share
 from edge_server.plan.server_config import LinkConfig
@@ -281,7 +282,7 @@ def wait_for_jobs(cast: Cast) -> None:
     loop.before_time_moves(cast.jobs.settle)
 
 
-async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
+async def play(plan: Plan, run: str, store: Store, cast: Cast, told: Mapping[int, RoundOpened] | None = None) -> State:
     """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
@@ -289,9 +290,9 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast) -> State:
         run: The run's name.
         store: Where it is recorded.
         cast: Who takes part.
+        told: What is told in each round, in place of what is decided here.
     """
     wait_for_jobs(cast)
-    async with server_among_devices(plan, run, cast, ReplaySite()) as server:
-        return await run_plan(
-            plan, run, server, store, LinkConfig(), started="", draw=cast.draw, graph=make_evaluation_graph(plan)
-        )
+    us, graph = (plan, run), make_evaluation_graph(plan)
+    async with server_among_devices(*us, cast, ReplaySite()) as server:
+        return await run_plan(*us, server, store, LinkConfig(), started="", draw=cast.draw, graph=graph, told=told)

@@ -141,8 +141,8 @@ class Scale:
         flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
         if not task.train:
             return self._work(job, steps=0, examples=passed, flops=flops)
-        steps = steps_of(task.assignment, own)
-        sizes = batches(own, task.assignment.hyper.batch_size, steps)
+        steps = steps_of(told, own)
+        sizes = batches(own, told.hyper.batch_size, steps, merges_single=told.merges_single)
         dense = sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)
         flops += round(self._share(job) * dense)
         examples = sum(one * count for one, count in sizes.items())
@@ -164,8 +164,9 @@ class Scale:
         more = split.passes - 1 if split else 0  # beside the one that is trained by
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
-        steps = task.assignment.steps
-        sizes = batches(count_trained_on(total, job.data), task.assignment.hyper.batch_size, steps)
+        told, steps = task.assignment, task.assignment.steps
+        own = count_trained_on(total, job.data)
+        sizes = batches(own, told.hyper.batch_size, steps, merges_single=told.merges_single)
         forward, both = (
             sum(
                 count * self.flops(task.model, job.data, one, trains=trains, below=below)

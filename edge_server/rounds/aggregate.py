@@ -15,10 +15,14 @@ from edge_server.plan.plan import RoundPlan
 from edge_server.rounds.check_update import read
 from edge_server.rounds.collect_updates import Gather
 from shared.algorithms.base import Algorithm
+from shared.errors import WireError
 from shared.protocol.messages import Assignment
 from shared.tensors.tree import Mean, State, check_like, tree_norm
 
 log = logging.getLogger(__name__)
+
+OVERFLOWS = 1e18
+"""Norm of an update from which on sums, squares and weights may be beyond float32; no training gives such a one."""
 
 
 class Folded(NamedTuple):
@@ -56,14 +60,46 @@ def aggregate_updates(
         beyond |= large
         del folded
         folded = _fold(algorithm, state, assignments, gather, beyond)
-    for device, cause in beyond.items():
-        log.warning("round %d: the update of %s is left out: %s", gather.number, device, cause)
-        gather.failed[device] = f"left out: {cause}"
+    _leave_out(gather, beyond)
     if len(folded.norms) < rule.min_updates:
         return None
-    after = algorithm.aggregate(state, folded.mean)
+    norms = folded.norms
+    try:
+        return _aggregated(algorithm, state, folded.mean)
+    except WireError as error:
+        del folded  # the mean was used up
+        causes = _causes_of_overflow(norms, error)
+        if not causes:
+            raise
+        _leave_out(gather, causes)
+    folded = _fold(algorithm, state, assignments, gather, beyond.keys() | causes.keys())
+    if len(folded.norms) < rule.min_updates:
+        return None
+    return _aggregated(algorithm, state, folded.mean)
+
+
+def _aggregated(algorithm: Algorithm, state: State, mean: Mean) -> State:
+    after = algorithm.aggregate(state, mean)
     check_like(after.tree, after.tree)
     return after
+
+
+def _leave_out(gather: Gather, causes: Mapping[str, str]) -> None:
+    for device, cause in causes.items():
+        log.warning("round %d: the update of %s is left out: %s", gather.number, device, cause)
+        gather.failed[device] = f"left out: {cause}"
+
+
+def _causes_of_overflow(norms: Mapping[str, float], error: WireError) -> dict[str, str]:
+    """Return whose updates make the sum overflow, by their norms: those near the largest, each finite by itself."""
+    largest = max(norms.values(), default=0.0)
+    if largest < OVERFLOWS:
+        return {}
+    return {
+        device: f"its norm {norm:.3g} makes the aggregate diverge: {error}"
+        for device, norm in norms.items()
+        if norm >= OVERFLOWS
+    }
 
 
 def _fold(

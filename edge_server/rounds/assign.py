@@ -22,6 +22,7 @@ from edge_server.allocation.model_sizes import measure_model, sent_bytes, update
 from edge_server.fleet import membership as muster
 from edge_server.fleet.classes import agreed_classes
 from edge_server.fleet.hub import Server
+from edge_server.fleet.inputs import agreed_inputs
 from edge_server.fleet.membership import Muster
 from edge_server.journal.budget import Ledger, affordable, foreseen_joules
 from edge_server.journal.checkpoints import Store
@@ -29,7 +30,7 @@ from edge_server.journal.decision import Decision, predicted_joules
 from edge_server.journal.disk import persist
 from edge_server.journal.records import Noted, RoundOpened
 from edge_server.plan.plan import Plan
-from edge_server.rounds.evaluation.running_statistics import tell_devices
+from edge_server.rounds.evaluation.running_statistics import tell_devices, tell_merging
 from edge_server.rounds.neighbours import Neighbours
 from shared.algorithms.base import Algorithm, Cohort
 from shared.errors import ConfigError, Infeasible
@@ -123,6 +124,7 @@ class Assigning:
     model: Model
     muster: Muster
     neighbours: Neighbours | None = None
+    told: Mapping[int, RoundOpened] = field(default_factory=dict)
     _experience: Experience = field(default_factory=Experience)
     _ledger: Ledger = field(default_factory=Ledger)
     _silent: set[str] = field(default_factory=set)
@@ -144,10 +146,9 @@ class Assigning:
         departure = self.algorithm.departure
         self.muster.left = departure.left(state) if departure and purpose == "train" else frozenset()
         enough = await muster.wait_for_cohort(server, self.muster, plan.cohort, partial(self._require_able, number))
+        self._agree_on_inputs()
         self._agree_on_classes()
-        for left_out in self.muster.left_out(plan, server.fleet):
-            log.warning("%s", left_out)
-            await persist(server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
+        await self._name_left_out()
         if not enough:
             here, least = len(self.muster.here(server.fleet)), plan.cohort.min_devices
             what = WHAT.get(purpose, f"round {number}")
@@ -155,6 +156,8 @@ class Assigning:
             rest = "" if here < least or able else "; none can do its tasks until its agent is started anew"
             log.warning("%s: %d of %d devices are here after %.0f s%s", what, here, least, plan.cohort.wait_s, rest)
             return Assigned({})
+        if purpose == "train" and number in self.told:
+            return Assigned(dict(self.told[number].assignments), self.told[number].decision)
         devices = select_cohort(
             self.muster.training(server.fleet, evaluates=purpose == "evaluate" and evaluates_alone(plan)),
             size=0 if purpose == "evaluate" and evaluates_everybody(plan, self.algorithm) else plan.cohort.size,
@@ -169,12 +172,18 @@ class Assigning:
             decision = await self._decided(state, devices, number)
         allocation = decision.allocation if decision else {}
         drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
-        told = self.algorithm.assign(state, drawn, allocation, number)
+        told = tell_merging(self.model, self.algorithm.assign(state, drawn, allocation, number))
         if purpose == "evaluate":  # that is no session, be the method split
             told = {device: msgspec.structs.replace(one, steps=0) for device, one in told.items()}
         if purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device):
             told = tell_devices(plan, self.algorithm, self.model, told)
         return Assigned(told, decision)
+
+    async def _name_left_out(self) -> None:
+        """Record who is there and takes no part, each once."""
+        for left_out in self.muster.left_out(self.plan, self.server.fleet):
+            log.warning("%s", left_out)
+            await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
 
     async def open_round(self, state: State, number: int) -> RoundOpened:
         """Decide who takes part in a round, as `next`; return what is to be recorded of its beginning."""
@@ -187,13 +196,23 @@ class Assigning:
             online=len(self.muster.here(self.server.fleet)),
             decision=decision,
             classes=self.muster.unrecorded_classes(),
+            inputs=self.muster.unrecorded_inputs(),
         )
 
     def _require_able(self, number: int, here: tuple[str, ...]) -> None:
-        """Refuse to begin a run for which only devices are missing whose labels mean something else."""
-        others, least = self.muster.mislabelled(self.server.fleet), self.plan.cohort.min_devices
+        """Refuse to begin a run for which only devices are missing whose examples mean something else."""
+        others, least = self.muster.unlike(self.server.fleet), self.plan.cohort.min_devices
         if number <= 1 and others and len(here) < least <= len(here) + len(others):
             raise ConfigError(f"{len(here)} of {least} devices can begin: {next(iter(others.values()))}")
+
+    def _agree_on_inputs(self) -> None:
+        """Learn how inputs are prepared, as far as the plan does not say so, from the devices that are there.
+
+        Raises:
+            ConfigError: They differ.
+        """
+        here = self.muster.here(self.server.fleet)
+        self.muster.inputs = agreed_inputs(self.muster.inputs, self.server.fleet.statuses, here)
 
     def _agree_on_classes(self) -> None:
         """Learn what the classes are called, where neither plan nor test data say so, from the devices that are there.

@@ -25,6 +25,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import Worker
 from shared.transfer import frames
+from shared.transfer.pace import describe_ceiling
 from shared.transfer.receiver import Expected, Receiver
 from shared.transfer.to_file import FileSink
 from shared.transport.base import Transport
@@ -64,6 +65,7 @@ class Gather:
             those of the round, which stay.
         limit: Largest payload taken, in bytes.
         turned_away: Updates that the disk did not take.
+        ceilings: Bytes of the largest frames that pass, of devices whose larger ones did not; for all rounds.
         norms: Of the updates that were checked here, by device; not of those that an earlier process stored.
     """
 
@@ -87,6 +89,7 @@ class Gather:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     turned_away: int = 0
     norms: dict[str, float] = field(default_factory=dict)
+    ceilings: dict[str, int] = field(default_factory=dict)
     _paths: dict[str, Path] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
     _expected: dict[str, Expected] = field(default_factory=dict)
@@ -122,7 +125,8 @@ class Gather:
             return  # its verdict is on the way
         elif update.failure is not None:
             self._drop(device)
-            log.warning("device %s failed round %d: %s", device, self.number, update.failure)
+            news = update.failure if update.failure not in self.failed.values() else "as devices before"
+            log.warning("device %s failed round %d: %s", device, self.number, news)
             self.failed[device] = update.failure
             await self._settle(update, "accepted")
         else:
@@ -158,6 +162,7 @@ class Gather:
         path, policy, now = self.path(update.device), self.link.policy(self.limit), self.clock()
         path.parent.mkdir(parents=True, exist_ok=True)
         pace = policy.pace(now, transfer.frame_bytes)
+        pace.limit(self.ceilings.get(update.device))
         arrival = Arrival(update, Receiver(transfer, partial(FileSink, path), policy, pace, now))
         self._coming.set()
         return self._arrivals.setdefault(update.device, arrival)
@@ -205,11 +210,19 @@ class Gather:
         """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""
         device = arrival.update.device
         if arrival.payload.complete:
+            self._learn_ceiling(device, arrival)
             del self._arrivals[device]
             self._storing[device] = asyncio.create_task(self._finish(arrival), name=f"store-{device}")
             self._coming.set()
         else:
             await self._ask(arrival)
+
+    def _learn_ceiling(self, device: str, arrival: Arrival) -> None:
+        """Remember how large frames of a device may be, where larger ones did not come; say so once."""
+        ceiling = arrival.payload.pace.ceiling
+        if ceiling is not None and ceiling != self.ceilings.get(device):
+            log.warning("%s", describe_ceiling(f"device {device}", ceiling))
+            self.ceilings[device] = ceiling
 
     async def _ask(self, arrival: Arrival) -> None:
         """Ask for the next frames; all devices together have no more under way than the budget."""

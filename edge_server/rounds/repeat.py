@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_server.fleet import membership
-from edge_server.journal.outcome import MOST_NAMED, REMEDY, TRIES_TO_WAIT
-from edge_server.journal.records import Rewound, RoundClosed, RunClosed, closed_rounds
+from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, grouped_causes
+from edge_server.journal.records import LeftOut, Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.rounds.round import Rounds
 from shared.errors import Diverged, is_cause
 from shared.tensors.tree import State
@@ -59,6 +59,8 @@ class Repetition:
         self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
         if last and self._diverged >= (1 if rule.on_missed == "stop" else rule.most_diverged):
             return await self._leave_diverged(last)
+        if last and (refusal := await self._refusal(last)):
+            return RunClosed(outcome="refused", cause=refusal)
         if last and rule.on_missed == "stop":
             return RunClosed(outcome="stopped", cause=f"round {last.round} had too few updates")
         if last and rule.on_missed == "retry" and (self.is_live or self.tries < REPLAY_TRIES):
@@ -67,12 +69,28 @@ class Repetition:
         self.tries, self.pause_s = 0, 0.0
         return number
 
+    async def _refusal(self, closed: RoundClosed) -> str:
+        """Return why the run is over where every device has refused its task for good; empty where one may do it.
+
+        Devices that the plan does not name may come yet: for these the run has waited once before.
+        """
+        rounds, fleet = self.rounds, self.rounds.server.fleet
+        if not rounds.muster.has_refused(rounds.plan, fleet):
+            return ""
+        if not rounds.plan.device and (closed.failed or closed.arrived):
+            return ""
+        records = await rounds.server.worker(rounds.store.records)
+        causes = {one.device: one.cause for one in records if isinstance(one, LeftOut) and not one.silent}
+        return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
+
     async def _repeat(self, closed: RoundClosed) -> None:
         """Make a missed round void and wait, twice as long as before it was missed this time, up to its deadline."""
         self.pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self.tries, 30), self.rounds.plan.round.deadline_s)
         self.tries += 1
         cause = f"missed: {missed_cause(closed)}"
-        log.warning("round %d is done again in %g s, %s", closed.round, self.pause_s, cause)
+        what = f"{len(closed.arrived)} updates came"
+        what += f", {len(closed.failed)} devices failed" if closed.failed else ""  # why was told when they did
+        log.warning("round %d is done again in %g s, missed: %s", closed.round, self.pause_s, what)
         if self.tries == TRIES_TO_WAIT:
             log.warning("round %d was missed %d times one after the other: %s", closed.round, self.tries, REMEDY)
         await self._go_back(Rewound(round=closed.round, cause=cause, missed=True))
@@ -106,11 +124,7 @@ def is_diverged(closed: RoundClosed) -> bool:
 
 def missed_cause(closed: RoundClosed) -> str:
     """Return why a round was missed: how many updates came, and what devices said that could not."""
-    named = [f"{device}: {cause}" for device, cause in list(closed.failed.items())[:MOST_NAMED]]
-    more = len(closed.failed) - len(named)
-    return "; ".join(
-        [f"{len(closed.arrived)} updates came", *named, *([f"and {more} more failed"] if more > 0 else [])]
-    )
+    return "; ".join([f"{len(closed.arrived)} updates came", *grouped_causes(closed.failed)])
 
 
 async def reason_to_end(rounds: Rounds, state: State) -> str:

@@ -101,6 +101,7 @@ class Rounds:
         graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
         opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
         neighbours: The other sites of a plan with several.
+        told: What another run told the devices in each round, which is told again.
         assigning: Tells devices what to do.
     """
 
@@ -118,13 +119,14 @@ class Rounds:
     device: Device = CPU
     graph: bytes = b""
     neighbours: Neighbours | None = None
+    told: Mapping[int, RoundOpened] = field(default_factory=dict)
     assigning: Assigning = field(init=False)
 
     def __post_init__(self) -> None:
         """Have somebody decide who does what."""
         self.muster.silent.least = self.plan.round.min_updates
         us = self.run, self.plan, self.server, self.store
-        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster, self.neighbours)
+        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster, self.neighbours, self.told)
 
     async def next(
         self,
@@ -247,6 +249,7 @@ class Rounds:
         plan = statistics.session_plan(self.plan, self.algorithm.split)
         other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
         told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
+        told = statistics.tell_merging(self.model, told)
         us = plan, other.algorithm, self.model, self.server, self.link, self.test, self.device
         split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
         own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
@@ -297,6 +300,7 @@ class Rounds:
             limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
+            ceilings=self.server.ceilings,
         )
         tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
         if split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,6 +11,7 @@ from functools import partial
 from edge_server.fleet import membership
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
+from edge_server.fleet.inputs import RunInputs
 from edge_server.fleet.membership import Members, Muster
 from edge_server.fleet.observe import Observing
 from edge_server.fleet.state import select_devices
@@ -18,7 +19,7 @@ from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, spent_budget
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
-from edge_server.journal.outcome import frequent_cause
+from edge_server.journal.outcome import frequent_cause, name_some
 from edge_server.journal.records import (
     AnyRecord,
     Joined,
@@ -33,6 +34,7 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import describe_differences, require_record, versions
+from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.server_config import LinkConfig
@@ -44,11 +46,12 @@ from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import evaluated
-from shared.data.classes import as_told, listed
+from shared.algorithms.base import Algorithm, evaluated
+from shared.data.classes import as_told, contrast
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
+from shared.models.base import Model
 from shared.models.build import DRAW, blank, initial
 from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
@@ -75,13 +78,16 @@ def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
 async def leave_out_broken(rounds: Rounds, closed: RoundClosed) -> None:
     """Ask no more who cannot do its tasks before its operator has edited something, until its agent is started anew."""
     statuses = rounds.server.fleet.statuses
-    for device, cause in closed.failed.items():
-        if is_cause(cause, ConfigError) and device in statuses:
-            instance = rounds.muster.broken[device] = statuses[device].instance
-            log.warning("device %s takes no part until its agent is started anew: %s", device, cause)
-            at = rounds.server.clock()
-            left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
-            await rounds.persist(rounds.store.append, left_out)
+    able = {device: cause for device, cause in closed.failed.items() if is_cause(cause, ConfigError)}
+    found = {device: cause for device, cause in able.items() if device in statuses}
+    for device, cause in found.items():
+        instance = rounds.muster.broken[device] = statuses[device].instance
+        at = rounds.server.clock()
+        left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
+        await rounds.persist(rounds.store.append, left_out)
+    if found:
+        verb, whose = ("takes", "its agent is") if len(found) == 1 else ("take", "their agents are")
+        log.warning("%s %s no part until %s started anew", name_some(sorted(found)), verb, whose)
 
 
 def known_classes(
@@ -102,11 +108,27 @@ def known_classes(
         return ClassNames(plan.data.classes, "the plan's are", is_planned=True)
     own = [as_told(one.classes) for one in (test, labelled) if one is not None]
     if len(set(own)) > 1:
-        raise ConfigError(f"data and server_data have other classes: {listed(own[0])}; {listed(own[1])}")
+        raise ConfigError("data and server_data have other classes: {}; {}".format(*contrast(*own)))
     if own:
         return ClassNames(own[0], "those of the server's own examples are")
     opened = [one.classes for one in records if isinstance(one, RoundOpened) and one.classes]
-    return ClassNames(opened[-1], "those that the run began with are") if opened else None
+    return ClassNames(as_told(opened[-1]), "those that the run began with are") if opened else None
+
+
+def known_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:
+    """Return how a run's inputs are prepared, as far as the plan or the journal say so.
+
+    Args:
+        plan: It may say so in its sections of data.
+        records: Of an earlier process, in which the devices may have agreed.
+
+    Raises:
+        ConfigError: Sections of the plan differ.
+    """
+    if agreed := [one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs]:
+        return RunInputs(agreed[-1], "the run began with")
+    planned = planned_inputs(plan)
+    return None if planned is None else RunInputs(planned, "the plan has")
 
 
 log = logging.getLogger(__name__)
@@ -125,6 +147,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     device: Device = CPU,
     graph: bytes = b"",
     neighbours: Neighbours | None = None,
+    told: Mapping[int, RoundOpened] | None = None,
 ) -> State:
     """Run a plan to its end, or go on with it; return the final server state.
 
@@ -140,6 +163,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
         device: What the server trains and evaluates with.
         graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
         neighbours: The other sites of a plan with several.
+        told: What another run told the devices in each round, which is told again; None for what is decided.
 
     Raises:
         ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
@@ -148,24 +172,47 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
     new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=batches_of(plan, algorithm))
     begun = _begun(records, plan) or new
-    test, labelled = await _server_examples(plan, server)
-    reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
+    test, labelled = own = await _server_examples(plan, server)
     rounds = Rounds(
-        *(run, _settled_plan(begun, server.site), server, store, algorithm, link),
-        *(replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:])), test),
-        muster=Muster(members, classes=known_classes(plan, test, labelled, records), reads_labels=reads),
+        *(run, _settled_plan(begun, server.site), server, store, algorithm, link, _network(plan, test), test),
+        muster=replace(await server.worker(build_muster, plan, algorithm, own, records), members=members),
         labelled=labelled,
         device=device,
         graph=graph,
         neighbours=neighbours,
+        told=told or {},
     )
-    await _record_beginning(rounds, begun)
-    return await _play_and_leave(rounds, begun.draw)
+    return await _play_and_leave(rounds, begun)
 
 
-async def _play_and_leave(rounds: Rounds, draw: str) -> State:
+def _network(plan: Plan, test: Examples | None) -> Model:
+    """Return the plan's network without storage, made for inputs such as the server's."""
+    return replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
+
+
+def build_muster(
+    plan: Plan, algorithm: Algorithm, own: tuple[Examples | None, Examples | None], records: Sequence[AnyRecord]
+) -> Muster:
+    """Build a run's muster with the class names and inputs that are known before any device has told its own.
+
+    Args:
+        plan: The run's plan.
+        algorithm: The plan's method.
+        own: The server's examples for evaluation and for training; None for none.
+        records: The run's journal so far.
+
+    Raises:
+        ConfigError: The server's own examples differ among themselves.
+    """
+    reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
+    classes, inputs = known_classes(plan, *own, records), known_inputs(plan, records)
+    return Muster(classes=classes, reads_labels=reads, inputs=inputs)
+
+
+async def _play_and_leave(rounds: Rounds, begun: RunOpened) -> State:
     """Do what is left of a run, then tell the other sites that it has ended."""
-    state = await _play(rounds, partial(_stand, rounds, draw))
+    await _record_beginning(rounds, begun)
+    state = await _play(rounds, partial(_stand, rounds, begun.draw))
     if rounds.neighbours:
         await rounds.neighbours.leave()
     return state

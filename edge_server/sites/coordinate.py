@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,12 +21,13 @@ from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
 from edge_server.journal.records import AnyRecord, RoundOpened
+from edge_server.journal.sqlite import encode
 from edge_server.sites import pledges
 from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, part_of, read_case, read_decision
 from edge_server.sites.gossip import OFFER_S, Keep, Ourselves
 from edge_server.sites.link import Links
 from edge_server.sites.pledges import Book, Key, Purse, leader
-from shared.errors import WireError
+from shared.errors import Unrecordable, WireError
 from shared.protocol.messages import Message
 from shared.protocol.peers import MOST_ASKED, Joules, Ruling, Telemetry
 from shared.runtime.clock import Clock, left_s
@@ -39,6 +41,11 @@ GRACE_S = 4.0
 """A site that let another's deadline pass has so long to answer the next coordinator: one deadline was enough."""
 KEPT_ROUNDS = 8
 """Whose decisions a coordinator still has in memory, to say them again."""
+MOST_TERMS_AHEAD = 4096
+"""By which a term may be above ours to be adopted: a site that was away for a whole run has missed no more."""
+MOST_TERMS_HEARD = 64
+"""Terms of one peer that are adopted within a round of ours: each of them is a record on the disk."""
+ROUNDING = 1 + 1e-9
 
 
 @dataclass
@@ -52,6 +59,8 @@ class Coordination:
         decide_case: Decides a case by the plan's optimizer.
         place: Where the run stands in a round.
         allowance: Joules that this site's devices may spend in the run, their share of the plan's; 0 for no budget.
+        joules: Those of the whole plan: no pledge and no grant is larger.
+        devices: Of each site of the plan.
     """
 
     us: Ourselves
@@ -62,6 +71,8 @@ class Coordination:
     worker: Worker
     place: Callable[[int], Place]
     allowance: float = 0.0
+    joules: float = 0.0
+    devices: Mapping[str, Collection[str]] = field(default_factory=dict)
     _purse: Purse = field(init=False)
     _book: Book = field(default_factory=Book)
     _number: int = 0
@@ -72,6 +83,7 @@ class Coordination:
     _settling: set[Key] = field(default_factory=set)
     _silent: set[str] = field(default_factory=set)
     _doubted: set[tuple[str, int]] = field(default_factory=set)
+    _terms_heard: Counter[str] = field(default_factory=Counter)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -84,6 +96,8 @@ class Coordination:
         """Learn from the journal which term it is, what was pledged, and what was decided."""
         for record in records:
             match record:
+                case TermBegan() if record.term > self._book.term + MOST_TERMS_AHEAD:
+                    log.error("term %d of the journal is far ahead of %d and not taken", record.term, self._book.term)
                 case TermBegan():
                     self._book = pledges.adopt(self._book, record.term)
                 case Pledged():
@@ -101,6 +115,7 @@ class Coordination:
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what is decided for this site's devices; see `edge_server.rounds.neighbours`."""
         self._number, self._passed = number, min(self._passed, number - 1)
+        self._terms_heard.clear()
         self._forget()
         found = await self._found(case, number)
         self._passed = max(self._passed, number)
@@ -138,10 +153,31 @@ class Coordination:
         if term > before:
             await self.keep(TermBegan(round=number, term=term, cause=cause, at=self.clock()))
             self._book = pledges.adopt(self._book, term)
+            self._heard = {key: heard for key, heard in self._heard.items() if key[1] >= term}
             passed = [leader(self.us.order, one) for one in range(max(before, term - len(self.us.order)), term)]
             there = {self.us.site, speaker, leader(self.us.order, term)}
             self._doubted |= {(peer, number) for peer in passed if speaker and peer not in there}
             self._news.set()
+
+    async def _adopt_heard(self, peer: str, term: int, number: int) -> None:
+        """Adopt a peer's term, unless that is further ahead than terms get, or one of very many.
+
+        Raises:
+            WireError: It is.
+        """
+        if term <= self._book.term:
+            return
+        if term > self._book.term + MOST_TERMS_AHEAD:
+            raise WireError(f"term {term}, and ours is {self._book.term}", reason=TERM)
+        if self._terms_heard[peer] >= MOST_TERMS_HEARD:
+            raise WireError(f"{MOST_TERMS_HEARD} terms within one round", reason=TERM)
+        self._terms_heard[peer] += 1
+        await self._adopt(term, number, "heard", peer)
+
+    def _require_joules(self, joules: Iterable[float]) -> None:
+        """Refuse a pledge or a grant that is more than the whole plan has."""
+        if over := [one for one in joules if not 0 <= one <= self.joules * ROUNDING]:
+            raise WireError(f"{over[0]:g} J, and the plan has {self.joules:g} J in all", reason="joules")
 
     async def _pledge(self, case: Case, key: Key) -> float | None:
         """Put this round's part of our joules aside, in the journal first; None where nothing limits them."""
@@ -195,30 +231,35 @@ class Coordination:
         """Decide, journal it, then tell everybody."""
         log.debug("phase deciding run=%s round=%d", self.us.run, key[0])
         heard = dict(self._heard.get(key, {}))
-        cases = {self.us.site: case}
-        for peer, told in heard.items():
-            try:
-                cases[peer] = read_case(told.case)
-            except WireError as error:
-                self.links.refuse(peer, error)
-        put = {site: heard[site].pledge if site in heard else own for site in cases}
-        known = {site: one for site, one in put.items() if one is not None}
-        decision = await self.worker(
-            self.decide_case, merged(self.us.site, cases, math.fsum(known.values()) if known else None)
-        )
-        devices = {site: one.names for site, one in cases.items()}
-        grants = pledges.share_out(known, _needs(decision, devices)) if known else {}
+        try:
+            record = await self._coordinated(case, own, key, heard)
+            encode(record)
+        except Unrecordable as error:  # by a figure of theirs: within its bounds, and still more than can be added up
+            log.warning("round %d: the cases of %s cannot be used: %s", key[0], ", ".join(sorted(heard)), error)
+            heard = {}
+            record = await self._coordinated(case, own, key, heard)
         if key[1] < self._book.term:
             return
-        if alone := [one for one in self.us.order if one not in cases]:
+        if alone := [one for one in self.us.order if one not in record.sites]:
             log.warning("round %d: site %s decides without %s", key[0], self.us.site, ", ".join(alone))
-        sites = {site: tuple(names) for site, names in devices.items()}
-        await self._record(
-            Coordinated(round=key[0], term=key[1], sites=sites, decision=decision, grants=grants, at=self.clock())
-        )
+        await self._record(record)
         log.debug("phase decided run=%s round=%d", self.us.run, key[0])
         for peer, told in heard.items():
             await self._answer(peer, told)
+
+    async def _coordinated(
+        self, case: Case, own: float | None, key: Key, heard: Mapping[str, Telemetry]
+    ) -> Coordinated:
+        """Return what is decided for our devices and for those of the sites that told their case."""
+        cases = {self.us.site: case} | {peer: read_case(told.case, self._of(peer)) for peer, told in heard.items()}
+        put = {site: heard[site].pledge if site in heard else own for site in cases}
+        known = {site: one for site, one in put.items() if one is not None}
+        joules = math.fsum(known.values()) if known else None
+        decision = await self.worker(self.decide_case, merged(self.us.site, cases, joules))
+        devices = {site: tuple(one.names) for site, one in cases.items()}
+        grants = pledges.share_out(known, _needs(decision, devices)) if known else {}
+        at = self.clock()
+        return Coordinated(round=key[0], term=key[1], sites=devices, decision=decision, grants=grants, at=at)
 
     async def _record(self, record: Coordinated) -> None:
         """Journal what was decided; until that is done, nobody is told what became of a pledge."""
@@ -247,13 +288,36 @@ class Coordination:
             await self.links.say(lead, "telemetry", msgspec.structs.replace(asked, asks=self._asks(lead, key)))
             await self._wait(min(OFFER_S, seconds))
         if ruling.decision:
-            return self._ours(read_decision(ruling.decision), case, key, lead)
-        if ruling.reason != LATE:
+            decision = self._ours(read_decision(ruling.decision, self._of(self.us.site)), case, key, lead)
+            if not decision.devices or decision.devices.keys() == set(case.names):
+                return await self._within_means(decision, case, key)
+            log.warning("round %d: site %s has not decided for all of our devices", key[0], lead)
+        elif ruling.reason != LATE:
             return None
-        log.warning("round %d: site %s has decided without us: site %s decides alone", key[0], lead, self.us.site)
+        else:
+            log.warning("round %d: site %s has decided without us: site %s decides alone", key[0], lead, self.us.site)
+        return await self._decide_alone(case, key)
+
+    async def _decide_alone(self, case: Case, key: Key) -> Decision:
         limits = {**case.limits, ROUND_JOULES: self._own_part(case)} if ROUND_JOULES in case.limits else case.limits
         decision = await self.worker(self.decide_case, replace(case, limits=limits))
         return msgspec.structs.replace(decision, term=key[1], coordinator=self.us.site)
+
+    async def _within_means(self, decision: Decision, case: Case, key: Key) -> Decision:
+        """Return a coordinator's decision, or our own where that takes less than half of joules that we do not have."""
+        needed = math.fsum(predicted_joules(decision).values())
+        if ROUND_JOULES not in case.limits or needed <= self._purse.rights - case.limits.get("spent_joules", 0.0):
+            return decision
+        alone = await self._decide_alone(case, key)
+        if 2 * math.fsum(predicted_joules(alone).values()) >= needed:
+            return decision
+        told = f"{needed:.4g} J, more than are left: decided here"
+        log.warning("round %d: site %s lets our devices take %s", key[0], decision.coordinator, told)
+        return alone
+
+    def _of(self, site: str) -> Collection[str]:
+        """Return the devices that the plan gives a site."""
+        return self.devices.get(site, ())
 
     def _asks(self, lead: str, key: Key) -> tuple[Joules, ...]:
         """Return earlier pledges to this coordinator of which nothing is known."""
@@ -301,19 +365,24 @@ class Coordination:
     async def _told(self, peer: str, said: Telemetry) -> None:
         """Take a site's case, and answer it where it is decided, or cannot be any more."""
         key = (said.round, said.term)
-        if leader(self.us.order, said.term) != self.us.site or len(said.asks) > MOST_ASKED:
-            raise WireError(f"term {said.term} is another site's, or too much is asked", reason=TERM)
+        if leader(self.us.order, said.term) != self.us.site:
+            raise WireError(f"term {said.term} is another site's", reason=TERM)
+        self._require_joules([*([] if said.pledge is None else [said.pledge]), *(joules for *_, joules in said.asks)])
+        if said.round < 1:
+            raise WireError("rounds count from 1", reason="round")
+        read_case(said.case, self._of(peer))
         if self._settling:
             return  # it will be said again
-        await self._adopt(said.term, said.round, "heard", peer)
+        await self._adopt_heard(peer, said.term, said.round)
         is_over = said.round <= self._passed or said.round < self._number
         if is_over and key not in self._book.grants and said.term == self._book.term:
             await self._record(Coordinated(round=said.round, term=said.term, at=self.clock()))
         if key in self._book.grants or said.term < self._book.term:
             await self._answer(peer, said)
             return
-        self._heard.setdefault(key, {})[peer] = said
-        self._news.set()
+        if said.round <= self._number + KEPT_ROUNDS:  # else it is said again when we come to that round
+            self._heard.setdefault(key, {})[peer] = said
+            self._news.set()
 
     async def _answer(self, peer: str, said: Telemetry) -> None:
         """Say what was decided of a round and a term, and what became of pledges."""
@@ -341,22 +410,27 @@ class Coordination:
 
     async def _ruled(self, peer: str, said: Ruling) -> None:
         """Take what a coordinator says; a stale one's decision is none."""
+        self._require_joules(joules for *_, joules in said.grants)
         for number, term, joules in said.grants:
-            if leader(self.us.order, term) == peer and joules <= math.inf:
+            if leader(self.us.order, term) == peer:
                 await self._credit((number, term), joules)
         if said.reason == TERM:
-            await self._adopt(said.term, self._number, "heard", peer)
+            await self._adopt_heard(peer, said.term, self._number)
             if said.term < self._book.term:  # it was away, and would wait for us
                 await self._call(peer, (self._number, self._book.term))
-            return
+        else:
+            self._take_ruling(peer, said)
+
+    def _take_ruling(self, peer: str, said: Ruling) -> None:
         if leader(self.us.order, said.term) != peer:
             raise WireError(f"term {said.term} is not of site {peer}", reason=TERM)
         if said.term < self._book.term:
             raise WireError(f"of term {said.term}, and it is {self._book.term}", reason=TERM)
         if said.decision:
-            read_decision(said.decision)
-        self._rulings[said.round, said.term] = said
-        self._news.set()
+            read_decision(said.decision, self._of(self.us.site))
+        if said.round == self._number and said.term == self._book.term:  # else it is not what we wait for
+            self._rulings[said.round, said.term] = said
+            self._news.set()
 
 
 def _needs(decision: Decision, devices: Mapping[str, Iterable[str]]) -> dict[str, float]:

@@ -18,10 +18,11 @@ from typing import TypeAlias
 import msgspec
 
 from edge_server.journal.disk import RETRY_S, persist
+from edge_server.journal.outcome import REFUSALS
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
 from edge_server.sites.link import Links
-from edge_server.sites.model_files import FOLDER, Require, round_folder, take_whole, write_own
+from edge_server.sites.model_files import FOLDER, round_folder, take_whole, write_own
 from edge_server.sites.verdicts import EdgeState
 from shared.errors import WireError
 from shared.protocol.clip import NAME, printable
@@ -42,7 +43,11 @@ OFFER_S = 2.0
 MOST_WANTS = 8
 """Of one neighbour that wait to be answered; what is more it asks for again."""
 STALE = "stale-round"
+THERE = "-there"
+"""Behind a cause for which the other end refused our model."""
 
+RequireOf: TypeAlias = Callable[[str, memoryview], None]
+"""(neighbour, bytes) -> nothing; refuses, with a WireError, what is no model of this run's that it could have."""
 Keep: TypeAlias = Callable[[AnyRecord], Awaitable[None]]
 """Journals a record; durable once it returns."""
 
@@ -96,7 +101,7 @@ class Gossip:
     _words: dict[tuple[int, str], bool] = field(default_factory=dict)
     _wants: dict[str, asyncio.Queue[Want]] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _require: Require | None = None
+    _require: RequireOf | None = None
     _noted: set[tuple[int, str]] = field(default_factory=set)
     _bytes: dict[str, int] = field(default_factory=dict)
     _held: dict[str, bytes] = field(default_factory=dict)
@@ -143,7 +148,7 @@ class Gossip:
                     await self._news.wait()
 
     async def exchange(
-        self, number: int, model: Sequence[memoryview], require: Require
+        self, number: int, model: Sequence[memoryview], require: RequireOf
     ) -> tuple[dict[str, memoryview], Gossiped]:
         """Gossip after a round; return the models of the neighbours whose edges are on, and what is to be journaled.
 
@@ -169,7 +174,7 @@ class Gossip:
     def _say(self, phase: str) -> None:
         log.debug("phase %s run=%s round=%d", phase, self.us.run, self._number)
 
-    async def _begin(self, number: int, model: Sequence[memoryview], require: Require) -> None:
+    async def _begin(self, number: int, model: Sequence[memoryview], require: RequireOf) -> None:
         """Put our model where it is served from, in place of that of the last gossip."""
         place = round_folder(self.us.folder, number)
         await persist(self.worker, RETRY_S, write_own, place, self.us.site, model)
@@ -247,7 +252,7 @@ class Gossip:
         await self.links.answer(peer, "gossiped", msgspec.structs.replace(word, has=edge.has))
 
     def _word(self, number: int, digest: bytes, *, on: bool | None, reason: str) -> EdgeWord:
-        why = reason if on is False else ""
+        why = reason.removesuffix(THERE) if on is False else ""
         us = self.us
         return EdgeWord(site=us.site, run=us.run, round=number, digest=digest, has=bool(on), on=on, reason=why)
 
@@ -345,7 +350,8 @@ class Gossip:
     async def _whole(self, peer: str, fetch: Receiver[FileSink]) -> None:
         """Check a model that is here, wait until it is on the disk, and say that we have it."""
         try:
-            await self.worker(take_whole, fetch, self._place(peer), self._require)
+            require = partial(self._require, peer) if self._require else None
+            await self.worker(take_whole, fetch, self._place(peer), require)
         except WireError as error:
             if error.reason == "digest" and not fetch.is_hopeless:
                 await self._ask(peer, fetch)
@@ -368,7 +374,8 @@ class Gossip:
             return
         edge = self._edges[peer]
         has = word.has and self._own is not None and word.digest == self._own.transfer.digest
-        self._edges[peer] = edge = verdicts.hear(edge, has=has, on=word.on, cause=printable(word.reason, NAME))
+        cause = f"{word.reason}{THERE}" if word.reason in REFUSALS else printable(word.reason, NAME)
+        self._edges[peer] = edge = verdicts.hear(edge, has=has, on=word.on, cause=cause)
         self._news.set()
         if verdicts.differs(edge):
             await self._note_difference(word.round, peer, ours=bool(edge.on))

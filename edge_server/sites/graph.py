@@ -83,11 +83,16 @@ def neighbours_of(site: str, edges: Iterable[Edge]) -> tuple[str, ...]:
     return tuple(other if one == site else one for one, other in edges if site in (one, other))
 
 
-def sizes_of(plan: Plan) -> dict[str, int]:
-    """Return how many devices each site of a plan has, in its order."""
+def devices_of_sites(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the devices of each site of a plan, in its order."""
     assert plan.sites
     clusters = devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])
-    return {site: len(those) for site, those in clusters.items()}
+    return {site: tuple(devices) for site, devices in clusters.items()}
+
+
+def sizes_of(plan: Plan) -> dict[str, int]:
+    """Return how many devices each site of a plan has, in its order."""
+    return {site: len(devices) for site, devices in devices_of_sites(plan).items()}
 
 
 def edges_of(plan: Plan) -> tuple[Edge, ...]:

@@ -15,19 +15,23 @@ import msgspec
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.journal.decision import Decision
-from edge_server.journal.records import AnyRecord
+from edge_server.journal.records import AnyRecord, Gossiped, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import round_position
 from edge_server.sites.coordinate import Coordination
 from edge_server.sites.gossip import Gossip, Keep, Ourselves
-from edge_server.sites.graph import edges_of, neighbours_of, sizes_of
+from edge_server.sites.graph import devices_of_sites, edges_of, neighbours_of, sizes_of
 from edge_server.sites.link import Links
 from edge_server.sites.matrix import Row, mixing_rows, row_without
 from edge_server.sites.mixing import mix_trees, sketch
+from edge_server.sites.model_bounds import REASON as NORM
+from edge_server.sites.model_bounds import parameters_of, require_near
+from edge_server.sites.sketch import distance
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, WireError
+from shared.models.build import DRAW, initial
 from shared.protocol.payload import pack, unpack
 from shared.registry import build
 from shared.runtime.clock import Clock
@@ -73,6 +77,9 @@ class SpeakingNeighbours:
         gossip: Brings the models.
         coordination: Finds who decides, and asks or decides.
         worker: Computes.
+        most_norm: `round.most_norm`.
+        first: Makes the model that the run began with.
+        last_mixed: Of each neighbour: our parameters after the last gossip in which we had its model, as a sketch.
     """
 
     site: str
@@ -81,6 +88,9 @@ class SpeakingNeighbours:
     gossip: Gossip
     coordination: Coordination
     worker: Worker
+    most_norm: float
+    first: Callable[[], State]
+    last_mixed: dict[str, bytes]
 
     async def begin(self, number: int) -> None:
         """Tell the neighbours which round has begun here."""
@@ -93,12 +103,28 @@ class SpeakingNeighbours:
     async def mix(self, number: int, state: State) -> State:
         """Return the state after a gossip step; what of it is mixed says the method."""
         own = self.mixing.mixed(state)
-        packed = await self.worker(packed_model, own)
-        found, gossiped = await self.gossip.exchange(number, packed, lambda data: require_model(data, own))
+        packed, moved = await self.worker(packed_model, own), await self.worker(self._moved, own)
+
+        def require(peer: str, data: memoryview) -> None:
+            require_model(data, own)
+            require_near(read_model(data), own, moved[peer], self.most_norm)
+
+        found, gossiped = await self.gossip.exchange(number, packed, require)
         mixed = await self.worker(self._mixed, own, found)
         before, after = await self.worker(sketch, own), await self.worker(sketch, mixed)
-        await self.gossip.conclude(msgspec.structs.replace(gossiped, before=before, after=after))
+        trained = parameters_of(mixed)
+        parameters = b"" if trained.keys() == mixed.keys() else await self.worker(sketch, trained)
+        gossiped = msgspec.structs.replace(gossiped, before=before, after=after, parameters=parameters)
+        await self.gossip.conclude(gossiped)
+        self.last_mixed.update(parameters_after(gossiped))
         return self.mixing.with_mixed(state, mixed)
+
+    def _moved(self, own: Tree) -> dict[str, float | None]:
+        """Return how far our parameters have moved since we last had a model of each neighbour, or since the first."""
+        if missing := set(self.gossip.neighbours) - self.last_mixed.keys():
+            self.last_mixed.update(dict.fromkeys(missing, sketch(parameters_of(self.mixing.mixed(self.first())))))
+        now = sketch(parameters_of(own))
+        return {peer: distance(now, self.last_mixed[peer]) for peer in self.gossip.neighbours}
 
     async def leave(self) -> None:
         """Say that the run has ended here, once every neighbour has heard how the last edges stand."""
@@ -109,6 +135,12 @@ class SpeakingNeighbours:
         trees = {self.site: own, **{peer: read_model(data) for peer, data in found.items()}}
         row = row_without(self.row, self.site, [other for other in self.row if other not in trees])
         return mix_trees(row, trees)
+
+
+def parameters_after(gossiped: Gossiped) -> dict[str, bytes]:
+    """Return our parameters after a gossip as a sketch, for each neighbour whose model was here."""
+    here = [*gossiped.on, *(peer for peer, cause in gossiped.off.items() if cause == NORM)]
+    return dict.fromkeys(here, gossiped.parameters or gossiped.after)
 
 
 def require_peers(plan: Plan, site: str, peers: Iterable[str]) -> None:
@@ -169,14 +201,28 @@ async def joined(
     assert mixing
     near, clock, worker = neighbours_of(us.site, edges), means.clock, means.worker
     gossip = Gossip(us, near, links, means.keep, means.policy, clock, worker)
-    allowance = allowance_of(plan, us.site)
-    deciding = us, links, means.keep, means.decide_case, clock, worker
-    coordination = Coordination(*deciding, partial(place_of, plan), allowance)
+    coordination = Coordination(
+        *(us, links, means.keep, means.decide_case, clock, worker, partial(place_of, plan)),
+        allowance=allowance_of(plan, us.site),
+        joules=plan.budget.joules or 0.0,
+        devices=devices_of_sites(plan),
+    )
     gossip.recall(known)
     coordination.recall(known)
     row = mixing_rows(sizes_of(plan), edges)[us.site]
+    mixed = dict[str, bytes]()
+    for record in known:
+        if isinstance(record, Gossiped):
+            mixed.update(parameters_after(record))
+    bound = plan.round.most_norm, partial(first_state, plan, known), mixed
     async with background(*map(gossip.serve, near)), links.listening():
-        yield SpeakingNeighbours(us.site, row, mixing, gossip, coordination, worker)
+        yield SpeakingNeighbours(us.site, row, mixing, gossip, coordination, worker, *bound)
+
+
+def first_state(plan: Plan, records: Iterable[AnyRecord]) -> State:
+    """Return the state that a run begins with, or began with by its records."""
+    draw = next((record.draw for record in records if isinstance(record, RunOpened)), DRAW)
+    return build(ALGORITHMS, plan.algorithm, "algorithm").init(initial(plan.model, plan.seed, draw), plan.seed)
 
 
 def place_of(plan: Plan, number: int) -> Place:

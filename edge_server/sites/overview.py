@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.journal.decision import TermBegan
+from edge_server.journal.outcome import RefusedModels, refused_models
 from edge_server.journal.records import (
     AnyRecord,
     Gossiped,
@@ -66,6 +67,7 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
         term: Of the coordinator, by what this site heard last.
         peers: The neighbours.
         refused: What peers said that was of no use, by reason.
+        refused_models: Neighbours whose models were refused.
     """
 
     run: str
@@ -77,6 +79,7 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     peers: list[PeerSummary]
     refused: dict[str, int]
+    refused_models: list[RefusedModels] = []
 
 
 def write_rounds(folder: Path, rounds: Mapping[str, int]) -> None:
@@ -138,6 +141,7 @@ def summarise_sites(records: Sequence[AnyRecord], heard: Mapping[str, int] | Non
             for site in peers
         ],
         refused=dict(sorted(refused.items())),
+        refused_models=refused_models(records),
     )
 
 
@@ -183,6 +187,7 @@ def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
         lines.append(f"site {found.coordinator} coordinates, term {found.term}")
     if found.refused:
         lines.append(f"refused of peers: {_counts(found.refused.items())}")
+    lines += [one.line for one in found.refused_models]
     return TextTable(columns, rows), lines
 
 

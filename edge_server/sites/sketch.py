@@ -66,6 +66,15 @@ def unpacked(data: bytes) -> NDArray[np.float64] | None:
     return found if bool(np.isfinite(found).all()) else None
 
 
+def distance(one: bytes, other: bytes) -> float | None:
+    """Return how far two models are apart, within some percent, by their sketches; None where one is not known."""
+    sketches = unpacked(one), unpacked(other)
+    if sketches[0] is None or sketches[1] is None:
+        return None
+    with np.errstate(over="ignore"):
+        return float(np.linalg.norm(sketches[0] - sketches[1]))
+
+
 def disagreement(sketches: Mapping[str, NDArray[np.float64]], sizes: Mapping[str, int]) -> float:
     """Return the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices, as far as sketches tell.
 

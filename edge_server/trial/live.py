@@ -25,8 +25,9 @@ from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import ended_runs, exists, is_empty
+from edge_server.journal.runs import ended_runs, exists, has_rounds, is_empty, note_begun
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
+from edge_server.plan.inputs import describe_unapplied
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
@@ -35,6 +36,7 @@ from edge_server.trial.peers import among_peers, members_of
 from edge_server.trial.progress import follow
 from edge_server.trial.wait_for_devices import wait_for_fleet, wait_without_end
 from shared.algorithms import ALGORITHMS
+from shared.errors import ConfigError
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime import malloc
@@ -45,6 +47,7 @@ from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.tensors.placement import Device, choose_device
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import Session
+from shared.transport.session_probe import SessionProbe
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +84,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
         Unreachable: Somebody watches, and there is no broker, or not enough devices.
     """
     device = _prepare_computing(config, plan)
-    if told := open_door(config.broker):
-        log.warning("%s", told)
+    _warn(config, plan, watcher)
     data_dir, folder = Path(config.data_dir), Path(config.data_dir) / name
     members = members_of(config, plan)
     _make(data_dir, folder)
@@ -98,7 +100,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
             window_bytes=config.link.window * config.link.frame_bytes,
             closed_topics=transport.closed,
         )
-        transport.admits = server.admits
+        transport.admits, server.longest_bytes = server.admits, transport.most_packet_bytes
         alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
         beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
         async with transport.running(), history.keeping(), server.listening(), beside:
@@ -114,6 +116,17 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
                     own = partial(run_plan, *us, started=utc_stamp(), members=members, device=device)
                     await own(graph=graph, neighbours=others)
                 return store.records()
+
+
+def _warn(config: ServerConfig, plan: Plan, watcher: Watcher | None) -> None:
+    """Tell of a broker that is open to everybody, and of what the plan says in vain."""
+    if told := open_door(config.broker):
+        log.warning("%s", told)
+    if not config.strangers and (told := describe_unapplied(plan)):  # to agents of `--local` all of it applies
+        if watcher:
+            watcher.say(told)
+        else:
+            log.warning("%s", told)
 
 
 async def deny(server: Server, devices: frozenset[str]) -> None:
@@ -132,7 +145,8 @@ async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, Mq
     if told := open_door(config.broker):
         log.warning("%s", told)
     known_as, most = (f"{config.site}.{SERVER}", session.presence), longest_packet(config.link.frame_bytes)
-    return session, MqttTransport(config.broker, *known_as, most_packet_bytes=most)
+    probe = SessionProbe.of_server(config.site)
+    return session, MqttTransport(config.broker, *known_as, most_packet_bytes=most, probe=probe)
 
 
 def _prepare_computing(config: ServerConfig, plan: Plan) -> Device:
@@ -157,6 +171,7 @@ def _make(data_dir: Path, folder: Path) -> None:
     check_data_folder(data_dir)
     with explain_disk_errors(data_dir):
         folder.mkdir(parents=True, exist_ok=True)
+    note_begun(folder)
 
 
 async def _require_alone(transport: MqttTransport, site: str, session: Session, *, gives_way: bool) -> None:
@@ -167,11 +182,11 @@ async def _require_alone(transport: MqttTransport, site: str, session: Session, 
 
 @contextmanager
 def _unless_begun(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run that the block let not begin: its journal is whole and empty, or is not there."""
+    """Remove the folder of a run that the block let not begin, or refused before its first round: nothing is lost."""
     try:
         yield
-    except BaseException:
-        if is_empty(folder):
+    except BaseException as error:
+        if is_empty(folder) or (isinstance(error, ConfigError) and not has_rounds(folder)):
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

@@ -48,6 +48,7 @@ class Local:
         site: Its name.
         embedded: Use the embedded broker even where mosquitto is installed.
         log_level: What the processes write into their logs.
+        device: What server and agents compute with: `cpu`, which gives the bits of a replay, `cuda` or `auto`.
         writes_plan: Whether the plan is not that of the file: servers then read one that is written for them.
     """
 
@@ -60,6 +61,7 @@ class Local:
     site: str = "lab"
     embedded: bool = False
     log_level: str = "info"
+    device: str = "cpu"
     writes_plan: bool = False
 
     @property
@@ -147,7 +149,7 @@ def server(
         "peer": [{"site": site, "broker": _address(other)} for site, other in (peers or {}).items()],
         "strangers": True,  # every agent is ours, also those beyond the plan's own
         "threads": 1,
-        "trainer": {"device": "cpu"},  # a board each, and the bits that a replay gives
+        "trainer": {"device": local.device},
         "models": registry.allowed_entries(),
         "log_level": local.log_level,
     }
@@ -211,7 +213,7 @@ def agent(
         "state_dir": str((place / device.name).resolve()),
         "data": data,
         "broker": _address(broker),
-        "trainer": {"threads": 1, "device": "cpu", "models": registry.allowed_entries()},
+        "trainer": {"threads": 1, "device": local.device, "models": registry.allowed_entries()},
         "board": _board(local.plan, device),
         "log_level": local.log_level,
     }

@@ -22,10 +22,11 @@ from edge_server.sites.gossip import Ourselves
 from edge_server.sites.link import Births, Links, plan_bytes
 from edge_server.sites.neighbours import Means, joined, require_peers
 from edge_server.sites.overview import write_rounds
-from shared.protocol.topics import PEER, PEERS
+from shared.protocol.topics import PEER, PEERS, peer_topic
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import in_thread
 from shared.transport.mqtt import MqttTransport
+from shared.transport.session_probe import SERVER_EVERY_S, SessionProbe
 
 MOST_MODEL_BYTES = 8 << 30
 """Of a neighbour's model; what it may have at most beside ours is bounded by ours."""
@@ -60,12 +61,13 @@ async def among_peers(
         return
     async with AsyncExitStack() as stack:
         described, instance = plan_bytes(plan), uuid.uuid4().hex
-        home = MqttTransport(config.broker, f"{config.site}.{PEERS}")
+        home = MqttTransport(config.broker, f"{config.site}.{PEERS}", probe=SessionProbe.of_server(config.site))
         away, born = {}, dict[str, Births]()
         for peer in config.peer:
             born[peer.site] = births = Births(config.site, peer.site, run, instance, described)
             known_as = f"{peer.site}.{PEER}{config.site}"
-            away[peer.site] = MqttTransport(peer.broker, known_as, births.presence)
+            probe = SessionProbe(peer_topic(peer.site, config.site, "probe"), every_s=SERVER_EVERY_S)
+            away[peer.site] = MqttTransport(peer.broker, known_as, births.presence, probe=probe)
         for transport in (home, *away.values()):
             await stack.enter_async_context(transport.running())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import msgspec
 
 from edge_server.fleet.tables import MARKS
 from edge_server.journal.costs import by_round, statistics_by_round
+from edge_server.journal.outcome import name_some
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -19,6 +21,7 @@ from edge_server.journal.records import (
     Noted,
     Rewound,
     RoundClosed,
+    RunClosed,
     UpdateAccepted,
     closed_rounds,
     valid,
@@ -29,7 +32,7 @@ from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.text_table import TextColumn, TextTable, fits
 
-MAX_DEVICE_COLUMNS = 6
+MAX_DEVICE_COLUMNS = 8
 MOST_NAMED, MOST_MISSED, MOST_FAILED = 20, 5, 2
 PARTS = ("compute", "exchange", "upload")
 CPU = "cpu"
@@ -38,6 +41,8 @@ CAPTION = (
     "slowest: seconds to {slowest}; joules: ~ corrected, ≈ modelled, ≥ not all are known\n"
     "{columns}: {unit} of frames down/up"
 )
+SUMMARY_COLUMNS = ("min", "median", "max")
+SUMMARY_CAPTION = "min, median, max of {count} devices (`--devices` of `edge-server show` shows each)"
 CUT_COLUMNS = "model; cut, gradients and features"
 MEASURED = "; statistics, measuring those of BatchNorm"
 HUNDRED = 100
@@ -47,34 +52,31 @@ Traffic: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 """Bytes of frames of every round, down and up, by what they are of."""
 
 
-def rounds_table(
-    records: Sequence[AnyRecord], *, device_columns: int | None = MAX_DEVICE_COLUMNS, width: int | None = None
-) -> TextTable:
-    """Return one row a round; bytes are of frames, per device or of all in one column.
+def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, width: int | None = None) -> TextTable:
+    """Return one row a round, with the bytes of frames by device.
 
-    Those of a split run are of all devices, the model's apart from what its sessions exchanged.
+    Beyond `MAX_DEVICE_COLUMNS` devices there are their minimum, median and maximum, and the slowest device by name. The
+    bytes of a split run are of all devices, the model's apart from what its sessions exchanged.
 
     Args:
         records: A run's journal.
-        device_columns: Up to how many devices have a column each; None for any number.
-        width: Of the terminal: a method's own figures, such as its loss terms, have columns where there is room.
+        each_device: Whether each device has a column, however many there are.
+        width: Columns of the terminal: a method's own figures, such as its loss terms, are shown where there is room.
     """
     closed, costs = closed_rounds(records), by_round(records)
     split = any(record.steps is not None for record in closed)
-    traffic = _exchanged(closed, costs) if split else _by_device(closed, device_columns)
-    if measured := statistics_by_round(records):
-        traffic = {**traffic, "statistics": [_measured(measured.get(record.round, {})) for record in closed]}
+    devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
+    many = len(devices) > MAX_DEVICE_COLUMNS and not each_device
+    traffic, about = _traffic(records, closed, devices, split=split, many=many)
     unit, scale = unit_of(_most(traffic, len(closed)))
-    caption = CAPTION.format(
-        slowest="/".join(part for part in PARTS if split or part != "exchange"),
-        columns=(CUT_COLUMNS if split else "a device's column") + MEASURED * bool(measured),
-        unit=unit,
-    )
+    slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
+    caption = CAPTION.format(slowest=slowest_parts, columns=about, unit=unit)
     tried = {one.round: one.accuracy for one in valid(records) if isinstance(one, Evaluated) and one.personal}
     extra = ("personal",) * bool(tried)
     silent, name = _silent_by_round(records), name_rounds(records)
     failing = ("failed",) * any(one.failed or one.round in silent for one in closed)
-    headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", "joules")
+    by_name = ("slowest\ndevice",) * many
+    headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", *by_name, "joules")
     rows = []
     for place, record in enumerate(closed):
         moved = [
@@ -85,8 +87,9 @@ def rounds_table(
         personal = (figure(tried.get(record.round)) for _ in extra)
         learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
         failed = (_some([*record.failed, *silent.get(record.round, ())]) for _ in failing)
+        who = (slowest_device(cost, split=split) for _ in by_name)
         rows.append((name(record.round), updates, *failed, *personal, *learnt))
-        rows[-1] += (slowest(cost, split=split), total_joules(cost), *moved)
+        rows[-1] += (slowest(cost, split=split), *who, total_joules(cost), *moved)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
     wider = _with_terms(table, closed)
@@ -145,18 +148,40 @@ def _most(traffic: Traffic, rounds: int) -> int:
     )
 
 
-def _by_device(closed: Sequence[RoundClosed], most: int | None) -> Traffic:
-    devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
-    columns = {device: [device] for device in devices}
-    if most is not None and len(devices) > most:
-        columns = {"all devices": devices}
+def _traffic(
+    records: Sequence[AnyRecord], closed: Sequence[RoundClosed], devices: Sequence[str], *, split: bool, many: bool
+) -> tuple[Traffic, str]:
+    """Return the columns of bytes, and their meaning for the caption."""
+    if split:
+        traffic, about = _exchanged(closed, by_round(records)), CUT_COLUMNS
+    elif many:
+        traffic, about = _summarized(closed), SUMMARY_CAPTION.format(count=len(devices))
+    else:
+        traffic, about = _by_device(closed, devices), "a device's column"
+    if measured := statistics_by_round(records):
+        about += MEASURED
+        traffic = {**traffic, "statistics": [_measured(measured.get(record.round, {})) for record in closed]}
+    return traffic, about
+
+
+def _by_device(closed: Sequence[RoundClosed], devices: Sequence[str]) -> Traffic:
     return {
-        heading: [
-            (sum(record.bytes_down.get(d, 0) for d in column), sum(record.bytes_up.get(d, 0) for d in column))
-            for record in closed
-        ]
-        for heading, column in columns.items()
+        device: [(record.bytes_down.get(device, 0), record.bytes_up.get(device, 0)) for record in closed]
+        for device in devices
     }
+
+
+def _summarized(closed: Sequence[RoundClosed]) -> Traffic:
+    """Return minimum, median and maximum of the bytes of the devices that took part in each round."""
+    rounds = []
+    for record in closed:
+        took_part = record.bytes_down.keys() | record.bytes_up.keys()
+        ways = [
+            [by_device.get(device, 0) for device in took_part] or [0]
+            for by_device in (record.bytes_down, record.bytes_up)
+        ]
+        rounds.append([(min(way), round(statistics.median(way)), max(way)) for way in ways])
+    return {heading: [(down[place], up[place]) for down, up in rounds] for place, heading in enumerate(SUMMARY_COLUMNS)}
 
 
 def _exchanged(closed: Sequence[RoundClosed], costs: Mapping[int, Mapping[str, Cost]]) -> Traffic:
@@ -195,6 +220,15 @@ def slowest(costs: Mapping[str, Cost], *, split: bool = False) -> str:
     return "/".join("-" if one is None else f"{one:.2f}" for one in most)
 
 
+def slowest_device(costs: Mapping[str, Cost], *, split: bool = False) -> str:
+    """Return the device whose computation, exchange and upload took longest together; a dash where none is known."""
+    names = [f"{part}_s" for part in PARTS if split or part != "exchange"]
+    seconds = {device: [getattr(cost, name) for name in names] for device, cost in costs.items()}
+    known = {device: [part for part in parts if part is not None] for device, parts in seconds.items()}
+    sums = {device: math.fsum(parts) for device, parts in known.items() if parts}
+    return max(sorted(sums), key=sums.__getitem__) if sums else "-"
+
+
 def total_joules(costs: Mapping[str, Cost]) -> str:
     """Return what a round's devices spent in all; at least that, where a part of it is not known."""
     parts = [getattr(cost, name) for cost in costs.values() for name in joule_parts(split=cost.exchange_s is not None)]
@@ -231,13 +265,27 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
     out = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
     back = {device for record in closed for device in record.arrived}
-    name, lines = name_rounds(records), []
-    for device, (number, cause) in sorted(causes.items())[:MOST_NAMED]:
+    name, alike = name_rounds(records), dict[tuple[str, str, int, bool], list[str]]()
+    has_ended = any(isinstance(record, RunClosed) for record in records)
+    for device, (number, cause) in sorted(causes.items()):
         times = sum(device in record.failed for record in closed)
-        stays = "; it is asked no more until its agent is started anew" if device in out - back else ""
-        lines.append(f"device {device} failed {times} times, last in round {name(number)}: {cause}{stays}")
-    rest = len(causes) - MOST_NAMED
+        is_out = device in out - back and not has_ended
+        alike.setdefault((cause, name(number), times, is_out), []).append(device)
+    lines = []
+    for (cause, last, times, is_out), devices in list(alike.items())[:MOST_NAMED]:
+        who, whose = _whose(devices)
+        stays = f"; asked no more until {whose} started anew" if is_out else ""
+        often = f"{times} times, last in round" if times > 1 else "in round"
+        lines.append(f"{who} failed {often} {last}: {cause}{stays}")
+    rest = sum(map(len, list(alike.values())[MOST_NAMED:]))
     return [*lines, *([f"{rest} more devices failed"] if rest > 0 else []), *silent_lines(records)]
+
+
+def _whose(devices: Sequence[str]) -> tuple[str, str]:
+    """Return devices for the beginning of a sentence, and their agents for its end."""
+    if len(devices) == 1:
+        return f"device {devices[0]}", "its agent is"
+    return f"devices {name_some(devices)}", "their agents are"
 
 
 def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:

@@ -124,6 +124,10 @@ def descend_batches(
     return loss_sum / seen if seen else None
 
 
+RECEIVED = (
+    "the model that came is the cause, not this device's training, unless its examples are not finite; see whose "
+    "updates the server's log and report name in the round before"
+)
 REMEDY = "lower hyper.learning_rate, or look for examples of this device that are not finite"
 
 
@@ -134,6 +138,8 @@ def require_finite_loss(loss: float, step: int) -> float:
         Diverged: It is NaN or infinite.
     """
     if not math.isfinite(loss):
+        if step == 1:
+            raise Diverged(f"the loss before any training is {loss}: {RECEIVED}")
         raise Diverged(f"training has diverged, the loss of step {step} is {loss}: {REMEDY}")
     return loss
 

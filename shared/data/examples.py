@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shared.data.augment import Augment
 from shared.data.sources.arrays import Arrays, count_held_out, no_labels
+from shared.protocol.messages import split_epoch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,9 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
     return examples.subset(order[count:].sort().values), examples.subset(order[:count].sort().values)
 
 
-def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    examples: Examples, *, batch_size: int, epochs: int, seed: int, merges_single: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each epoch's examples in a new order, all orders given by one seed; an epoch's last batch may be smaller.
 
     Where examples are augmented, the seed gives that too; the order is the same with and without it.
@@ -97,6 +100,7 @@ def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> I
         batch_size: B, at least 1.
         epochs: Passes over the examples.
         seed: The same seed gives the same batches.
+        merges_single: Whether a last batch of one example joins the one before it, see `Assignment.merges_single`.
 
     Yields:
         Inputs of shape (B, ...) and labels of shape (B,).
@@ -107,7 +111,9 @@ def batches(examples: Examples, *, batch_size: int, epochs: int, seed: int) -> I
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, not {batch_size}")
     generator, changing = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
+    whole, last = split_epoch(len(examples), batch_size, merges_single=merges_single)
+    sizes = [batch_size] * whole + [last] * (last > 0)
     for _ in range(epochs):
-        for index in torch.randperm(len(examples), generator=generator).split(batch_size):
+        for index in torch.randperm(len(examples), generator=generator).split(sizes):
             inputs = examples.inputs.index_select(0, index)  # four times as fast as inputs[index]
             yield examples.augment(inputs, changing) if examples.augment else inputs, examples.labels[index]

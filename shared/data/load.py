@@ -5,12 +5,11 @@ Whoever only evaluates on a board without torch reads arrays there; here they be
 
 from __future__ import annotations
 
-from shared.data.augment import AUGMENTS, PICTURES
+from shared.data.augment import AUGMENTS
 from shared.data.examples import Examples
 from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_share, read_whole
 from shared.data.spec import Data
-from shared.errors import ConfigError
 
 
 def load(spec: Data) -> Examples:
@@ -28,15 +27,6 @@ def load_whole(spec: Data) -> Examples:
 
 
 def as_examples(arrays: Arrays, spec: Data) -> Examples:
-    """Return arrays as tensors in the same memory, augmented as the spec says.
-
-    Raises:
-        ConfigError: They are no pictures, and only these can be augmented so.
-    """
+    """Return arrays as tensors in the same memory, augmented as the spec says."""
     examples = Examples.of(arrays)
-    if spec.augment == "none":
-        return examples
-    if examples.inputs.ndim != PICTURES:
-        place = spec.path or spec.source
-        raise ConfigError(f"{place}: augment {spec.augment!r} is for pictures, and these inputs are none; remove it")
-    return examples.augmented(AUGMENTS[spec.augment])
+    return examples if spec.augment == "none" else examples.augmented(AUGMENTS[spec.augment])

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shared.data.name_text import describe_invisible, normalise_name
 from shared.protocol.messages import MAX_CLASS_CHARS, MAX_CLASSES
 
 
@@ -127,10 +128,12 @@ def require_class_names(names: Sequence[str]) -> None:
     """Refuse names of classes that cannot be told apart, or not be told.
 
     Raises:
-        ValueError: There are none or too many, one is empty, or two are the same.
+        ValueError: There are none or too many, one is empty or has an invisible character, or two are the same.
     """
     if not names or not all(names) or len(set(names)) != len(names):
         raise ValueError("classes must be names, each once; leave them out where the labels are numbers")
+    if problem := next(filter(None, map(describe_invisible, names)), ""):
+        raise ValueError(f"classes: {problem}; rename it")
     if len(names) > MAX_CLASSES or sum(map(len, names)) > MAX_CLASS_CHARS:
         raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
 
@@ -159,7 +162,11 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         without: Not these examples: those that `drawn` takes elsewhere. A plan sets it itself.
         classes: Names of the classes in the order of their numbers, the same on all devices: label 0 is the first.
             Absent for names in the order of the alphabet, or numbers; then devices whose names differ are refused.
+        channels: Of pictures: 1 for grey, 3 for colour; absent for grey where all pictures of a device are. Grey ones
+            become colour with three equal channels. Where boards of one run have grey and coloured pictures, set it.
         label_column: Name of the CSV column that holds the class.
+        skip_columns: Names of CSV columns that are left out, such as a time or an index; "" for one without a name.
+        separator: Character between the cells of a CSV file; absent for a comma. Numbers have a decimal point.
         client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
             beside MNIST's (`idx`). Empty for nobody in particular.
     """
@@ -178,7 +185,10 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drawn: Drawn | msgspec.UnsetType = msgspec.UNSET
     without: Drawn | msgspec.UnsetType = msgspec.UNSET
     classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # records without it are those of versions before
+    channels: Literal[1, 3] | msgspec.UnsetType = msgspec.UNSET
     label_column: str = "label"
+    skip_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    separator: str | msgspec.UnsetType = msgspec.UNSET
     client_column: str = ""
 
     @property
@@ -209,12 +219,24 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not all(map(math.isfinite, self.mean)) or not all(0 < one < math.inf for one in self.std):
             raise ValueError("mean must be finite, std above zero and finite")
         if self.classes is not msgspec.UNSET:
+            msgspec.structs.force_setattr(self, "classes", tuple(map(normalise_name, self.classes)))
             require_class_names(self.classes)
         self._require_labels()
         if self.source != "digits" and not self.path:
             raise ValueError(f"path must name the file or folder that source {self.source!r} reads")
         if self.client_column and self.source in ("digits", "folder"):
             raise ValueError(f"client_column means nothing to source {self.source!r}; remove it")
+        self._require_csv()
+
+    def _require_csv(self) -> None:
+        """Refuse what describes a CSV file and cannot, or describes another source."""
+        for key in ("skip_columns", "separator"):
+            if self.source != "csv" and getattr(self, key) is not msgspec.UNSET:
+                raise ValueError(f"{key} means nothing to source {self.source!r}; remove it")
+        if self.separator is not msgspec.UNSET and (len(self.separator) != 1 or self.separator in '\r\n"\0'):
+            raise ValueError(f'separator must be one character such as ";" or "\\t", not {self.separator!r}')
+        if named := {self.label_column, self.client_column} & set(self.skip_columns or ()) - {""}:
+            raise ValueError(f"skip_columns leaves out {min(named)!r}, which label_column or client_column names")
 
     def _require_labels(self) -> None:
         """Refuse what can only be done with labels, where none is read."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from shared import registry
@@ -126,4 +127,30 @@ def _built(spec: Spec) -> Model:
         raise ConfigError(f"model {spec.name!r}: {type(error).__name__}: {error}; correct its builder") from error
     if not isinstance(model, Model) or not isinstance(model.layers, nn.Sequential):
         raise ConfigError(f"model {spec.name!r} returned a {type(model).__name__}, not a shared.models.base.Model")
+    if faults := list(_faults(model.layers)):
+        raise ConfigError(f"model {spec.name!r}: {'; '.join(faults[:MOST_FAULTS])}")
     return replace(model, spec=spec)
+
+
+def _faults(layers: nn.Module) -> Iterator[str]:
+    """Yield what of a user's network cannot travel or be averaged, each with what to write in its place."""
+    travelling, seen = layers.state_dict().keys(), dict[int, str]()
+    parameters = [(name, leaf, True) for name, leaf in layers.named_parameters(remove_duplicate=False)]
+    buffers = [(name, leaf, False) for name, leaf in layers.named_buffers(remove_duplicate=False)]
+    for name, leaf, is_parameter in (*parameters, *buffers):
+        kind, dtype = "parameter" if is_parameter else "buffer", str(leaf.dtype).removeprefix("torch.")
+        if is_lazy(leaf):
+            yield f"{kind} {name} is of a lazy layer: name the layer's size, as nn.Linear(inputs, outputs) does"
+        elif (other := seen.setdefault(id(leaf), name)) != name:
+            yield f"{kind} {name} is tied to {other}: give each its own, or call one module from a module that holds it"
+        elif leaf.dtype not in (PARAMETERS if is_parameter else BUFFERS):
+            remedy = "as float32: .float()" if is_parameter or leaf.is_floating_point() else "as int64: .long()"
+            yield f"{kind} {name} is {dtype}: make it {remedy}"
+        elif not is_parameter and name not in travelling:
+            yield f"buffer {name} is not persistent: leave out persistent=False, or make it in forward"
+
+
+PARAMETERS = frozenset({torch.float32})
+BUFFERS = frozenset({torch.float32, torch.int64, torch.int32})
+"""Types that every method and codec can subtract and average."""
+MOST_FAULTS = 4

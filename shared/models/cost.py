@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared.errors import ConfigError
@@ -178,6 +179,9 @@ def _counted_step(
 
 def _count_step(spec: Spec, example: torch.Size, batch_size: int, *, trains: bool, below: int | None) -> int:
     network = blank(spec).layers.train()[:below]
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()  # which takes a batch of one too, and the same operations
     with torch.device("meta"):
         inputs = torch.empty((batch_size, *example))
         labels = torch.empty(batch_size, dtype=torch.long)

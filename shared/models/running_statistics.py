@@ -19,6 +19,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shared.tensors.tree import Tree
 
@@ -30,6 +31,11 @@ COUNTER = "num_batches_tracked"
 def statistics_of(network: nn.Module) -> tuple[str, ...]:
     """Return the names of the leaves that are running statistics; none where nothing keeps any."""
     return tuple(f"{name}.{figure}" for name, _ in _norms(network) for figure in FIGURES)
+
+
+def has_batch_norm(network: nn.Module) -> bool:
+    """Tell whether a layer normalises by figures of its batch, of which one example may have none."""
+    return any(isinstance(layer, _BatchNorm) for layer in network.modules())
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TypeVar
@@ -68,7 +69,9 @@ def _clip_model(one: ModelStatus) -> ModelStatus:
         state=printable(one.state, NAME),
         deployment=printable(one.deployment, NAME),
         reason=printable(one.reason, FAILURE),
-        figures=dict(_entries(one.figures.items(), MOST_PROVENANCE)),
+        figures={
+            name: figure for name, figure in _entries(one.figures.items(), MOST_PROVENANCE) if math.isfinite(figure)
+        },
     )
 
 
@@ -101,11 +104,18 @@ def _clip_spent(spent: Spent) -> Spent:
 
 
 def _clip_cost(cost: Cost) -> Cost:
-    return msgspec.structs.replace(cost, provenance=_origins(cost.provenance)) if cost.provenance else cost
+    """Return a cost without figures that are NaN or infinite: a figure that nobody measured is absent."""
+    figures = ((name, getattr(cost, name)) for name in cost.__struct_fields__)
+    odd = {name: None for name, one in figures if isinstance(one, float) and not math.isfinite(one)}
+    return _replaced(cost, {**odd, "provenance": _origins(cost.provenance)} if cost.provenance else odd)
 
 
 def _origins(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
     return {
-        name: msgspec.structs.replace(one, source=printable(one.source))
+        name: msgspec.structs.replace(one, source=printable(one.source), uncertainty=_finite(one.uncertainty))
         for name, one in _entries(provenance.items(), MOST_PROVENANCE)
     }
+
+
+def _finite(figure: float | None) -> float | None:
+    return figure if figure is not None and math.isfinite(figure) else None

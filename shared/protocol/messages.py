@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import xxhash
 
+from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Absent, Cost, Reading, Spent, StepCost
 
 Scalar: TypeAlias = bool | int | float | str
@@ -17,6 +18,7 @@ Value: TypeAlias = bool | int | float | str | list[int | float]
 
 STATISTICS = "statistics"  # among the values of an assignment: see `Assignment.measures_statistics`
 STATISTICS_BATCHES = "statistics_batches"
+MERGES_SINGLE = "merges_single"  # among the values of an assignment: see `Assignment.merges_single`
 """Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
 the values of an assignment: over how many it is to, at most."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
@@ -71,11 +73,19 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no training can use."""
-        if self.local_epochs < 0 or self.batch_size < 1 or not 0 < self.learning_rate < math.inf:
-            raise ValueError("local_epochs must be >= 0, batch_size >= 1, learning_rate > 0 and finite")
-        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
-            raise ValueError("momentum must be in [0, 1), weight_decay >= 0 and finite")
+        """Refuse what no training can use, every figure of it."""
+        wanted = {
+            "local_epochs": (self.local_epochs >= 0, "at least 0"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "learning_rate": (0 < self.learning_rate < math.inf, "above 0 and finite"),
+            "momentum": (0 <= self.momentum < 1, "0 or more, and below 1"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0 and finite"),
+        }
+        faults = [
+            f"{name} is {getattr(self, name)}: give {what}" for name, (holds, what) in wanted.items() if not holds
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
 
 
 class Allocated(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +163,19 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.values.get(STATISTICS) is True
 
     @property
+    def merges_single(self) -> bool:
+        """Whether a last batch of one example joins the batch before it: BatchNorm cannot train on one example.
+
+        Said for networks with BatchNorm. An agent that does not know of it fails such a task, as it did before.
+        """
+        return self.values.get(MERGES_SINGLE) is True
+
+    @property
+    def largest_batch(self) -> int:
+        """Examples of the largest batch that the device may train on."""
+        return self.hyper.batch_size + (1 if self.merges_single and self.hyper.batch_size > 1 else 0)
+
+    @property
     def batches_to_measure(self) -> int:
         """Batches over which a device measures running statistics, in a task for that or before it evaluates."""
         told = self.steps if self.is_split else self.values.get(STATISTICS_BATCHES, 0)
@@ -186,6 +209,8 @@ class Status(Message, frozen=True, kw_only=True):
         classes: In a device's birth the names of its classes in the order of their numbers, none where they are plain
             numbers; nil where nobody knows, and from versions that do not tell.
         trains: Whether a device is given tasks that train; one without torch evaluates alone.
+        inputs: In a device's birth, how it prepares its examples; nil where it does not know, and from versions that
+            do not tell.
     """
 
     device: str
@@ -197,6 +222,7 @@ class Status(Message, frozen=True, kw_only=True):
     ended: tuple[str, ...] = ()
     classes: list[str] | None = None
     trains: bool = True
+    inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
         """Refuse more names than any data set has: a server keeps those of all devices."""
@@ -392,9 +418,26 @@ def mix(seed: int, number: int, device: str) -> int:
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
 
 
+def split_epoch(examples: int, batch_size: int, *, merges_single: bool) -> tuple[int, int]:
+    """Return how many full batches an epoch begins with, and the examples of its last one; 0 where all are full.
+
+    Args:
+        examples: Of the epoch.
+        batch_size: Of a full batch.
+        merges_single: As `Assignment.merges_single`.
+    """
+    whole, rest = divmod(examples, batch_size)
+    if merges_single and rest == 1 and whole and batch_size > 1:
+        return whole - 1, batch_size + 1
+    return whole, rest
+
+
 def steps_of(told: Assignment, examples: int) -> int:
-    """Return the training steps of a task: as many as it says, or one a batch, an epoch's last one smaller."""
+    """Return the training steps of a task: as many as it says, or one for each batch of its epochs."""
     if told.is_split:
         return told.steps
     said = told.allocated.local_steps
-    return said if said is not None else told.hyper.local_epochs * -(-examples // told.hyper.batch_size)
+    if said is not None:
+        return said
+    whole, last = split_epoch(examples, told.hyper.batch_size, merges_single=told.merges_single)
+    return told.hyper.local_epochs * (whole + (last > 0))

@@ -7,8 +7,11 @@ is in stands there too (`round`), for people.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
+from msgspec import Meta
+
+from shared.protocol.bounded import Amount, Count, Line, Name, NameOrNone, Number
 from shared.protocol.messages import Message, Transfer
 
 MOST_PLAN_BYTES = 256 << 10
@@ -16,8 +19,12 @@ MOST_PLAN_BYTES = 256 << 10
 MOST_ASKED = 1024
 """Pledges of which one message asks, or tells, what became."""
 
-Joules: TypeAlias = tuple[int, int, float]
+MOST_DIGEST_BYTES = 16
+
+Joules: TypeAlias = tuple[Number, Count, Amount]
 """Round, term, joules: a pledge, or what was granted for it."""
+Digest: TypeAlias = Annotated[bytes, Meta(max_length=MOST_DIGEST_BYTES)]
+JoulesList: TypeAlias = Annotated[tuple[Joules, ...], Meta(max_length=MOST_ASKED)]
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -31,14 +38,14 @@ class Hello(Message, frozen=True, kw_only=True):
         ended: Whether the run has ended there: nothing of it is to be waited for.
     """
 
-    site: str
-    session: int
-    instance: str
+    site: Name
+    session: Count
+    instance: Line
     online: bool
     ended: bool = False
-    run: str = ""
-    digest: bytes = b""
-    plan: bytes = b""
+    run: NameOrNone = ""
+    digest: Digest = b""
+    plan: Annotated[bytes, Meta(max_length=MOST_PLAN_BYTES)] = b""
 
 
 class OfSite(Message, frozen=True, kw_only=True):
@@ -50,9 +57,9 @@ class OfSite(Message, frozen=True, kw_only=True):
         round: Of the run: edge rounds are counted through.
     """
 
-    site: str
-    run: str
-    round: int
+    site: Name
+    run: NameOrNone
+    round: Count
 
 
 class AtRound(OfSite, frozen=True, kw_only=True):
@@ -75,10 +82,10 @@ class EdgeWord(OfSite, frozen=True, kw_only=True):
         reason: Why it is off, one word, where it is.
     """
 
-    digest: bytes
+    digest: Digest
     has: bool = False
     on: bool | None = None
-    reason: str = ""
+    reason: Line = ""
 
 
 class Telemetry(OfSite, frozen=True, kw_only=True):
@@ -91,10 +98,10 @@ class Telemetry(OfSite, frozen=True, kw_only=True):
         asks: Earlier pledges to this coordinator of which nobody told what became.
     """
 
-    term: int
+    term: Count
     case: bytes
-    pledge: float | None = None
-    asks: tuple[Joules, ...] = ()
+    pledge: Amount | None = None
+    asks: JoulesList = ()
 
 
 class Ruling(OfSite, frozen=True, kw_only=True):
@@ -107,7 +114,7 @@ class Ruling(OfSite, frozen=True, kw_only=True):
         reason: Why there is no decision, one word: `late`, `term`.
     """
 
-    term: int
+    term: Count
     decision: bytes = b""
-    grants: tuple[Joules, ...] = ()
-    reason: str = ""
+    grants: JoulesList = ()
+    reason: Line = ""

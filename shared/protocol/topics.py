@@ -7,7 +7,7 @@ status  device -> server  retained birth and will      report  device -> server 
 task    server -> device  Task, Leave                  model   server -> device  frames of parameters
 want    device -> server  Want                         update  device -> server  Update and its frames
 ack     server -> device  Want, Ack                    log     device -> server  lines the operator asked for
-probe   device -> itself  filler that measures the link
+probe   device, server or peer -> itself  filler that measures the link, and whether the broker delivers
 
 Of a release, see `rollout`:
 offer   server -> device  Offer, Bundle, Withdraw         parts    server -> device  frames of parts
@@ -37,6 +37,7 @@ ROOT = "fieldfleet/v1"
 EVERYONE = "_all"
 SERVER = "_server"
 TOPS = "_tops"
+DOCTOR = "_doctor"
 PEER, PEERS = "_peer-", "_peers"
 ANY = "+"
 ALL_BELOW = "#"
@@ -45,7 +46,7 @@ CHANNELS = frozenset(
     {
         *("status", "report", "want", "update", "features", "lacks", "release", "agent", "infer", "log"),  # of a device
         *("task", "model", "ack", "gradient", "offer", "upgrade", "parts", "inferred"),  # to devices
-        "probe",  # of a device, to itself
+        "probe",  # of a device or a server, to itself
         *("gossip", "telemetry", "round", "gossiped", "decision"),  # between servers
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
@@ -57,3 +57,40 @@ def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "
     last = names.index(between[1]) if between[1] else len(units) - 1
     chosen = units[first : last + 1]
     return next((unit for unit in chosen if abs(value) >= unit.least), chosen[-1])
+
+
+FIGURE_UNITS: Mapping[str, Units] = {
+    "_hertz": decimal_units("Hz"),
+    "_watts": [Unit("W", 1.0, 0.0)],
+    "_joules": decimal_units("J"),
+    "_celsius": [Unit("°C", 1.0, 0.0)],
+    "_bytes": BINARY_BYTES,
+    "_bits_per_s": decimal_units("bit/s"),
+    "_per_s": [Unit("/s", 1.0, 0.0)],
+    "_seconds": [Unit("s", 1.0, 0.0)],
+    "_dbm": [Unit("dBm", 1.0, 0.0)],
+}
+"""Units of a board's figures by the ending of their names, the first one that fits; a count has none."""
+
+LEAST_WHOLE, MOST_WHOLE = 1e4, 1e15
+"""Between them a figure is shown to the last digit before the point."""
+
+
+def format_figure(name: str, value: float, unit: str = "") -> str:
+    """Format a figure with the unit that its name ends in: `cpu.f_hertz`, 1.51e9 -> `1.51 GHz`.
+
+    Args:
+        name: Of the figure.
+        value: In the SI unit.
+        unit: Shown where the name ends in no known unit, as of a newer agent; a count has none.
+    """
+    if name.endswith("_flag"):
+        return "yes" if value else "no"
+    if name.endswith("_ratio"):
+        return f"{100 * value:.1f} %"
+    plain = [Unit("" if name.endswith("_count") else unit, 1.0, 0.0)]
+    units = next((units for ending, units in FIGURE_UNITS.items() if name.endswith(ending)), plain)
+    chosen = choose_unit(value, units)
+    scaled = value / chosen.size
+    is_whole = LEAST_WHOLE <= abs(scaled) < MOST_WHOLE
+    return f"{scaled:.0f} {chosen.name}".rstrip() if is_whole else f"{scaled:.4g} {chosen.name}".rstrip()

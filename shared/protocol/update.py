@@ -11,6 +11,7 @@ the new one beside the old, a trial under watch, and the old one again where it 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -94,8 +95,8 @@ class UpdateTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what nothing could keep to."""
-        if not (self.soak_s >= 0 and self.max_drop >= 0 and self.max_latency_ms >= 0):
-            raise ValueError("soak_s, max_drop and max_latency_ms must be 0 or more")
+        if not all(0 <= term < math.inf for term in (self.soak_s, self.max_drop, self.max_latency_ms)):
+            raise ValueError("soak_s, max_drop and max_latency_ms must be 0 or more and finite")
 
     @property
     def deadline_s(self) -> float:

@@ -5,11 +5,11 @@ A message is `F M <major version> <MessagePack map>`. A message is small: parame
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from shared.errors import WireError
+from shared.errors import WireError, escape_text
 from shared.protocol.inference.collaborative import TopAnswer, TopRequest
 from shared.protocol.inference.rollout import Ahead, Bundle, Lacks, Offer, Releases, Withdraw
 from shared.protocol.messages import Ack, Features, Gradient, Leave, Message, Report, Skip, Status, Task, Update, Want
@@ -53,8 +53,23 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 def encode(message: Message) -> bytes:
-    """Serialize one message."""
-    return _PREFIX + _encoder.encode(message)
+    """Serialize one message; text that is not UTF-8, such as a file's name, is sent escaped."""
+    try:
+        return _PREFIX + _encoder.encode(message)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview))
+        return _PREFIX + _encoder.encode(_escape_texts(plain))
+
+
+def _escape_texts(value: Any) -> Any:
+    match value:
+        case str():
+            return escape_text(value)
+        case dict():
+            return {_escape_texts(key): _escape_texts(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_escape_texts(item) for item in value]
+    return value
 
 
 def is_message(data: bytes) -> bool:

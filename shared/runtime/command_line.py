@@ -13,22 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shared.errors import escape_text
 from shared.runtime.durable import REMEDIES
+from shared.runtime.extras import EXTRAS, install_command
 
 log = logging.getLogger(__name__)
 
-EXTRAS: Mapping[str, Sequence[str]] = {
-    "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "segno", "torch"),
-    "release": ("onnx", "onnxruntime"),
-    "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
-    "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),
-    "images": ("PIL",),
-    "demo": ("sklearn",),
-    "ray": ("ray",),
-}
-"""Top-level modules that an extra of the distribution brings, see `pyproject.toml`."""
-
-
+MOST_SHOWN = 200
+"""Characters of a text that a message shows."""
+RENAME = "rename the file or folder"
 _PATH = "look at the path that was given"
 _RIGHTS = "run this as root, or as the user whose files these are"
 REFUSALS: Mapping[int, str] = {
@@ -49,6 +42,7 @@ def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
         failed: The code where the system refuses something.
     """
     settle_streams()
+    _use_utf8_paths()
     try:
         try:
             return run()
@@ -59,7 +53,24 @@ def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
     except OSError as error:
         log.debug("refused", exc_info=True)
         sys.stderr.write(f"{program}: {words_of(error)}\n")
+    except UnicodeEncodeError as error:
+        log.debug("not UTF-8", exc_info=True)
+        sys.stderr.write(f"{program}: {error.object[:MOST_SHOWN]!a} is not UTF-8 text; {RENAME}\n")
     return failed
+
+
+def _use_utf8_paths() -> None:
+    """Start this process again in Python's UTF-8 mode where the locale says that file names are something else.
+
+    Names of files are UTF-8 on every Linux of today, and configurations are UTF-8; under the POSIX locale, a service's
+    or a container's, Python could open no file whose name is not ASCII. Processes that are started from here do alike.
+    """
+    if sys.flags.utf8_mode or sys.getfilesystemencoding().lower() in ("utf-8", "utf8"):
+        return
+    if (encoding := sys.stdout.encoding.lower()) not in ("ascii", "ansi_x3.4-1968"):
+        os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:backslashreplace")  # what the terminal shows
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this very command
 
 
 def settle_streams() -> None:
@@ -136,7 +147,11 @@ def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None =
         parser: Of the command.
         arguments: Its words; None for those of this process.
     """
-    options, rest = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    for word in words:
+        if escape_text(word) != word:
+            parser.error(f"{word!a} is not UTF-8 text; {RENAME}")
+    options, rest = parser.parse_known_args(words)
     if rest:
         parser.error(f"nothing is known of {shlex.join(rest)}")
     return options
@@ -159,4 +174,4 @@ def missing_extra(module: str | None, usual: str) -> str:
     if not bringing:
         return ""
     extra = usual if usual in bringing else bringing[0]
-    return f"the package of {top!r} is not installed here: pip install 'fieldfleet[{extra}]', or make setup in a clone"
+    return f"the Python package {top!r} is not installed: {install_command(extra)}"

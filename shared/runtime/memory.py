@@ -12,6 +12,8 @@ from shared.errors import ConfigError
 SHARE = 0.8
 """Of the machine's memory: what is left is for the system and the agent."""
 MIB = 1 << 20
+MAX_EXPANSION, FREE_BYTES = 250, 256 * MIB
+"""Bytes in memory for one of a compressed file, beyond a size that harms nobody: real data is far from it."""
 _STATM, _GROUP, _GROUPS = Path("/proc/self/statm"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _RESIDENT, _DATA = 1, 5
@@ -57,6 +59,25 @@ def require_room(count: int, path: Path) -> None:
         raise ConfigError(
             f"{path}: out of memory: it takes {count / MIB:.0f} MiB, and {max(0, left) / MIB:.0f} MiB are left to this "
             "process; make it smaller, or raise trainer.memory_mb of an agent"
+        )
+
+
+def require_expansion(count: int, stored: int, path: Path, remedy: str) -> None:
+    """Refuse a file of which few bytes stand for many, before it is decompressed.
+
+    Args:
+        count: Bytes of what it holds.
+        stored: Bytes that it takes on the disk.
+        path: Of the file, for the error.
+        remedy: What to do with data that are that uniform.
+
+    Raises:
+        ConfigError: It holds more than 256 MiB, and more than 250 times what it takes.
+    """
+    if count > FREE_BYTES and count > MAX_EXPANSION * stored:
+        sizes = f"{count / MIB:.0f} MiB in {stored / MIB:.1f} MiB"
+        raise ConfigError(
+            f"{path}: holds {sizes}, more than {MAX_EXPANSION} times as much, as no real data do; {remedy}"
         )
 
 

@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
@@ -82,6 +83,28 @@ def _stamped_lines() -> logging.Formatter:
     formatter = logging.Formatter(line, datefmt="%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
     return formatter
+
+
+EXIT_THREAD = 71
+"""Of a process in which a thread has failed."""
+
+
+def end_on_thread_failure() -> None:
+    """End this process, with a traceback, at an error that a thread does not handle.
+
+    By default only the thread ends, and what waits for it waits for ever.
+    """
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        if failed.exc_type is SystemExit:
+            return
+        what = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+        name = failed.thread.name if failed.thread else "unknown"
+        logging.getLogger("process").critical("thread %r failed; ending", name, exc_info=what)
+        logging.shutdown()
+        os._exit(EXIT_THREAD)  # from a thread nothing less would; the main thread may be deep in a library
+
+    threading.excepthook = end
 
 
 def keep_private() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -104,18 +105,33 @@ def _parts(state: State, about: Mapping[str, Scalar] | None) -> Iterator[bytes |
 
 
 def load(path: Path) -> State:
-    """Read a state.
+    """Read a state into memory of its own: whatever becomes of the file, its tensors stay as they are.
 
     Raises:
         FileNotFoundError: There is none.
         CorruptFile: The file is cut, changed, or not one that `save` wrote.
     """
-    if not path.exists():
-        raise FileNotFoundError(path)
+    while True:
+        found = path.stat()
+        try:
+            return _read(path)
+        except CorruptFile:
+            # The server of a live run writes its next state into a file that it has renamed: a reader in another
+            # process that opened it before the rename reads both states mixed, and looks again at what has the name.
+            if _identity(path.stat()) == _identity(found):
+                raise
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _read(path: Path) -> State:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tree = {key: file.get_tensor(key) for key in sorted(file.keys())}
+            # Cloned, since the library's tensors are views of a memory map, and `save` overwrites spare files in place.
+            tree = {key: file.get_tensor(key).clone() for key in sorted(file.keys())}
         facts, expected = metadata["facts"], metadata["digest"]
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path}: {error}") from error

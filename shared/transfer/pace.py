@@ -27,6 +27,19 @@ SILENT_WINDOW = 2
 OUTAGE_SILENCES = 2  # one may be a broker that restarts; frames that never come whole are silent again and again
 
 
+def describe_ceiling(sender: str, ceiling: int) -> str:
+    """Return a line about frames that do not pass.
+
+    Args:
+        sender: From whom.
+        ceiling: Bytes of those that do.
+    """
+    return (
+        f"frames larger than {ceiling >> 10} KiB do not come from {sender}, smaller ones do: going on with these; "
+        "if the broker drops large messages, raise its limit (mosquitto: message_size_limit, max_packet_size)"
+    )
+
+
 class Pace:
     """The recent pace of one transfer. Takes its time as input.
 
@@ -37,10 +50,14 @@ class Pace:
 
     Attributes:
         frame_bytes: Bytes of payload that a frame should have.
+        ceiling: The same of the largest frames that pass, once larger ones did not come while smaller ones did, as from
+            a broker that drops large messages; None until then.
     """
 
     def __init__(self, floor_s: float, now: float, frame_bytes: int) -> None:
         self.frame_bytes = self._usual_bytes = frame_bytes
+        self.ceiling: int | None = None
+        self._largest_came = self._missing = 0
         self._floor_s, self._heard_at = floor_s, now
         self._slowest_s: float | None = None
         self._frame_s = 0.0
@@ -50,9 +67,24 @@ class Pace:
         self._first_s = FIRST_S
 
     def remember(self, before: Pace) -> None:
-        """Take from an earlier transfer over the same link how long the first frame may take."""
+        """Take from an earlier transfer over the same link how long the first frame may take, and how large one may be.
+
+        Args:
+            before: Its pace.
+        """
+        self.limit(before.ceiling)
         if before._slowest_s is not None:
             self._first_s = min(FIRST_S, max(FIRST_AGAIN_S, SLACK * before._slowest_s))
+
+    def limit(self, ceiling: int | None) -> None:
+        """Ask for no larger frames than those that passed before; None for any."""
+        if ceiling is not None and (self.ceiling is None or ceiling < self.ceiling):
+            self.ceiling = max(ceiling, SMALLEST_FRAME_BYTES)
+            self.frame_bytes = min(self.frame_bytes, self.ceiling)
+
+    def passed(self, size: int) -> None:
+        """Note that a frame of that size came, be it too late or of another payload: such ones are not dropped."""
+        self._largest_came = max(self._largest_came, size)
 
     def heard(self, now: float, size: int | None = None) -> None:
         """Note a frame with `size` bytes of payload, None for as many as were asked for.
@@ -65,10 +97,14 @@ class Pace:
         self._frame_s = max(frame_s, FADE * self._frame_s)
         self._recent.append((gap, size or self.frame_bytes))
         self._heard_at, self._silences, self._came, self._is_silent = now, 0, True, False
+        self.passed(size or self.frame_bytes)
+        if self.frame_bytes < self._missing and self._largest_came < self._missing:
+            self.limit(self.frame_bytes)
+            self._missing = 0
         if gap > FRAME_S:
             self._halve()
         elif self._has_room():
-            larger = min(2 * self.frame_bytes, self._usual_bytes)
+            larger = min(2 * self.frame_bytes, self._usual_bytes, self.ceiling or self._usual_bytes)
             self._frame_s *= larger / self.frame_bytes
             self.frame_bytes = larger
 
@@ -93,7 +129,9 @@ class Pace:
     def gave_up(self, now: float) -> None:
         """Note that what was under way is taken for lost; the next patience is twice as long."""
         self._heard_at, self._silences, self._is_silent = now, min(self._silences + 1, MOST_DOUBLINGS), True
-        if self._silences >= OUTAGE_SILENCES:
+        grew = 0 < self._largest_came < self.frame_bytes
+        if grew or self._silences >= OUTAGE_SILENCES:
+            self._missing = self._missing or self.frame_bytes
             self._halve()
 
     def doubt(self, now: float) -> None:

@@ -157,6 +157,7 @@ class Receiver(Generic[S]):
             OSError: The sink does not take it.
         """
         if frame.digest != self.transfer.digest:
+            self.pace.passed(frame.data.nbytes)
             return False
         self.bytes_received += frame.size
         start, stop = self._assembly.span(frame)
@@ -212,6 +213,7 @@ class Receiver(Generic[S]):
 
     def reroute(self, pace: Pace) -> None:
         """Go on with what lacks at another pace: it comes another way, and what was under way is lost."""
+        pace.limit(self.pace.ceiling)
         self.pace = pace
         self._forget()
 

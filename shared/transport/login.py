@@ -32,7 +32,7 @@ def login_of(broker: Broker) -> Login | None:
     path = Path(broker.password_file)
     try:
         with path.open("rb") as file:
-            lines = file.read(MOST_BYTES).decode().splitlines()
+            lines = file.read(MOST_BYTES).decode("utf-8-sig").splitlines()
         if too_open := find_openness(path):
             log.warning("password_file: %s", too_open)
     except (OSError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -42,6 +42,8 @@ from shared.transport.packet_limit import (
     apply_delivery,
     apply_refusal,
 )
+from shared.transport.refusals import HUNG_UP
+from shared.transport.session_probe import LOOK_S, STUCK, SessionProbe
 from shared.transport.tcp_info import Traffic
 
 FIRST_S, LAST_S = 0.5, 30.0
@@ -91,6 +93,7 @@ class MqttTransport:
         connections: How often the broker has accepted us.
         connection: The one in use; None while there is none.
         dates: Tells whether this machine's clock may judge the dates of certificates.
+        probe: When, and where, it is tried whether the broker still delivers.
     """
 
     broker: Broker
@@ -106,11 +109,13 @@ class MqttTransport:
     connections: int = 0
     connection: Connection | None = None
     dates: Callable[[], bool] = lambda: True
+    probe: SessionProbe = field(default_factory=SessionProbe)
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
     _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     _born: Presence | None = None
     _speaks_3: bool = False
+    _discards_session: bool = False
     _limit: Limit = field(default_factory=Limit)
     _told: set[str] = field(default_factory=set)
 
@@ -121,7 +126,7 @@ class MqttTransport:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MqttTransport]:
         """Keep connected while the block lasts; then say goodbye with the will's own words."""
-        async with background(self._keep_connected(), self._keep_present()):
+        async with background(self._keep_connected(), self._keep_present(), self._probe_session()):
             try:
                 yield self
             finally:
@@ -155,6 +160,28 @@ class MqttTransport:
                 )
                 with suppress(Unreachable):
                     await self.publish(self._born.topic, self._born.birth, retain=True)
+
+    async def _probe_session(self) -> None:
+        """Begin another session where the broker delivers nothing to this one; see `session_probe`."""
+        if not self.probe.topic and not self.presence:
+            return
+        async with AsyncExitStack() as stack:
+            if self.probe.topic:
+                inbox = await stack.enter_async_context(self.subscribe(self.probe.topic))
+                inbox.divert(lambda _delivery: None)
+            while True:
+                await self.connected.wait()
+                connection = self.connection
+                if connection and await self.probe.is_stuck(connection, self._publish_probe):
+                    self._discards_session = True
+                    connection.end(STUCK)
+                await asyncio.sleep(LOOK_S)
+
+    async def _publish_probe(self) -> None:
+        if self.probe.topic:
+            await self.publish(self.probe.topic, b"?")
+        elif born := self._born:
+            await self.publish(born.topic, born.birth, retain=True)
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         connection, most = self.connection, self.max_payload_bytes
@@ -226,7 +253,9 @@ class MqttTransport:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
                     since, told = loop.time(), False
                     reason = await connection.lost
-                    anew = self.learn_from_end(connection, reason) or loop.time() - since >= self.steady_s
+                    self._discards_session |= connection.is_unreadable
+                    is_mended = self.learn_from_end(connection, reason) or reason == STUCK
+                    anew = is_mended or loop.time() - since >= self.steady_s
                 lasted_s, told = loop.time() - since, True
                 log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
             except Unreachable as error:
@@ -251,6 +280,8 @@ class MqttTransport:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
+        if self._discards_session:
+            await self._discard_session()
         self._born = born = self.presence() if self.presence else None
         incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes, self.closed)
         connection = Connection(self._spoken(), self.client_id, born, incoming, dates=self.dates())
@@ -270,6 +301,17 @@ class MqttTransport:
         finally:
             self.connection = None
             self.connected.clear()
+            connection.close()
+
+    async def _discard_session(self) -> None:
+        """Let the broker forget our session: connect once as a client that wants none."""
+        broker = msgspec.structs.replace(self._spoken(), session_expiry_s=0)
+        connection = Connection(broker, self.client_id, None, Incoming(lambda *_: None, Traffic()), dates=self.dates())
+        try:
+            await connection.open(self.connect_s)
+            self._discards_session = False
+            log.warning("began a clean session at %s:%s as %s", broker.host, broker.port, self.client_id)
+        finally:
             connection.close()
 
     async def _renew(self, connection: Connection) -> None:
@@ -323,7 +365,7 @@ class MqttTransport:
         limit = apply_delivery(self._limit, carried.acknowledged)
         if reason == PACKET_TOO_LARGE:
             limit = apply_refusal(limit, carried.doubtful)
-        elif reason != SILENT:  # a link that died, and a broker that hangs, refuse nothing
+        elif reason not in (SILENT, STUCK):  # a link that died, and a broker that hangs, refuse nothing
             limit = apply_connection_end(limit, carried.doubtful)
         before, self._limit = self._limit, limit
         if is_smaller := limit.payload_bytes < before.payload_bytes:
@@ -334,14 +376,15 @@ class MqttTransport:
     def _fall_back(self, reason: str) -> None:
         """Speak 3.1.1 where the broker knows nothing newer.
 
-        One that cannot even parse MQTT 5 is silent, as is one that hangs: after a silence the versions take turns.
+        One that cannot even parse MQTT 5 is silent or hangs up, as does one for another reason: after either the
+        versions take turns.
         """
         if self.broker.version != MQTT_5:
             return
         if "nsupported protocol version" in reason and not self._speaks_3:
             log.warning("this broker has no MQTT 5, going on with 3.1.1")
             self._speaks_3 = True
-        elif NO_ANSWER in reason:
+        elif NO_ANSWER in reason or HUNG_UP in reason:
             self._speaks_3 = not self._speaks_3
 
     def _spoken(self) -> Broker:

@@ -1,8 +1,12 @@
 """The paho client with bounds: what may not come in passes by without being held, and many packets are read at once.
 
-MQTT 5 tells the broker the longest packet, which then sends none beyond it. One of 3.1.1 cannot be told, and to hang
-up would not help: the broker repeats what was not acknowledged, and what it retains, on every new connection. So the
-rest of such a packet is read and thrown away; it is acknowledged, and never handed on.
+A packet that is too large is read and thrown away: it is acknowledged, and never handed on. To hang up would not help,
+since the broker repeats what was not acknowledged, and what it retains, on every new connection. MQTT 5 could announce
+the largest packet (`MaximumPacketSize`), but mosquitto then keeps each larger QoS 1 message in one of the session's
+`max_inflight_messages` slots for ever: once all are occupied, nothing is delivered any more.
+
+The properties of a received PUBLISH are dropped unread. The protocol has no use for them, and what the broker accepts
+and paho refuses to parse, such as U+FEFF in a user property, would end every connection on which it is repeated.
 
 What is still on its way on a topic that nobody here listens to any more is dropped packet by packet before paho makes
 a message of each, which takes some thirty times as long: else a flood outlasts the end of its subscription by seconds.
@@ -13,12 +17,15 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias, cast
 
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import MQTTErrorCode
+from paho.mqtt.exception import MQTTException
 
+from shared.protocol.clip import printable
 from shared.transport.tls import handshake
 
 log = logging.getLogger(__name__)
@@ -41,6 +48,31 @@ UNCONFIRMED = 0xF6
 """Of a packet's first byte: its kind, and which quality of service; QoS 0 asks for no answer."""
 LENGTH_BYTES = 4
 """In which MQTT writes a packet's length at most."""
+CONFIRMED, RETAINED = 0x06, 0x01
+"""Bits of PUBLISH's first byte: QoS above 0, and whether the broker had retained the message."""
+MOST_NAMED = 64
+"""Topics of packets that were not taken, of which each is named once."""
+
+
+def strip_properties(packet: bytearray, at: int, *, with_payload: bool) -> None:
+    """Remove the properties of a PUBLISH of MQTT 5 in place.
+
+    Args:
+        packet: What follows the fixed header.
+        at: Where the length of the properties stands.
+        with_payload: Whether the payload stays.
+
+    Raises:
+        IndexError: The packet ends within that length.
+    """
+    size = shift = 0
+    end = at
+    while True:
+        size |= (packet[end] & 0x7F) << shift
+        end, shift = end + 1, shift + 7
+        if not packet[end - 1] & 0x80:
+            break
+    packet[at : end + size if with_payload else None] = b"\0"
 
 
 class BoundedClient(mqtt.Client):
@@ -52,6 +84,7 @@ class BoundedClient(mqtt.Client):
         reads_ahead: Tells whether what came may be read before its turn: a message's own time is not told then.
         closed: Topics of which nothing is taken, as bytes.
         passed_by: Packets that were not taken.
+        is_unreadable: Whether a PUBLISH came that makes no sense; the broker will repeat it in this session.
         read_bytes: Of all packets, as far as they were read.
         trouble: What TLS met, of which paho says nothing.
         secured: The socket under TLS; None without.
@@ -70,6 +103,8 @@ class BoundedClient(mqtt.Client):
     ) -> None:
         self.most_bytes, self.admits, self.reads_ahead, self.closed = most_bytes, admits, reads_ahead, closed
         self.passed_by = self.read_bytes = 0
+        self.is_unreadable = False
+        self._named = set[str]()
         self._ahead, self._ahead_bytes = memoryview(b""), CHUNK_BYTES
         self.trouble: OSError | None = None
         self.read_waits_for_room = self.write_waits_for_bytes = False
@@ -235,9 +270,24 @@ class BoundedClient(mqtt.Client):
         self._topic_end = end
         return self.admits(head[2:end].decode(errors="replace"), size - end)
 
+    def _handle_publish(self) -> MQTTErrorCode:
+        packet, command = self._in_packet["packet"], self._in_packet["command"]
+        try:
+            if self._protocol == mqtt.MQTTv5:
+                at = 2 + int.from_bytes(packet[:2], "big") + 2 * bool(command & CONFIRMED)
+                strip_properties(packet, at, with_payload=not self.is_passing)
+            return super()._handle_publish()
+        except (MQTTException, ValueError, IndexError, struct.error):
+            self.is_unreadable = True
+            raise
+
     def take_passed(self, topic: str) -> None:
-        """Count a packet that was not taken; the first is told of."""
-        if not self.passed_by:
-            size = self._in_packet["remaining_length"]
-            log.warning("passed by a packet of %d bytes on %s, which is more than is taken there now", size, topic)
+        """Count a packet that was not taken; log the first of each topic."""
         self.passed_by += 1
+        if topic in self._named or len(self._named) >= MOST_NAMED:
+            return
+        self._named.add(topic)
+        topic = printable(topic)
+        size, is_retained = self._in_packet["remaining_length"], self._in_packet["command"] & RETAINED
+        remedy = f"; the broker retains it: `mosquitto_pub -r -n -t {topic}` removes it" if is_retained else ""
+        log.warning("ignored a packet of %d bytes on %s: more than is taken there now%s", size, topic, remedy)

@@ -11,8 +11,9 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
@@ -26,6 +27,7 @@ from shared.transport.dialling import dialled
 from shared.transport.login import login_of
 from shared.transport.mqtt_client import Admits, BoundedClient
 from shared.transport.packet_limit import MOST_RECEIVED_BYTES, Carried
+from shared.transport.refusals import explain_hang_up, explain_refusal
 from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
 from shared.transport.tls import context, explain
@@ -36,8 +38,8 @@ BREATH, BREATH_BYTES = 64, 256 << 10
 read and waits takes memory, and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
-WANTS_TLS = "it hung up before it answered; if that port speaks TLS, set `tls` of [broker]"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
+UNREADABLE = "it sent a message that makes no sense"
 Message: TypeAlias = mqtt.MQTTMessage
 Take: TypeAlias = Callable[[str, bytes], None]
 Answer: TypeAlias = "asyncio.Future[list[str]]"
@@ -69,6 +71,8 @@ class Connection:
     Attributes:
         lost: Done when the connection is gone; why.
         packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
+        delivered: Messages that have come.
+        confirmed: Those of them of QoS 1.
         carried: The large payloads that it carried.
         unwritten: What waits to be written, or for the broker's answer.
         waits_to_write: Whether the socket takes nothing more now.
@@ -82,6 +86,7 @@ class Connection:
         self.lost: asyncio.Future[str] = self._loop.create_future()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self.packet_bytes: int | None = None
+        self.delivered = self.confirmed = 0
         self.carried, self.unwritten = Carried(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
@@ -139,8 +144,7 @@ class Connection:
         if broker.version == MQTT_5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
             properties.SessionExpiryInterval = broker.session_expiry_s
-            properties.MaximumPacketSize = self._incoming.most_bytes
-            extra = {"clean_start": False, "properties": properties}
+            extra = {"clean_start": broker.session_expiry_s == 0, "properties": properties}
         try:
             if login := login_of(broker):
                 client.username_pw_set(login.user, login.password)
@@ -217,6 +221,27 @@ class Connection:
             raise Unreachable("the connection was lost meanwhile")
         return answer.result()
 
+    @property
+    def is_within(self) -> bool:
+        """Whether a packet has come in part."""
+        return self.client.is_within
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether the broker delivered what makes no sense; it would do so again in the same session."""
+        return self.client.is_unreadable
+
+    def break_off(self) -> None:
+        """End the connection as a process that is killed does: the broker publishes the will."""
+        if sock := self.client.socket():
+            with suppress(OSError):
+                cast("socket.socket", sock).shutdown(socket.SHUT_RDWR)
+        self._lose("broken off")
+
+    def end(self, reason: str) -> None:
+        """Give the connection up for a reason that `lost` states."""
+        self._lose(reason)
+
     def close(self) -> None:
         """End the connection, politely if it still stands."""
         if self._misc:
@@ -274,7 +299,7 @@ class Connection:
             IndexError,
             struct.error,
         ) as error:  # the last two: of a packet that makes no sense
-            self._lose(str(error))
+            self._lose(UNREADABLE if self.client.is_unreadable else str(error))
         self._write()
 
     def _read_on(self) -> None:
@@ -342,22 +367,29 @@ class Connection:
     def _on_connect(self, _c: object, _d: object, _flags: object, code: ReasonCode, properties: object) -> None:
         self.packet_bytes = getattr(properties, "MaximumPacketSize", None)
         if code.is_failure:
-            self._lose(str(code))
+            self._lose(explain_refusal(str(code)))
         elif not self._accepted.done():
             self._accepted.set_result(None)
 
     def _on_disconnect(
         self, _c: object, _d: object, flags: mqtt.DisconnectFlags, code: ReasonCode, _properties: object
     ) -> None:
-        is_mute = not (self._accepted.done() or flags.is_disconnect_packet_from_server or self._broker.tls)
-        self._lose(WANTS_TLS if is_mute else str(self.client.trouble or code))
+        is_mute = not (self._accepted.done() or flags.is_disconnect_packet_from_server or self.client.trouble)
+        reason = UNREADABLE if self.client.is_unreadable else str(self.client.trouble or code)
+        self._lose(explain_hang_up(has_tls=bool(self._broker.tls)) if is_mute else reason)
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
         self._traffic.ended()
+        self.delivered += 1
+        self.confirmed += message.qos > 0
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:  # not every broker refuses such a topic; nobody listens to it
+            return
         if self.client.is_passing:
-            self.client.take_passed(message.topic)
+            self.client.take_passed(topic)
         else:
-            self._incoming.take(message.topic, bytes(message.payload))
+            self._incoming.take(topic, bytes(message.payload))
 
     def _on_answer(
         self, _client: object, _data: object, mid: int, codes: ReasonCode | list[ReasonCode], _properties: object

@@ -16,6 +16,8 @@ MOST_BYTES = (1 << 28) - 1 - ROOM_BYTES
 """MQTT writes a packet's length in 28 bits."""
 MOST_RECEIVED_BYTES = MAX_FRAME_BYTES + (1 << 16)
 """The longest packet that is taken: the largest frame, its header, and MQTT's."""
+MOST_PACKET_BYTES = 8 << 20
+"""The longest packet that a site's broker should accept (mosquitto's `max_packet_size`): twice the largest frame."""
 LEAST_BYTES = (1 << 14) + ROOM_BYTES
 """No guess goes below this; a broker that takes less must say so."""
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from shared.protocol import wire
+from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Status
 from shared.protocol.topics import topic
 from shared.runtime.durable import replace_file
@@ -38,6 +40,7 @@ class Session:
     instance: str
     ended: tuple[str, ...] = ()
     classes: Sequence[str] | None = None
+    inputs: Inputs | None = None
     trains: bool = True
     state: str = READY
     _last: int = 0
@@ -48,7 +51,8 @@ class Session:
         self._last = number = max(self._last, self._stored()) + 1
         self._store(number)
         us = self.device, self.site, self.instance, number
-        return build_presence(*us, ended=self.ended, classes=self.classes, trains=self.trains, state=self.state)
+        told: dict[str, Any] = {"classes": self.classes, "inputs": self.inputs, "trains": self.trains}
+        return build_presence(*us, ended=self.ended, state=self.state, **told)
 
     def _stored(self) -> int:
         try:
@@ -81,6 +85,7 @@ def build_presence(  # noqa: PLR0913 - what a birth says
     *,
     ended: tuple[str, ...] = (),
     classes: Sequence[str] | None = None,
+    inputs: Inputs | None = None,
     trains: bool = True,
     state: str = READY,
 ) -> Presence:
@@ -93,13 +98,14 @@ def build_presence(  # noqa: PLR0913 - what a birth says
         number: Of the session; it only grows.
         ended: Of a server: its runs that are over.
         classes: Names of the device's classes, none for plain numbers; None where nobody knows.
+        inputs: How the device prepares its examples; None where nobody knows.
         trains: Whether the device is given tasks that train.
         state: `READY` or `SERVES`.
     """
     lasting = "" if state == READY else state  # one that only serves is told from others when it is gone, too
     will = Status(device=device, session=number, instance=instance, online=False, state=lasting)
-    names = None if classes is None else list(classes)
-    birth = replace(will, online=True, state=state, version=_version(), ended=ended, classes=names, trains=trains)
+    told = {"classes": None if classes is None else list(classes), "inputs": inputs, "trains": trains}
+    birth = replace(will, online=True, state=state, version=_version(), ended=ended, **told)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

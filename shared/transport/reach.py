@@ -9,11 +9,13 @@ import msgspec
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker
-from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
+from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, Connection, Incoming
+from shared.transport.refusals import HUNG_UP
 from shared.transport.tcp_info import Traffic
 from shared.transport.tls import context, explain, handshake
 
 PATIENCE_S = 5.0
+NO_QOS_1 = "hangs up at a message of QoS 1"
 
 
 def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool = True) -> str:
@@ -53,24 +55,41 @@ async def find_refusal(
     """
     once = msgspec.structs.replace(broker, session_expiry_s=0)
     said = await _try_broker(once, client_id, topic, patience_s, dates=dates)
-    if broker.version != 3 and (NO_ANSWER in said or "nsupported protocol" in said):  # noqa: PLR2004 - MQTT's number
-        return await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
+    if _knows_no_5(broker, said):
+        again = await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
+        return said if again and HUNG_UP in said else again  # the first of two has the remedies
     return said
+
+
+async def speaks_only_3(
+    broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
+) -> bool:
+    """Tell whether a broker takes this client by MQTT 3.1.1 alone; arguments as of `find_refusal`."""
+    said = await _try_broker(broker, client_id, topic, patience_s, dates=dates)
+    return _knows_no_5(broker, said)
+
+
+def _knows_no_5(broker: Broker, said: str) -> bool:
+    """Tell whether a broker may know nothing newer than MQTT 3.1.1, by what became of a try with 5."""
+    return broker.version == MQTT_5 and any(one in said for one in (NO_ANSWER, HUNG_UP, "nsupported protocol"))
 
 
 async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float, *, dates: bool) -> str:
     connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()), dates=dates)
+    publishes = False
     try:
         async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)
-            for deed, answer in (
-                ("subscribing", connection.subscribe([topic])),
-                ("publishing", connection.send(topic, b"", qos=1, retain=False)),
-            ):
-                if answer and (reason := (await connection.settled(answer))[0]):
-                    return f"denies {deed} to {topic}: {reason}"
+            if reason := (await connection.settled(connection.subscribe([topic])))[0]:
+                return f"denies subscribing to {topic}: {reason}"
+            publishes = True
+            answer = connection.send(topic, b"", qos=1, retain=False)
+            if answer and (reason := (await connection.settled(answer))[0]):
+                return f"denies publishing to {topic}: {reason}"
     except Unreachable as error:
-        return str(error)
+        return (
+            f"{NO_QOS_1} to {topic}: {connection.lost.result()}" if publishes and connection.lost.done() else str(error)
+        )
     except TimeoutError:
         return f"{NO_ANSWER} within {2 * patience_s:g} s"
     finally:

@@ -18,6 +18,7 @@ import msgspec
 
 from shared.errors import Unreachable, Untrusted
 from shared.runtime.clock import monotonic, utc_stamp
+from shared.transport.refusals import MAY_BE_FULL
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME."""
@@ -29,7 +30,8 @@ UNSUITED = 26
 """X509_V_ERR_* of OpenSSL's x509_vfy.h; nearly all others say that the chain does not end at our CA."""
 
 HUNG_UP = (
-    "it hung up in the TLS handshake: it speaks no TLS on this port, or does not take our certificate; its log says why"
+    "it hung up in the TLS handshake: it speaks no TLS on this port, or does not take our certificate; its log says "
+    f"why; {MAY_BE_FULL}"
 )
 NO_TLS = "what listens there speaks no TLS: set `port` to that of its TLS listener, or take `tls` out of [broker]"
 ALERTS = {

@@ -134,7 +134,13 @@ def agents(port: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each device's name and the command that runs its agent."""
     for index, name in enumerate(DEVICES):
         partition = {"kind": "even", "seed": 0, "parts": len(DEVICES), "index": index}
-        keys = {"device": name, "state_dir": str(SITE / name), "trainer": {"threads": 1}, "broker": {"port": port}}
+        keys = {
+            "device": name,
+            "site": "lab",
+            "state_dir": str(SITE / name),
+            "trainer": {"threads": 1},
+            "broker": {"port": port},
+        }
         config = write(name, {**keys, "data": {**DATA, "partition": partition}})
         command = ("run", "--config", config)
         yield name, (*BOARD, "device-agent", *command) if name == "arm" else here("device_agent", *command)
@@ -144,7 +150,13 @@ def train(port: int, method: str) -> str:
     """Train three rounds; every one must have been aggregated from both updates."""
     (SITE / f"{method}.toml").write_text(PLAN.format(method=method, options=METHODS[method], rounds=ROUNDS))
     runs = SITE / f"runs-{method}"
-    keys = {"plan": f"{method}.toml", "data_dir": str(runs), "data_root": str(SITE), "broker": {"port": port}}
+    keys = {
+        "plan": f"{method}.toml",
+        "site": "lab",
+        "data_dir": str(runs),
+        "data_root": str(SITE),
+        "broker": {"port": port},
+    }
     with running(f"server-{method}", here("edge_server", "run", "--config", write(f"server-{method}", keys))) as server:
         code = server.wait(PATIENCE_S)
     assert code == 0, f"the server ended with code {code}; see {SITE / f'server-{method}.log'}"
@@ -170,7 +182,7 @@ def serve() -> str:
     output(*here("edge_server", "release", "create", "last", "--name", "arm", "--data-dir", str(runs)))
     output(*here("edge_server", "release", "export", "arm", str(folder), "--data-dir", str(runs)))
     output(*BOARD, "/opt/infer/bin/python", "-c", "import torch", code=1)
-    keys = {"device": "serving", "state_dir": str(SITE / "serving")}
+    keys = {"device": "serving", "site": "lab", "state_dir": str(SITE / "serving")}
     config = write("serving", {**keys, "serve": {"releases": [str(folder)], "port": port, "memory_mb": 1000}})
     probes = load_file(folder / PROBES)
     with running("serving", (*BOARD, "/opt/infer/bin/device-agent", "run", "--config", config)):

@@ -61,14 +61,14 @@ class Cut(Site):
         return str(self.folder / "a" / "serve.sock")
 
     def _server(self) -> list[str]:
-        keys: dict[str, object] = {"plan": "none.toml", "data_dir": str(self.folder / "runs")}
+        keys: dict[str, object] = {"plan": "none.toml", "site": "lab", "data_dir": str(self.folder / "runs")}
         *words, _run, option, path = self._ours("edge_server", "server", keys, self.port)
         return [*words, "serve-tops", option, path]
 
     def _agent(self, port: int) -> list[str]:
         cut = {"deadline_s": PATIENCE_S, **self.cut}
         serve = {"port": 0, "releases": [str(self.folder / self.release)], "split": "cut", "cut": cut}
-        keys: dict[str, object] = {"device": "a", "state_dir": str(self.folder / "a"), "serve": serve}
+        keys: dict[str, object] = {"device": "a", "site": "lab", "state_dir": str(self.folder / "a"), "serve": serve}
         return [*self.prefix, *self._ours("device_agent", "agent", keys, port)]
 
 

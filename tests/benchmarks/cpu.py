@@ -98,11 +98,14 @@ def worker(place: Group, step: Step) -> Iterator[subprocess.Popen[str]]:
             process.wait(timeout=60)
 
 
+IDLE = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+"""Before a loop that runs where nobody else wants to."""
+
+
 @contextmanager
-def awake() -> Iterator[None]:
-    """Let no core halt: a loop for each, which runs where nobody else wants to."""
-    code = "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
-    loops = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
+def looping(count: int, before: str = "") -> Iterator[None]:
+    """Run processes that do nothing but run, `count` of them, each after the code `before`."""
+    loops = [subprocess.Popen([sys.executable, "-c", f"{before}while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:
@@ -185,7 +188,7 @@ def measured(steps: Mapping[str, Step], turns: int) -> list[Row]:
             ask(process, WARM_STEPS)
             for are_awake in (True, False):
                 seen: dict[float | None, list[dict[str, float]]] = {limit: [] for limit in LIMITS}
-                with awake() if are_awake else nullcontext():
+                with looping(os.cpu_count() or 1, IDLE) if are_awake else nullcontext():
                     for turn in range(turns):
                         for limit in LIMITS[turn % len(LIMITS) :] + LIMITS[: turn % len(LIMITS)]:
                             place.limit(limit)

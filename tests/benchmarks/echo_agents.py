@@ -65,7 +65,7 @@ class Echo:
 
 async def live(port: int, index: int, folder: Path) -> None:
     """Run one agent for ever."""
-    config = AgentConfig(device=f"echo-{index}", state_dir=str(folder), data=Data(source="digits"))
+    config = AgentConfig(device=f"echo-{index}", site="lab", state_dir=str(folder), data=Data(source="digits"))
     session = Session(folder / "session", config.device, config.site, str(index))
     folder.mkdir(parents=True)
     transport = MqttTransport(Broker(port=port), config.device, session.presence)

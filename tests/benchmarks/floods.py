@@ -53,7 +53,7 @@ async def flooded(kind: str, *, seconds: float, devices: int) -> list[Figure]:
             plan = fleet.PLAN.format(rounds=1_000_000, hidden=hidden, devices=devices, epochs=0)
             (place.path / "plan.toml").write_text(plan)
             broker = await stack.enter_async_context(running(place.path, port=port))
-            server = {"plan": "plan.toml", "run": "bench", "data_dir": str(place.path), "threads": 1}
+            server = {"plan": "plan.toml", "site": "lab", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": port}})
             await fleet.until((place.path / "bench" / JOURNAL).exists, check=place.require_well)
             script = str(Path(__file__).with_name("echo_agents.py"))

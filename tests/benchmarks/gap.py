@@ -141,13 +141,20 @@ def live(folder: Path, boards: Sequence[Board] = BOARDS, *, text: str, burst: st
         conf.write_text(listeners + said)
         site.start("broker", [str(mosquitto()), "-c", str(conf)])
         time.sleep(0.5)
-        keys = {"plan": "plan.toml", "run": "live", "data_dir": str(folder / "runs"), "data_root": str(folder)}
+        keys = {
+            "plan": "plan.toml",
+            "site": "lab",
+            "run": "live",
+            "data_dir": str(folder / "runs"),
+            "data_root": str(folder),
+        }
         broker = {"broker": {"host": "127.0.0.1", "port": port}}
         server = site.start("server", site.ours("edge_server", "server", {**keys, "threads": 1, **broker}))
         agents = []
         for at, (board, link) in enumerate(zip(boards, links, strict=True)):
             agent = {
                 "device": board.name,
+                "site": "lab",
                 "state_dir": str(folder / board.name),
                 "data": share(plan, fleet, at),
                 "broker": {"host": link.address, "port": port},

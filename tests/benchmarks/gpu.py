@@ -1,10 +1,11 @@
 """What a GPU makes of a task: step time, memory and the rounding of results, beside the CPU of the same machine.
 
 Every method that trains on devices alone takes one round of one device on both, from the same parameters and with the
-same draws. Seconds are of a task's training after one that is thrown away, with everything computed that was begun;
-memory is the most that torch has held on the GPU. The difference is |gpu - cpu| over |cpu| of what is sent, in the
-Euclidean norm: sums in another order, and in a deep network what becomes of them. Methods that rank weights or neurons
-may choose others where two are nearly alike: their difference is no rounding, and is told all the same.
+same draws; nothing is dropped at random, which each would draw by itself. Seconds are of a task's training after one
+that is thrown away, with everything computed that was begun; memory is the most that torch has held on the GPU. The
+difference is |gpu - cpu| over |cpu| of the change that a training makes of what is sent, in the Euclidean norm: sums in
+another order, and in a deep network what becomes of them. Methods that rank weights or neurons may choose others where
+two are nearly alike: then the row says so.
 
 Without a GPU that torch reaches, nothing is measured, and the row says so.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from measure import Figure, NotRun, Row
+from torch import Tensor
 
 from device_agent.trainer.workspace import TaskBatches
 from shared.algorithms import ALGORITHMS
@@ -33,7 +35,7 @@ METHODS = (
     *("fedavg", "fedprox", "fedselect", "fedspu", "random_dropout", "fjord", "hermes", "prunefl"),
     *("pruned_personalization", "fedswitch", "semifl"),
 )
-MODEL = Spec(name="alexnet", options={"channels": 1, "side": 8, "hidden": 1024, "dropout": 0.3})
+MODEL = Spec(name="alexnet", options={"channels": 1, "side": 8, "hidden": 1024, "dropout": 0.0})
 QUICK = Spec(name="spu_emnist", options={"side": 8, "classes": 10})
 BATCH, BATCHES, MB = 32, 8, 1e6
 
@@ -44,11 +46,19 @@ class Taken:
 
     Attributes:
         seconds: Of a training step, or of what stands for one.
-        tree: What is sent, on the CPU.
+        tree: The change of what is sent, on the CPU.
     """
 
     seconds: float
     tree: Tree
+
+
+def difference(here: Tree, there: Tree) -> float | str:
+    """Return how far the changes of two trainings are apart, relative to the first; or why that cannot be told."""
+    if {key: leaf.shape for key, leaf in here.items()} != {key: leaf.shape for key, leaf in there.items()}:
+        return "other neurons or weights were chosen"
+    norm = tree_norm(here)
+    return tree_norm(subtract(there, here)) / norm if norm else "nothing is sent, or nothing of it has changed"
 
 
 def run(*, quick: bool = False) -> Sequence[Row]:
@@ -59,24 +69,18 @@ def run(*, quick: bool = False) -> Sequence[Row]:
     for name in METHODS[:2] if quick else METHODS:
         torch.cuda.reset_peak_memory_stats(gpu)
         method, spec = build(ALGORITHMS, Spec(name=name), "algorithm"), QUICK if quick else MODEL
-        here, there = _round(method, spec, CPU), _round(method, spec, gpu)
-        apart = tree_norm(subtract(there.tree, here.tree)) / tree_norm(here.tree) if _alike(here, there) else None
+        here, there = train_once(method, spec, CPU), train_once(method, spec, gpu)
+        apart, label = difference(here.tree, there.tree), f"{name}: difference of the change that is sent"
         rows += [
             Figure(f"{name}: a step on the CPU", here.seconds * 1e3, "ms"),
             Figure(f"{name}: a step on {describe(gpu)}", there.seconds * 1e3, "ms"),
             Figure(f"{name}: most memory of the GPU", torch.cuda.max_memory_allocated(gpu) / MB, "MB"),
-            NotRun(f"{name}: difference of what is sent", "other neurons or weights were chosen")
-            if apart is None
-            else Figure(f"{name}: difference of what is sent", apart, "of its norm"),
+            NotRun(label, apart) if isinstance(apart, str) else Figure(label, apart, "of its norm"),
         ]
     return rows
 
 
-def _alike(here: Taken, there: Taken) -> bool:
-    return {key: leaf.shape for key, leaf in here.tree.items()} == {key: leaf.shape for key, leaf in there.tree.items()}
-
-
-def _round(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
+def train_once(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
     """Train the one device of a round twice, and time the second."""
     model, examples = initial(spec, 1), read(Data(source="digits")).subset(torch.arange(BATCHES * BATCH))
     state = method.init(model, 1)
@@ -94,4 +98,11 @@ def _round(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
             taken.append(time.perf_counter() - began)
     assert isinstance(outcome, tuple)
     result: Result = outcome[1]
-    return Taken(taken[-1] / BATCHES, to_device(result.tree, CPU))
+    sent, before = to_device(result.tree, CPU), to_device(start, CPU)
+    if not method.sends_changes:
+        sent = {key: leaf - before[key] if _is_of(before, key, leaf) else leaf for key, leaf in sent.items()}
+    return Taken(taken[-1] / BATCHES, {key: leaf for key, leaf in sent.items() if leaf.is_floating_point()})
+
+
+def _is_of(before: Tree, key: str, leaf: Tensor) -> bool:
+    return key in before and before[key].shape == leaf.shape

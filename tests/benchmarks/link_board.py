@@ -77,7 +77,7 @@ class Nudge:
 
 async def main(broker: Broker, folder: Path) -> None:
     """Run the agent for ever."""
-    config = AgentConfig(device="a", state_dir=str(folder), data=Data(source="digits"), broker=broker)
+    config = AgentConfig(device="a", site="lab", state_dir=str(folder), data=Data(source="digits"), broker=broker)
     session = Session(folder / "session", config.device, config.site, "board")
     async with MqttTransport(broker, "lab.a", session.presence).running() as transport:
         up, down = (Told(way, path=folder / RATES) for way in ("up", "down"))

@@ -273,7 +273,7 @@ def _of_sites(kind: str, count: int) -> Callable[[], object]:
     put = dict.fromkeys(told, pledge)
 
     def settle() -> list[bytes]:
-        cases = {site: read_case(data) for site, data in told.items()}
+        cases = {site: read_case(data, whole.names) for site, data in told.items()}
         decision = decide(table, merged("s0", cases, sum(put.values())))
         each = predicted_joules(decision)
         pledges.share_out(put, {site: sum(each.get(one, 0.0) for one in case.names) for site, case in cases.items()})
@@ -293,7 +293,11 @@ def _case(kind: str, count: int) -> Case:
         "up_bits_per_s": 32 * weights / np.asarray(problem.nu_s),
     }
     figures = {
-        f"d{place}": {name: Told(float(column[place]), "measured") for name, column in columns.items()}
+        f"d{place}": {
+            name: Told(float(column[place]), "measured")
+            for name, column in columns.items()
+            if np.isfinite(column[place])  # an infinite or unknown figure is none that a device could report
+        }
         | {"sigma2": Told(problem.sigma2, "measured"), "g2": Told(problem.g2, "measured")}
         for place in range(count)
     }

@@ -112,7 +112,7 @@ class Site:
 
     def _server(self) -> list[str]:
         (self.folder / "plan.toml").write_text(PLAN)
-        keys = {"plan": "plan.toml", "run": "run", "data_dir": str(self.folder), "threads": 1}
+        keys = {"plan": "plan.toml", "site": "lab", "run": "run", "data_dir": str(self.folder), "threads": 1}
         return self._ours("edge_server", "server", keys, self.port)
 
     def _agent(self, port: int) -> list[str]:
@@ -121,6 +121,7 @@ class Site:
             return [*self.prefix, sys.executable, "-m", "device_agent", "run", "--config", str(path)]
         keys = {
             "device": "a",
+            "site": "lab",
             "state_dir": str(self.folder / "a"),
             "data": {"source": "digits", "limit": 64},
             "trainer": {"threads": 1},

@@ -40,6 +40,7 @@ import semisfl
 import shares
 import split
 import starts
+import threads
 import tls
 import together
 import u_shape
@@ -64,6 +65,7 @@ BENCHES: Mapping[str, Callable[..., Sequence[Row]]] = {
     "energy": energy.run,
     "probing": probing.run,
     "cpu": cpu.run,
+    "threads": threads.run,
     "replay": replay.run,
     "together": together.run,
     "link": link.run,

@@ -62,8 +62,8 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
         trainer = TrainerProcess(folder / "lock", 600.0, 0, 0, nice=share.nice, cpus=share.cpus)
         async with background(process.run()):
             await process.ready.wait()
-            await trainer(_job(folder, 1, epochs=1))  # torch is loaded, and the examples are
-            training = asyncio.create_task(trainer(_job(folder, 2, epochs=ENDLESS)))
+            await trainer(training_job(folder, 1, epochs=1))  # torch is loaded, and the examples are
+            training = asyncio.create_task(trainer(training_job(folder, 2, epochs=ENDLESS)))
             await asyncio.to_thread(ask_for, settings.socket, request, 0.5)
             taken: dict[signal.Signals, list[float]] = {signal.SIGSTOP: [], signal.SIGCONT: []}
             for _ in range(TURNS):
@@ -81,16 +81,16 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
     return beside / without
 
 
-def _job(folder: Path, number: int, epochs: int) -> Job:
+def training_job(folder: Path, number: int, epochs: int, network: Spec = NETWORK) -> Job:
     """Return a job as an agent gives it."""
-    data = b"".join(payload.pack(dense().encode(initial(NETWORK, 1).tree(), None)[0]))
+    data = b"".join(payload.pack(dense().encode(initial(network, 1).tree(), None)[0]))
     (folder / "params").write_bytes(data)
     task = Task(
         run="bench",
         round=number,
         device="board",
         algorithm=Spec(name="fedavg"),
-        model=NETWORK,
+        model=network,
         codec=Spec(name="dense"),
         assignment=Assignment(seed=1, hyper=Hyper(local_epochs=epochs, batch_size=16, learning_rate=0.001)),
         params=Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=FRAME_BYTES),

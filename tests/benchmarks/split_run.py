@@ -104,7 +104,7 @@ def planned(folder: Path, size: Size, *, count: int, rounds: int = ROUNDS) -> Pl
 
 def server_keys(folder: Path) -> dict[str, object]:
     """Return the configuration of the edge server, without its broker."""
-    keys = {"plan": "plan.toml", "run": "run", "data_dir": str(folder)}
+    keys = {"plan": "plan.toml", "site": "lab", "run": "run", "data_dir": str(folder)}
     return {**keys, "threads": CORES}
 
 
@@ -113,7 +113,7 @@ def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
     fleet = devices(plan, plan.cohort.min_devices)
     data = msgspec.to_builtins(share(plan, fleet, index))
     name = fleet[index].name
-    return {"device": name, "state_dir": str(folder / name), "data": data, "trainer": {"threads": 1}}
+    return {"device": name, "site": "lab", "state_dir": str(folder / name), "data": data, "trainer": {"threads": 1}}
 
 
 def opened_and_closed(folder: Path) -> tuple[float, float]:

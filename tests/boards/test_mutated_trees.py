@@ -24,7 +24,8 @@ from tests.boards.test_fixtures import BOARDS, FOLDERS
 from tests.machine import RECORDED as ROOT
 from tests.machine import grow
 
-TREES = int(os.environ.get("TREES", "240"))
+TREES, SEED = int(os.environ.get("TREES", "240")), int(os.environ.get("SEED", "0"))
+"""Every seed is a row of trees of its own."""
 RECORDED = (
     "jetson-orin-nano/tree",
     "jetson-agx-orin/tegrastats-2",
@@ -53,7 +54,7 @@ def test_a_spoilt_board_keeps_what_it_has_and_invents_nothing(boards, caplog) ->
     """Seeded; files and folders gone, refused, endless, of another kind, or full of what no driver writes."""
     caplog.set_level(logging.DEBUG, "device_agent.probes.base")
     wrong: dict[int, object] = {}
-    for seed in range(TREES):
+    for seed in range(SEED * 1_000_003, SEED * 1_000_003 + TREES):
         root, profile, whole = boards[seed % len(boards)]
         signal.alarm(HANG_S)
         with mutate.spoilt(root, seed) as harmless:

@@ -199,7 +199,7 @@ class Site:
         """Start an agent of that side for every device, in the folders that are there."""
         for index, name in enumerate(self.devices):
             partition = {**self.partition, "parts": len(self.devices), "index": index}
-            keys = {"device": name, "state_dir": str(self.folder / name), "trainer": {"threads": 1}}
+            keys = {"device": name, "site": "lab", "state_dir": str(self.folder / name), "trainer": {"threads": 1}}
             path = self._config(name, data={**self.data, "partition": partition}, **keys)
             self.agents[name] = self._start(side, "device_agent", path)
 
@@ -217,7 +217,12 @@ class Site:
     def start_server(self, side: Side, plan: str, runs: str) -> subprocess.Popen[bytes]:
         """Start a server of that side on a plan; the same call goes on with an interrupted run."""
         (self.folder / f"{runs}.toml").write_text(plan)
-        keys = {"plan": f"{runs}.toml", "data_dir": str(self.folder / runs), "data_root": str(self.folder)}
+        keys = {
+            "plan": f"{runs}.toml",
+            "site": "lab",
+            "data_dir": str(self.folder / runs),
+            "data_root": str(self.folder),
+        }
         return self._start(side, "edge_server", self._config(f"server-{runs}", threads=1, **keys))
 
     def serve(self, side: Side, plan: str, runs: str) -> Path:

@@ -26,9 +26,9 @@ PARSERS = {"edge-server": server_parser(), "device-agent": agent_parser(AGENT_CO
 OTHERS = {"dpkg", "dpkg-query", "grep", "runuser"}
 """Commands that Debian's base system has."""
 
-ON_DEMAND = "fieldfleet-upgrade"
-"""Its package enables it, and the agent's wish starts it."""
-SERVICES = {"mosquitto", *(path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service"))} - {ON_DEMAND}
+ON_DEMAND = {"fieldfleet-upgrade", "fieldfleet-check"}
+"""Their packages enable them; the agent's wish, or a timer, starts them."""
+SERVICES = {"mosquitto", *(path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service"))} - ON_DEMAND
 TOLD = {
     "inventory_hostname": "pi-01",
     "groups": {"gateway": ["roof-gateway"]},

@@ -38,6 +38,7 @@ class Given:
     kind: Literal["instant", "mean"] = "instant"
     period_s: float = 0.01
     cost_s: float = 0.0
+    uncertainty_w: float = 0.0
     provenance: Provenance = PROVENANCE
     fails: bool = False
     reads: int = 0

@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 from shared.transport.base import Broker
 
 DATA = '[data]\nsource = "digits"\n'
-PLAIN = 'device = "board"\nstate_dir = "/var/lib/board"\n'
+PLAIN = 'device = "board"\nsite = "lab"\nstate_dir = "/var/lib/board"\n'
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def refused(tmp_path: Path) -> Callable[[str], str]:
 def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(PLAIN + DATA)
-    assert load(path) == AgentConfig(device="board", state_dir="/var/lib/board", data=Data(source="digits"))
+    assert load(path) == AgentConfig(device="board", site="lab", state_dir="/var/lib/board", data=Data(source="digits"))
 
 
 def test_every_section_is_read(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir("/")
     path = tmp_path / "agent.toml"
     path.write_text(
-        'device = "b"\nstate_dir = "state"\n[data]\nsource = "folder"\npath = "../pictures"\n'
+        'device = "b"\nsite = "lab"\nstate_dir = "state"\n[data]\nsource = "folder"\npath = "../pictures"\n'
         '[board]\nprofile = "mine.toml"\nroot = "copy"\n'
     )
     config = load(path)
@@ -71,14 +71,14 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch) -> None:
     assert config.data.path == str(tmp_path / "../pictures")
     assert (config.board.profile, config.board.root) == (str(tmp_path / "mine.toml"), str(tmp_path / "copy"))
     path.write_text(f'{PLAIN}[board]\nprofile = "auto"\nroot = "/"\n{DATA}')
-    assert load(path) == AgentConfig(device="board", state_dir="/var/lib/board", data=Data(source="digits"))
+    assert load(path) == AgentConfig(device="board", site="lab", state_dir="/var/lib/board", data=Data(source="digits"))
 
 
-@pytest.mark.parametrize("key", ["device", "state_dir"])
+@pytest.mark.parametrize("key", ["device", "site", "state_dir"])
 def test_a_missing_key_is_named(refused: Callable[[str], str], key: str) -> None:
-    lines = {"device": 'device = "board"\n', "state_dir": 'state_dir = "s"\n', "data": DATA}
+    lines = {"device": 'device = "board"\n', "site": 'site = "lab"\n', "state_dir": 'state_dir = "s"\n', "data": DATA}
     message = refused("".join(line for name, line in lines.items() if name != key))
-    assert f"`{key}`" in message
+    assert f"`{key}`" in message or f"{key} is missing" in message
     assert message.endswith(("add it", "or join a site by `device-agent join`"))
 
 
@@ -97,7 +97,8 @@ def test_a_missing_key_is_named(refused: Callable[[str], str], key: str) -> None
     ],
 )
 def test_a_wrong_key_is_named_with_a_remedy(refused: Callable[[str], str], text: str, key: str, remedy: str) -> None:
-    message = refused(PLAIN + text + DATA)
+    plain = PLAIN.replace('site = "lab"\n', "") if text.startswith("site") else PLAIN
+    message = refused(plain + text + DATA)
     assert key in message
     assert remedy in message
 
@@ -151,7 +152,7 @@ def test_a_device_name_that_a_topic_or_a_folder_would_misread_is_refused(
     refused: Callable[[str], str], name: str
 ) -> None:
     escaped = name.replace("\n", "\\n")
-    message = refused(f'device = "{escaped}"\nstate_dir = "s"\n{DATA}')
+    message = refused(f'device = "{escaped}"\nsite = "lab"\nstate_dir = "s"\n{DATA}')
     assert message.startswith("device ")
     assert "use 1 to 64 letters" in message
 
@@ -159,7 +160,7 @@ def test_a_device_name_that_a_topic_or_a_folder_would_misread_is_refused(
 @pytest.mark.parametrize("name", ["a", "7", "Board-7.left_side", "x" * 64])
 def test_a_plain_device_name_is_taken(tmp_path: Path, name: str) -> None:
     path = tmp_path / "agent.toml"
-    path.write_text(f'device = "{name}"\nstate_dir = "s"\n{DATA}')
+    path.write_text(f'device = "{name}"\nsite = "lab"\nstate_dir = "s"\n{DATA}')
     assert load(path).device == name
 
 

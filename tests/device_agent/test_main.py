@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import time
@@ -105,7 +106,7 @@ def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) 
         ("device = 'board'\n[data]\nsource = 'digits'\n", r"`state_dir`; add it"),
         ("device = 'a/b'\nstate_dir = 's'\n[data]\nsource = 'digits'\n", "device 'a/b': use 1 to 64 letters"),
         (
-            "device = 'board'\nstate_dir = 'agent.toml/x'\n[data]\nsource = 'digits'\n",
+            "device = 'board'\nsite = 'lab'\nstate_dir = 'agent.toml/x'\n[data]\nsource = 'digits'\n",
             "state_dir agent.toml/x: .*; name a folder",
         ),
         ("device = \n", "correct that line"),
@@ -165,6 +166,33 @@ def test_it_comes_online_soon_lives_through_nonsense_and_says_goodbye(tmp_path, 
             async with transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
                 death = await status(inbox)
                 assert (death.online, death.session, death.instance) == (False, 1, birth.instance)
+
+    asyncio.run(story())
+
+
+@pytest.mark.broker
+def test_class_folders_whose_names_are_not_utf8_do_not_end_it(tmp_path, make_task, parameters, cut) -> None:
+    """It comes online without class names, and a task fails with the escaped name as the cause."""
+    for name in (b"cat", b"M\xfcll"):
+        os.makedirs(os.fsencode(tmp_path / "set") + b"/" + name)  # noqa: PTH103 - bytes that no text stands for
+
+    async def story() -> None:
+        async with site(tmp_path, data=f'source = "folder"\npath = "{tmp_path}/set"') as (process, transport):
+            channels = [topic(SITE, DEVICE, channel) for channel in ("want", "status", "update")]
+            async with (
+                transport.subscribe(channels[0]) as wants,
+                transport.subscribe(channels[1]) as births,
+                transport.subscribe(channels[2]) as updates,
+            ):
+                assert (await status(births)).classes is None
+                task = make_task(run="r")
+                await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(task))
+                await serve(wants, transport, parameters, cut, task)
+                failure = wire.decode_as(Update, (await anext(updates))[1]).failure
+                assert failure
+                assert "'M\\udcfcll' is not UTF-8 text; rename it" in failure
+            _, said = await stop(process)
+            assert not [line for line in said if "Traceback" in line]
 
     asyncio.run(story())
 

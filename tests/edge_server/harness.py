@@ -234,7 +234,7 @@ def model_of(site: str, number: int, size: int = 40_000) -> list[memoryview]:
     return [memoryview(Random(f"{site}/{number}").randbytes(size))]
 
 
-def require_size(data: memoryview, size: int = 40_000) -> None:
+def require_size(_peer: str, data: memoryview, size: int = 40_000) -> None:
     """Refuse what has not the size of a model here."""
     if data.nbytes != size:
         raise WireError(f"{data.nbytes} bytes", reason="shape")
@@ -296,7 +296,11 @@ class Country:
             self.records[site].append(record)
 
         gossip = Gossip(us, near, links, keep, POLICY, clock, inline)
-        coordination = Coordination(us, links, keep, self.decide, clock, inline, self.place, self.allowance)
+        coordination = Coordination(
+            *(us, links, keep, self.decide, clock, inline, self.place, self.allowance),
+            joules=self.allowance * len(self.order),
+            devices={one: (f"{one}-1", f"{one}-2") for one in self.order},
+        )
         gossip.recall(self.records[site])
         coordination.recall(self.records[site])
         stack = AsyncExitStack()

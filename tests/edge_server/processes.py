@@ -215,7 +215,7 @@ class Fleet:
 
     def config(self, path: Path, **keys: object) -> Path:
         """Write a file for a process: a server's, unless its broker is given."""
-        path.write_text(json.dumps({"broker": self.own, **keys}))
+        path.write_text(json.dumps({"broker": self.own, "site": "lab", **keys}))
         return path
 
     def agent(self, name: str) -> None:
@@ -223,7 +223,13 @@ class Fleet:
         sections = TINY | {"data": self.data, "more": f"{TINY['more']}\n{DEVICES}"}
         plan = load(write_plan(self.folder, **sections), self.folder)
         data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
-        keys = {"device": name, "state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
+        keys = {
+            "device": name,
+            "site": "lab",
+            "state_dir": str(self.folder / name),
+            "data": data,
+            "trainer": {"threads": 1},
+        }
         keys["log_level"] = "debug"  # what its trainer does is seen there alone
         keys |= {"broker": self.brokers.setdefault(name, msgspec.to_builtins(self.site.for_board(name)))}
         keys |= self.more.get(name, {})
@@ -272,7 +278,7 @@ class Field:
         """Start a server on a plan, always by the same command."""
         self.plan(name)
         places = {"data_dir": str(self.folder / name), "data_root": str(self.folder)}
-        keys = {"plan": f"{name}.toml", "threads": 1, "log_level": self.log_level, **places}
+        keys = {"plan": f"{name}.toml", "site": "lab", "threads": 1, "log_level": self.log_level, **places}
         path = self.fleet.config(self.folder / f"server-{name}.json", **keys)
         return forked("run", "--config", path, log=self.folder / f"server-{name}.log")
 

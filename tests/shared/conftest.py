@@ -20,6 +20,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
+from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Assignment, Hyper, Report
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import MLP, Own, drive
@@ -35,13 +36,24 @@ _HYPERS = st.builds(
     momentum=st.floats(0, 0.99),
     weight_decay=st.floats(0, 1),
 )
+_INPUTS = st.builds(
+    Inputs,
+    scale=st.none() | st.floats(1e-6, 1e6),
+    mean=st.lists(st.floats(-10, 10), max_size=3).map(tuple),
+    std=st.lists(st.floats(1e-6, 10), max_size=3).map(tuple),
+    shape=st.lists(st.integers(1, 1 << 20), max_size=3).map(tuple),
+    features=st.lists(st.text(max_size=20), max_size=4).map(tuple),
+)
+_WITHIN_BOUNDS: dict[type, st.SearchStrategy[object]] = {Hyper: _HYPERS, Inputs: _INPUTS}
 _MAKERS: dict[type, Callable[..., st.SearchStrategy[object]]] = {
     shape.NoneType: lambda _: st.none(),
     shape.BoolType: lambda _: st.booleans(),
-    shape.IntType: lambda _: st.integers(-(1 << 63), (1 << 64) - 1),
-    shape.FloatType: lambda _: st.floats(allow_nan=False),  # NaN differs from itself, so equality cannot be asked
-    shape.StrType: lambda _: st.text(max_size=20),
-    shape.BytesType: lambda _: st.binary(max_size=40),
+    shape.IntType: lambda kind: st.integers(_given(kind.ge, -(1 << 63)), _given(kind.le, (1 << 64) - 1)),
+    shape.FloatType: lambda kind: st.floats(kind.ge, kind.le, allow_nan=False),  # NaN differs from itself
+    shape.StrType: lambda kind: st.from_regex(kind.pattern) if kind.pattern else st.text(max_size=20),
+    shape.BytesType: lambda kind: st.binary(
+        min_size=kind.min_length or 0, max_size=min(40, _given(kind.max_length, 40))
+    ),
     shape.LiteralType: lambda kind: st.sampled_from(kind.values),
     shape.StructType: lambda kind: _structs(kind.cls),
     shape.UnionType: lambda kind: st.one_of([_values(one) for one in kind.types]),
@@ -52,14 +64,18 @@ _MAKERS: dict[type, Callable[..., st.SearchStrategy[object]]] = {
 }
 
 
+def _given(bound: int | None, otherwise: int) -> int:
+    return otherwise if bound is None else int(bound)
+
+
 def _values(kind: shape.Type) -> st.SearchStrategy[object]:
     """Return what may stand in a field of this type."""
     return _MAKERS[type(kind)](kind)
 
 
 def _structs(cls: type) -> st.SearchStrategy[object]:
-    if cls is Hyper:
-        return _HYPERS
+    if cls in _WITHIN_BOUNDS:
+        return _WITHIN_BOUNDS[cls]
     described = shape.type_info(cls)
     assert isinstance(described, shape.StructType)
     made = {field.name: _values(field.type) for field in described.fields}

@@ -42,11 +42,14 @@ def test_builds_with_options():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    assert mistake(Spec(name="lin")) == "unknown line 'lin'; known: line, nothing"
+    assert mistake(Spec(name="lin")) == "unknown line 'lin'; known: line, nothing; did you mean 'line'?"
 
 
 def test_an_unknown_option_lists_the_known_ones():
-    assert mistake(Spec(name="line", options={"sise": 3})) == "line 'line' has no option 'sise'; known: size, name"
+    assert (
+        mistake(Spec(name="line", options={"sise": 3}))
+        == "line 'line' has no option 'sise'; known: size, name; did you mean 'size'?"
+    )
     assert mistake(Spec(name="nothing", options={"a": 1})) == "line 'nothing' has no option 'a'; known: none"
 
 

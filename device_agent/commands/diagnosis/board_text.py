@@ -9,21 +9,8 @@ from device_agent.probes.power.rails import NAME_PROFILE
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Reading
-from shared.protocol.units import BINARY_BYTES, Unit, Units, choose_unit, decimal_units
+from shared.protocol.units import format_figure
 from shared.runtime.text_table import TextColumn, TextTable, fold_text, table_lines
-
-UNITS: Mapping[str, Units] = {
-    "_hertz": decimal_units("Hz"),
-    "_watts": [Unit("W", 1.0, 0.0)],
-    "_joules": decimal_units("J"),
-    "_celsius": [Unit("°C", 1.0, 0.0)],
-    "_bytes": BINARY_BYTES,
-    "_bits_per_s": decimal_units("bit/s"),
-    "_per_s": [Unit("/s", 1.0, 0.0)],
-    "_seconds": [Unit("s", 1.0, 0.0)],
-    "_dbm": [Unit("dBm", 1.0, 0.0)],
-}
-"""By the ending of a figure's name, the first one that fits; a count has none."""
 
 MISSING_FIGURES = (
     ("power.total_watts", "no power figure: name a meter under [board.meter], or run `device-agent calibrate`"),
@@ -80,18 +67,6 @@ def format_table(profile: Profile, found: ProbeResult, width: int | None = None)
         and any(one.source.startswith(RAIL_SENSORS) for one in found.readings.values())
     )
     return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
-
-
-def format_figure(name: str, value: float) -> str:
-    """Format a figure with the unit that its name ends in: `cpu.f_hertz`, 1.51e9 -> `1.51 GHz`."""
-    if name.endswith("_flag"):
-        return "yes" if value else "no"
-    if name.endswith("_ratio"):
-        return f"{100 * value:.1f} %"
-    units = next((units for ending, units in UNITS.items() if name.endswith(ending)), [Unit("", 1.0, 0.0)])
-    unit = choose_unit(value, units)
-    scaled = value / unit.size
-    return f"{scaled:.4g} {unit.name}".rstrip() if abs(scaled) < 1e4 else f"{scaled:.0f} {unit.name}".rstrip()  # noqa: PLR2004
 
 
 def format_columns(

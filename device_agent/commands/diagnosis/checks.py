@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.runtime import Verdict
 from device_agent.probes.throttle import NOW_FLAG, UNDERVOLTAGE_FLAG
 from device_agent.profile.schema import Permissions, Profile
 from shared.errors import ConfigError
 from shared.protocol.measurements import Absent
+from shared.protocol.units import format_figure
 from shared.runtime.support.table import SupportTable, System, find_row
 from shared.transport.base import Broker
 
@@ -130,14 +130,6 @@ def check_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) ->
         finding += f", and the outbox may take {format_figure('_bytes', outbox_bytes)}"
         return Check(name="disk", state="warn", finding=finding, remedy=remedy)
     return Check(name="disk", state="ok", finding=finding)
-
-
-def check_data(path: str, *, is_readable: bool) -> Check:
-    """Check that the examples are there; whether they are as they should be shows when they are read."""
-    if is_readable:
-        return Check(name="data", state="ok", finding=path or "none to be read from a file")
-    remedy = "correct `path` of [data], or let the agent's user read it"
-    return Check(name="data", state="bad", finding=f"{path} is not there, or not ours to read", remedy=remedy)
 
 
 def check_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:

@@ -15,26 +15,30 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from device_agent.commands.diagnosis import checks
-from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement import calibration_file
+from device_agent.measurement.board import apply_target
 from device_agent.measurement.reach import holding_off
-from device_agent.probes import cpufreq, memory, power_mode, runtime, thermal, throttle
+from device_agent.probes import clocks, cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
-from shared.errors import ConfigError, CorruptFile, NoData
+from shared.errors import ConfigError, CorruptFile, NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
+from shared.protocol.units import format_figure
 from shared.runtime.clock import is_kept_right, monotonic
+from shared.runtime.extras import is_packaged
 from shared.runtime.folder_lock import is_held
-from shared.runtime.support.install import is_packaged
 from shared.runtime.support.table import read_table, this_system
-from shared.transport.reach import find_distrust, find_refusal
+from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
+from shared.transport.base import Broker
+from shared.transport.capabilities import find_lacks
+from shared.transport.reach import NO_QOS_1, find_distrust, find_refusal
 
 SMOKE_TEST_S = 180.0
 
@@ -54,6 +58,7 @@ def examine_board(root: Path, told: BoardConfig, state_dir: Path | None = None) 
         yield Check(name="calibration", state="warn", finding=str(error), remedy="`device-agent calibrate`")
     try:
         profile = calibration_file.apply_calibration(load_for_board(root, told.profile), fitted)
+        profile = apply_target(profile, told.target)
     except ConfigError as error:
         remedy = "correct `profile` of [board], or that file"
         yield Check(name="profile", state="bad", finding=str(error), remedy=remedy)
@@ -93,8 +98,8 @@ def is_library_needed(library: str, config: AgentConfig | None) -> bool:
     return trains if library == "torch" else config is not None and (config.serve is not None or not trains)
 
 
-def examine_broker(config: AgentConfig) -> Check:
-    """Examine the way to the broker, with a connection of its own and a topic that nobody listens to.
+def examine_broker(config: AgentConfig) -> Iterator[Check]:
+    """Examine the way to the broker and what it does, with connections of its own and a topic that nobody listens to.
 
     Where an agent is connected by the board's account, TCP and TLS alone are tried: its connection stays.
     """
@@ -102,10 +107,29 @@ def examine_broker(config: AgentConfig) -> Check:
     dates = BoardClock.of(Path(config.state_dir)).may_judge()
     with holding_off(config) as alone:
         if not alone:
-            return checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
-        place = topic(config.site, config.device, "probe")
-        said = asyncio.run(find_refusal(config.broker, name, place, dates=dates))
-    return checks.check_broker(config.broker, said)
+            yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
+            return
+        us = config.broker, name, topic(config.site, config.device, "probe")
+        said = asyncio.run(find_refusal(*us, dates=dates))
+        is_able = not said or said.startswith(NO_QOS_1)
+        yield checks.check_broker(config.broker, "" if is_able else said)
+        if is_able:
+            yield from _examine_capabilities(*us, dates=dates)
+
+
+def _examine_capabilities(broker: Broker, client_id: str, place: str, *, dates: bool) -> Iterator[Check]:
+    """Try what the protocol needs of a broker, a line for each thing that it lacks."""
+    size = FRAME_BYTES + HEADER_BYTES
+    try:
+        lacks = asyncio.run(find_lacks(broker, client_id, place, size, dates=dates))
+    except Unreachable as error:
+        yield Check(name="broker", state="bad", finding=f"it hung up: {error}", remedy="look at its log")
+        return
+    for one in lacks:
+        yield Check(name="broker", state="bad", finding=f"{one.what}: {one.found}", remedy=one.setting)
+    if not lacks:
+        finding = f"QoS 1, messages of {size >> 10} KiB, retained messages and a will pass"
+        yield Check(name="broker", state="ok", finding=finding)
 
 
 def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
@@ -127,18 +151,13 @@ def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) ->
     """Ask every source of the profile by itself, and each other probe once."""
     grant = checks.describe_grant(profile.permissions, *_read_user())
     if meter:
-        yield from checks.check_sources("meter", {meter.url: _ask_watts(root, profile, meter)}, grant)
+        yield from checks.check_sources("meter", {meter.url or meter.chip: _ask_watts(root, profile, meter)}, grant)
     watts: dict[str, str | Absent] = {
         source: _ask_watts(root, replace(profile, power=replace(profile.power, sources=(source,))))
         for source in profile.power.sources
     }
     yield from checks.check_sources("power", watts, grant)
-    hertz: dict[str, str | Absent] = {
-        source: _ask_value(
-            cpufreq.read, root, replace(profile, cpu=replace(profile.cpu, sources=(source,))), "cpu.f_hertz"
-        )
-        for source in profile.cpu.sources
-    }
+    hertz: dict[str, str | Absent] = {source: _ask_clock(root, profile, source) for source in profile.cpu.sources}
     yield from checks.check_sources("cpu clock", hertz, grant)
     words: dict[str, str | Absent] = {
         source: _ask_value(
@@ -163,6 +182,17 @@ def _ask_watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -
         return _format_reading("power.total_watts", source.read())
     except NoData as error:
         return describe_absence(error)
+
+
+def _ask_clock(root: Path, profile: Profile, source: str) -> str | Absent:
+    """Return a source's clock with the quality that `probe` gives it, which also depends on the other sources."""
+    try:
+        answer = clocks.CLOCK_SOURCES[source](root, profile.cpu)
+    except NoData as error:
+        return describe_absence(error)
+    if answer.part:
+        return answer.part
+    return _format_reading(cpufreq.MEAN_HERTZ, cpufreq.make_mean(answer, monotonic()))
 
 
 def _ask_value(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:

@@ -15,6 +15,7 @@ import msgspec
 
 from device_agent.hardware import firmware, tools
 from device_agent.hardware.files import LACK_MARK, find_paths, is_folder, is_there, list_folder, read_text
+from device_agent.hardware.hwmon import CHIP_FOLDER, I2C_CHIPS, find_addresses
 from device_agent.probes import gpu, memory
 from device_agent.probes.base import ProbeResult
 from device_agent.probes.network import INTERFACES
@@ -54,6 +55,7 @@ PATHS = (
     *(f"sys/class/thermal/cooling_device*/{name}" for name in ("type", "cur_state", "max_state")),
     *(f"{HWMON}/{name}" for name in ("name", "*_label", "*_input", "*_max", "*_crit", "*_alarm", "*_cnt", "*_en")),
     *(f"{HWMON}/{name}" for name in ("label", "update_interval", "shunt*_resistor")),
+    f"{I2C_CHIPS}/name",
     *(f"{IIO}/{name}" for name in ("rail_name_*", "in_*_input", "*_limit_*", "name")),
     *(f"{ZONE}/{name}" for name in ("name", "energy_uj", "max_energy_range_uj", "constraint_*_uw", "enabled")),
     *(f"{SUPPLY}/{name}" for name in ("type", "scope", "status", "capacity", "online", "present", "*_now")),
@@ -168,6 +170,9 @@ def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         for path in find_paths(root, pattern):
             if not is_folder(path) or not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
                 yield str(path.relative_to(root)), partial(read_text, path)
+    for chip, address in find_addresses(root).items():  # a copy has no links, out of which an address could be read
+        name = I2C_CHIPS.replace("*-*", address).replace("hwmon*", chip)
+        yield f"{name}/name", partial(read_text, root / CHIP_FOLDER / chip / "name")
     for path in _find_own_groups(root):
         yield str(path.relative_to(root)), partial(read_text, path)
     for question in FIRMWARE_QUESTIONS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from device_agent.commands.diagnosis.board_text import format_figure
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, MIB, Check
 from device_agent.inference.settings import InferenceSettings
 from device_agent.profile.schema import Profile
 from device_agent.trainer.beside_serving import TOLD, USUAL, TrainerShare, format_share, origin_of
+from shared.protocol.units import format_figure
 from shared.protocol.update import UpdateRecord
+from shared.runtime.extras import install_command
 
 PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",
@@ -37,7 +38,7 @@ def check_runtime(version: str, providers: Sequence[str], wanted: str) -> Check:
     name = "serve: runtime"
     if not version or not providers:
         finding = f"ONNX Runtime {version} does not run" if version else "ONNX Runtime is not installed"
-        remedy = "see the line onnxruntime" if version else "`pip install 'fieldfleet[infer]'` into this environment"
+        remedy = "see the line onnxruntime" if version else install_command("infer")
         return Check(name=name, state="bad", finding=finding, remedy=remedy)
     finding = f"ONNX Runtime {version}, {', '.join(one.removesuffix('ExecutionProvider') for one in providers)}"
     if PROVIDERS[wanted] in providers:

@@ -36,7 +36,7 @@ from device_agent.inference.store import BoardStore, digest_of
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.inference.release import ReleaseManifest, write_manifest
+from shared.protocol.inference.release import ReleaseManifest, describe_class_fault, write_manifest
 from shared.protocol.update import REASON_CHARS
 from shared.runtime.memory import MIB
 
@@ -117,6 +117,7 @@ def _pass_gates(job: GateJob, told: _Told, say: Callable[[Entering], None], lift
     old = _open_committed(store, job)
     before = _resident()
     new = _open(store, job, job.candidate)
+    _require(judge_classes(new.manifest))
     if old:
         _require(judge_signature(old.manifest, new.manifest))
     say(Entering("probes"))
@@ -202,6 +203,12 @@ def _explain_runtime(job: GateJob) -> Iterator[None]:
             text = f"memory: it does not load within {limit} beside the version that serves ({text})"
             raise GateFailed(text) from error
         raise GateFailed(f"load: {text}") from error
+
+
+def judge_classes(new: ReleaseManifest) -> str:
+    """Return how a release's class names do not fit its outputs; empty where they do."""
+    fault = describe_class_fault(new.classes, new.graph.output.shape)
+    return f"signature: {fault}: applications would name wrong classes; create the release again" if fault else ""
 
 
 def judge_signature(old: ReleaseManifest, new: ReleaseManifest) -> str:

@@ -23,6 +23,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     job: AnyJob = msgspec.json.decode(sys.stdin.buffer.read(), type=AnyJob)
     processes.configure(job.settings.log_level)
+    processes.end_on_thread_failure()
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the words
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -324,6 +324,11 @@ class Connection(asyncio.Protocol):
             self._refused = True
             self._open.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no request has begun and no answer is due."""
+        return not (self._arriving or self._computing or self._waiting or self._refused or self.is_blocked)
+
     def expire(self) -> None:
         """Part with a peer whose time is up: with a word where it began a request, else without."""
         if self._arriving and not self._refused and not self.is_blocked:

@@ -18,6 +18,7 @@ from device_agent.inference.http.message import Request, Response, refusal
 from device_agent.inference.http.tensors import Asked, describe, read_inference, write_inference
 from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
 from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
+from shared.protocol.inference.release import describe_class_fault
 
 if TYPE_CHECKING:
     from device_agent.inference.collaborative.cut_model import CutModel
@@ -85,7 +86,7 @@ class Routes:
         """Return the metadata of a model, with what an application must know to ask it."""
         model, told = served.model, served.model.manifest
         about: dict[str, Any] = {
-            "classes": told.classes,
+            "classes": () if describe_class_fault(told.classes, served.output.shape) else told.classes,
             "preprocessing": told.preprocessing,
             "accuracy": told.source.accuracy,
             "provider": model.provider,

@@ -86,8 +86,18 @@ class HttpServer:
                 listener.close()
 
     def admit(self, connection: Connection) -> bool:
+        if len(self.connections) >= MAX_CONNECTIONS:
+            self._close_idlest()
         self.connections.add(connection)
         return len(self.connections) <= MAX_CONNECTIONS
+
+    def _close_idlest(self) -> None:
+        """Part with the connection that has been idle longest, if one is."""
+        idle = [one for one in self.connections if one.is_idle]
+        if idle:
+            longest = min(idle, key=lambda one: one.deadline)
+            self.connections.discard(longest)
+            longest.expire()
 
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)

@@ -1,6 +1,7 @@
 """Power meter on the network, such as a smart plug: all the board takes from the wall, its power supply included.
 
-Shelly: https://shelly-api-docs.shelly.cloud (Gen2 `Switch.GetStatus`, Gen1 `/meter/0`); Tasmota: `Status 8`.
+Shelly: https://shelly-api-docs.shelly.cloud (Gen2 `Switch`, `PM1`, `EM1` and `EM.GetStatus`, Gen1 `/meter/0` and
+`/emeter/0`); Tasmota: `Status 8`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from device_agent.config import MeterConfig
+from device_agent.probes.power.http_login import Login, answer_challenge, read_login
 from device_agent.probes.power.rails import validate_watts
 from shared.errors import NoData
-from shared.protocol.measurements import Provenance, Reading
+from shared.protocol.measurements import Lack, Provenance, Reading
 from shared.runtime.clock import Clock
 
 TIMEOUT_S = 2.0
@@ -23,13 +25,29 @@ MAX_BYTES = 1 << 16
 WALL_W = (0.0, 1e5)
 UNCERTAINTY_W = 1.0
 """Of such a plug at the few watts of a board."""
-HTTP_OK = 200
+HTTP_OK, UNAUTHORISED = 200, 401
+LOGIN_REMEDY = "if it wants a password, set `user` and `password_file` of [board.meter]"
 
 
 class ShellyStatus(msgspec.Struct):
-    """Answer of a Gen2 switch."""
+    """Answer of a Gen2 switch (`output` says whether it is on) or of a PM1, which has no switch."""
 
     apower: float
+    output: bool = True
+
+
+class ShellyEm1Status(msgspec.Struct):
+    """Answer of one channel of a Gen2 energy meter; with errors its figures are not to be used."""
+
+    act_power: float
+    errors: list[str] = []
+
+
+class ShellyEmStatus(msgspec.Struct):
+    """Answer of a Gen2 energy meter of three phases."""
+
+    total_act_power: float
+    errors: list[str] = []
 
 
 class ShellyGen1Status(msgspec.Struct):
@@ -52,9 +70,37 @@ class TasmotaSensors(msgspec.Struct):
 
 
 class TasmotaStatus(msgspec.Struct):
-    """Answer to `Status 8`."""
+    """Answer to `Status 8`, or the refusal of a Tasmota that has a password."""
 
-    StatusSNS: TasmotaSensors
+    StatusSNS: TasmotaSensors | None = None
+    WARNING: str = ""
+
+
+def _parse_switch(data: bytes) -> float:
+    answer = msgspec.json.decode(data, type=ShellyStatus)
+    if not answer.output:
+        raise NoData(
+            "the meter's switch is off, so that its watts are of earlier, or of another load: is it this board's?",
+            lack="invalid",
+        )
+    return answer.apower
+
+
+def _parse_em1(data: bytes) -> float:
+    answer = msgspec.json.decode(data, type=ShellyEm1Status)
+    _refuse_errors(answer.errors)
+    return answer.act_power
+
+
+def _parse_em(data: bytes) -> float:
+    answer = msgspec.json.decode(data, type=ShellyEmStatus)
+    _refuse_errors(answer.errors)
+    return answer.total_act_power
+
+
+def _refuse_errors(errors: list[str]) -> None:
+    if errors:
+        raise NoData(f"the meter reports {', '.join(errors)[:80]}", lack="invalid")
 
 
 def _parse_shelly_gen1(data: bytes) -> float:
@@ -64,13 +110,22 @@ def _parse_shelly_gen1(data: bytes) -> float:
     return answer.power
 
 
+def _parse_tasmota(data: bytes) -> float:
+    answer = msgspec.json.decode(data, type=TasmotaStatus)
+    if answer.StatusSNS is None:
+        lack: Lack = "denied" if "password" in answer.WARNING.lower() else "invalid"
+        raise NoData(f"{answer.WARNING[:80] or 'no StatusSNS'}: {LOGIN_REMEDY}", lack=lack)
+    return answer.StatusSNS.ENERGY.Power
+
+
 METER_KINDS: Mapping[str, tuple[str, Callable[[bytes], float]]] = {
-    "shelly": ("/rpc/Switch.GetStatus?id=0", lambda data: msgspec.json.decode(data, type=ShellyStatus).apower),
+    "shelly": ("/rpc/Switch.GetStatus?id=0", _parse_switch),
+    "shelly-pm1": ("/rpc/PM1.GetStatus?id=0", _parse_switch),
+    "shelly-em1": ("/rpc/EM1.GetStatus?id=0", _parse_em1),
+    "shelly-em": ("/rpc/EM.GetStatus?id=0", _parse_em),
     "shelly1": ("/meter/0", _parse_shelly_gen1),
-    "tasmota": (
-        "/cm?cmnd=Status%208",
-        lambda data: msgspec.json.decode(data, type=TasmotaStatus).StatusSNS.ENERGY.Power,
-    ),
+    "shelly1-em": ("/emeter/0", _parse_shelly_gen1),
+    "tasmota": ("/cm?cmnd=Status%208", _parse_tasmota),
 }
 """Path and reader of each kind's answer."""
 
@@ -83,42 +138,56 @@ def parse_watts(kind: str, data: bytes) -> float:
         raise NoData(f"no answer of a {kind} meter: {error}", lack="invalid") from error
 
 
-def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S) -> bytes:
+def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S, login: Login | None = None) -> bytes:
     """Fetch a URL: at most 64 KiB, in at most about `timeout_s`, past all proxies, redirected nowhere.
 
     Args:
         url: Its scheme is http or https.
         clock: Monotonic seconds.
         timeout_s: Seconds for the whole answer.
+        login: For a server that asks for one.
 
     Raises:
         NoData: It does not answer so.
     """
+    until = clock() + timeout_s
+    status, data, challenge = _get(url, clock, until, {})
+    if status == UNAUTHORISED and login:
+        parts = urlsplit(url)
+        authorization = answer_challenge(challenge, login, f"{parts.path}?{parts.query}".rstrip("?"))
+        status, data, _ = _get(url, clock, until, {"Authorization": authorization})
+    host = urlsplit(url).hostname
+    if status == UNAUTHORISED:
+        raise NoData(f"{host}: {'refuses this user or password' if login else LOGIN_REMEDY}", lack="denied")
+    if status != HTTP_OK:
+        raise NoData(f"{host}: HTTP {status} for {urlsplit(url).path}", lack="invalid")
+    return data
+
+
+def _get(url: str, clock: Clock, until: float, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+    """Return status, body and `WWW-Authenticate` of one request; raises NoData."""
     import http.client  # noqa: PLC0415 - only boards with such a meter shall pay for it
 
-    parts = urlsplit(url)
+    parts, data = urlsplit(url), b""
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    until, data = clock() + timeout_s, b""
     try:
-        with closing(connect(parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
-            connection.request("GET", f"{parts.path}?{parts.query}".rstrip("?"))
+        with closing(connect(parts.hostname or "", parts.port, timeout=max(0.01, until - clock()))) as connection:
+            connection.request("GET", f"{parts.path}?{parts.query}".rstrip("?"), headers=dict(headers))
             with connection.getresponse() as answer:  # it may hold the socket by itself
                 while len(data) <= MAX_BYTES and clock() < until and (part := answer.read1(MAX_BYTES)):
                     data += part
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoData(f"{parts.hostname}: {str(error) or type(error).__name__}", lack="busy") from error
-    if answer.status != HTTP_OK:
-        raise NoData(f"{parts.hostname}: HTTP {answer.status} for {parts.path}", lack="invalid")
     if len(data) > MAX_BYTES or clock() >= until:
-        raise NoData(f"{parts.hostname}: no end after {len(data)} bytes, {timeout_s:g} s", lack="invalid")
-    return data
+        raise NoData(f"{parts.hostname}: no end after {len(data)} bytes, or out of time", lack="invalid")
+    return answer.status, data, answer.headers.get("WWW-Authenticate", "")
 
 
 class HttpMeter:
     """Source that asks the meter at every read; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "instant"
-    cost_s = 0.05
+    uncertainty_w, cost_s = UNCERTAINTY_W, 0.05
 
     def __init__(self, config: MeterConfig, clock: Clock) -> None:
         self._config, self._clock = config, clock
@@ -127,12 +196,16 @@ class HttpMeter:
         self.provenance = Provenance(source=f"http {config.kind}", quality="measured")
 
     def read(self) -> Reading:
-        data = fetch(self._url, self._clock, TIMEOUT_S)
+        login = read_login(self._config.user, self._config.password_file)
+        url = self._url
+        if login and self._config.kind == "tasmota":  # which asks for no login, and takes it in the query alone
+            url += f"&user={quote(login.user, safe='')}&password={quote(login.password, safe='')}"
+        data = fetch(url, self._clock, TIMEOUT_S, login)
         return Reading(
             value=parse_watts(self._config.kind, data),
             unit="watts",
             source=self.provenance.source,
             quality="measured",
             at=self._clock(),
-            uncertainty=UNCERTAINTY_W,
+            uncertainty=self.uncertainty_w,
         )

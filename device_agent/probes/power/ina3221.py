@@ -1,4 +1,4 @@
-"""INA3221 of a Jetson: three rails a chip, matched by their labels, since numbers of devices change.
+"""INA3221, of a Jetson or added: three rails a chip, matched by their labels, since numbers of devices change.
 
 JetPack 5 and newer have the kernel's hwmon driver (Documentation/hwmon/ina3221.rst): millivolts and milliamperes, no
 power. JetPack 4 has one of NVIDIA's own below iio, with power in milliwatts.
@@ -7,14 +7,14 @@ power. JetPack 4 has one of NVIDIA's own below iio, with power in milliwatts.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from device_agent.hardware.bounds import AMPERES, VOLTS, Bounds
 from device_agent.hardware.files import find_paths, list_folder, read_text
-from device_agent.hardware.hwmon import CHIP_FOLDER, find_chips
+from device_agent.hardware.hwmon import CHIP_FOLDER, find_addresses, find_chips
 from device_agent.probes.base import describe_absence, parse_number
 from device_agent.probes.power.rails import RailReader, Rails
 from shared.errors import NoData
@@ -43,7 +43,7 @@ def open_sensor(root: Path) -> RailReader:
     twice: set[str] = set()
     chips = find_chips(root, (CHIP,))
     folders = [folder for folder, _ in chips.folders] or find_paths(root, f"{DRIVER}/*-*/hwmon/hwmon*")
-    for label, channel in [*_find_hwmon_channels(folders)] or [*_find_iio_channels(root)]:
+    for label, channel in [*_find_hwmon_channels(folders, root)] or [*_find_iio_channels(root)]:
         twice |= {label} & rails.keys()
         rails[label] = channel
     if not rails:
@@ -62,14 +62,39 @@ def open_sensor(root: Path) -> RailReader:
     return ask
 
 
-def _find_hwmon_channels(folders: Iterable[Path]) -> Iterator[tuple[str, Channel]]:
-    """Yield labels and channels of the kernel's driver; the same chips lie below its folder and below the class."""
+def _find_hwmon_channels(folders: Sequence[Path], root: Path) -> Iterator[tuple[str, Channel]]:
+    """Yield labels and channels of the kernel's driver; the same chips lie below its folder and below the class.
+
+    A module that somebody added has channels without labels, which get the chip's name and their number.
+    """
+    addresses = find_addresses(root) if len(folders) > 1 else {}
     for folder in folders:
+        chip = f"{CHIP}-{addresses.get(folder.name, folder.name)}" if len(folders) > 1 else CHIP
         for number in range(1, CHANNELS + 1):
-            label = _text_or_empty(folder / f"in{number}_label")
-            if label not in UNCONNECTED:
-                volts, amperes = folder / f"in{number}_input", folder / f"curr{number}_input"
-                yield label, Channel(((volts, VOLTS), (amperes, AMPERES)))
+            volts, amperes = folder / f"in{number}_input", folder / f"curr{number}_input"
+            channel = Channel(((volts, VOLTS), (amperes, AMPERES)))
+            label = _read_label(folder / f"in{number}_label")
+            if label is None and _is_answering(channel):
+                label = f"{chip}-{number}"
+            if label is not None and label not in UNCONNECTED:
+                yield label, channel
+
+
+def _read_label(path: Path) -> str | None:
+    """Return a channel's label; None where the driver knows none."""
+    try:
+        return read_text(path)
+    except NoData as error:
+        return None if error.lack == "not_present" else ""
+
+
+def _is_answering(channel: Channel) -> bool:
+    """Return whether a channel is in use: the driver refuses to read one that is disabled."""
+    try:
+        _read_watts(channel)
+    except NoData:
+        return False
+    return True
 
 
 def _find_iio_channels(root: Path) -> Iterator[tuple[str, Channel]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -103,6 +104,7 @@ class ModelSource:
         origin = "calibrated model" if calibrated else "model"
         source = f"{origin}: {model.provenance}" if model.provenance else origin
         self.provenance = Provenance(source=source, quality="modelled", uncertainty=model.uncertainty)
+        self.uncertainty_w = model.uncertainty_w
 
     def read(self) -> Reading:
         now, before = self._state(), self._before
@@ -124,7 +126,7 @@ class ModelSource:
             source=self.provenance.source,
             quality="modelled",
             at=now.at,
-            uncertainty=value * self._model.uncertainty,
+            uncertainty=math.hypot(value * self._model.uncertainty, self.uncertainty_w),
         )
 
     def _state(self) -> BoardState:

@@ -18,17 +18,20 @@ class Rails(msgspec.Struct, frozen=True, kw_only=True):
     """Watts of a sensor's rails now.
 
     Attributes:
-        watts: By label.
+        watts: By label; negative where the current flows backwards.
         lacks: Rails that are there and do not answer, by label.
         whole: Labels that together are all the sensor is there for, where it knows so without a profile.
+        volts: By label, where the sensor says them.
     """
 
     watts: dict[str, float]
     lacks: dict[str, Absent] = {}
     whole: tuple[str, ...] = ()
+    volts: dict[str, float] = {}
 
 
 NAME_PROFILE = "name the board's firmware profile in [board], see `device-agent profile list`"
+NAME_CHIP = 'name the chip that measures it in [board.meter] (kind = "chip")'
 
 RailReader: TypeAlias = Callable[[Collection[str] | None], Rails]
 """Asks a sensor for some of its rails, or with None for all of them; raises NoData."""
@@ -46,11 +49,14 @@ def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[st
     Raises:
         NoData: Nothing says which rails make the total, or they would count something twice.
     """
-    named = set(power.total) <= rails.watts.keys() | rails.lacks.keys()
+    named = bool(power.total) and set(power.total) <= rails.watts.keys() | rails.lacks.keys()
     labels = power.total if power.total and (by_profile or named) else rails.whole
     if not labels:
         known = ", ".join(sorted(rails.watts)) or "none"
-        raise NoData(f"nothing says which of the rails ({known}) make the total: {NAME_PROFILE}", lack="invalid")
+        remedy = f"{NAME_PROFILE}, or {NAME_CHIP}" if by_profile else NAME_CHIP
+        raise NoData(f"nothing says which of the rails ({known}) make the total: {remedy}", lack="invalid")
+    if not (by_profile or named):
+        refuse_other_supply(labels, rails, power.supply_v)
     if twice := find_double_count(labels, {rail.label: rail.child_of for rail in power.rails}):
         raise NoData(f"the total would count {twice} twice", lack="invalid")
     return labels
@@ -79,22 +85,49 @@ def sum_rails(labels: Sequence[str], rails: Rails) -> float:
     return math.fsum(rails.watts[label] for label in labels)
 
 
-def refuse_implausible(rails: Rails, most_w: float) -> Rails:
-    """Return rails without those whose watts cannot be, each a lack then.
+def refuse_other_supply(labels: Sequence[str], rails: Rails, supply_v: tuple[float, float]) -> None:
+    """Refuse a chip that does not measure the board's supply, such as one at the battery of a UPS.
 
     Args:
-        rails: What a sensor reads.
-        most_w: What the whole board cannot exceed, and so none of its rails.
+        labels: Of an added chip that would be the total.
+        rails: What it reads.
+        supply_v: Least and most volts at the board's input.
+
+    Raises:
+        NoData: The current flows backwards, or the voltage is another one.
     """
+    for label in labels:
+        if rails.watts.get(label, 0.0) < 0:
+            raise NoData(
+                f"{label}: the current flows backwards ({rails.watts[label]:.3g} W): a battery charges, or the chip's "
+                "inputs are swapped",
+                lack="busy",
+            )
+        volts = rails.volts.get(label)
+        if volts is not None and not supply_v[0] <= volts <= supply_v[1]:
+            raise NoData(
+                f"{label}: {volts:.3g} V is not this board's supply ({supply_v[0]:g} to {supply_v[1]:g} V), perhaps a "
+                f"battery; if it feeds the board alone, {NAME_CHIP}",
+                lack="invalid",
+            )
+
+
+def refuse_implausible(rails: Rails, power: Power) -> Rails:
+    """Return rails without those whose watts cannot be, each a lack then.
+
+    A rail that the profile names only delivers; on another one, such as that of a battery, current may flow either way.
+    """
+    least_w = dict.fromkeys((rail.label for rail in power.rails), LEAST_RAIL_W)
+    most_w = power.valid_w[1]
     untrue = {
         label: Absent(lack="invalid", cause=f"{watts:g} W is nothing that a rail of this board carries")
         for label, watts in rails.watts.items()
-        if not LEAST_RAIL_W <= watts <= most_w
+        if not least_w.get(label, -most_w) <= watts <= most_w
     }
     if not untrue:
         return rails
     kept = {label: watts for label, watts in rails.watts.items() if label not in untrue}
-    return Rails(watts=kept, lacks=rails.lacks | untrue, whole=rails.whole)
+    return msgspec.structs.replace(rails, watts=kept, lacks=rails.lacks | untrue)
 
 
 def correct_watts(watts: float, power: Power) -> float:

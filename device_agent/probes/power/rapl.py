@@ -5,6 +5,7 @@ Counters wrap; since CVE-2020-8694 only root may read them, unless a rule says o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.hardware.files import list_folder, read_text
+from device_agent.hardware.files import is_there, list_folder, read_text
 from device_agent.probes.base import ProbeResult, describe_absence, read_number, read_within
 from device_agent.probes.power.rails import correct_watts, validate_watts
 from device_agent.profile.schema import Power
@@ -27,6 +28,10 @@ CONTROL_TYPES = ("intel-rapl", "intel-rapl-mmio")
 REMEDY = (
     "to let the agent's user read it: make a group `powercap` with that user in it, and a file in /etc/tmpfiles.d with "
     "`z /sys/class/powercap/intel-rapl*:*/energy_uj 0440 root powercap`"
+)
+HIDDEN = (
+    "RAPL is hidden by the container's runtime, which masks /sys/devices/virtual/powercap: mount that folder into the "
+    "container read-only, or run the agent outside of it"
 )
 MICRO = 1e-6
 RANGE_JOULES = (1.0, 1e15)
@@ -51,6 +56,7 @@ class Zone(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_zones(root: Path) -> dict[str, Zone]:
     """Find zones by name, those below a package with its name before their own; raises NoData where there is none."""
+    _refuse_hidden(root)
     for control in CONTROL_TYPES:
         found: dict[str, Zone] = {}
         for key in _find_ids(root / POWERCAP_FOLDER, control):
@@ -66,6 +72,18 @@ def find_zones(root: Path) -> dict[str, Zone]:
         if found:
             return found
     raise NoData(f"no RAPL zone below {root / POWERCAP_FOLDER}")
+
+
+def _refuse_hidden(root: Path) -> None:
+    """Raise NoData where links lead to counters that a container's runtime hides."""
+    for link in list_folder(root / POWERCAP_FOLDER, "intel-rapl*"):
+        try:
+            list_folder(link)
+            hidden = link.is_symlink() and not is_there(link)
+        except NoData as error:
+            raise NoData(f"{error}: {HIDDEN}", lack="denied") from error
+        if hidden:
+            raise NoData(f"{link} leads nowhere: {HIDDEN}", lack="denied")
 
 
 def _find_ids(folder: Path, control: str) -> list[str]:
@@ -180,6 +198,7 @@ class RaplSource:
             NoData: There are none, or they are not ours to read.
         """
         self._power, self._clock, self.period_s = power, clock, period_s
+        self.uncertainty_w = power.uncertainty_w
         self._zones = {name: zone for name, zone in find_zones(root).items() if zone.part != "inside"}
         self._machine = True
         self._before: tuple[float, dict[str, float]] | None = None
@@ -213,7 +232,7 @@ class RaplSource:
             source=self.provenance.source,
             quality=self.provenance.quality,
             at=at,
-            uncertainty=total * self._power.uncertainty,
+            uncertainty=math.hypot(total * self._power.uncertainty, self.uncertainty_w),
         )
 
     def _read_counters(self) -> dict[str, float]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+import msgspec
+
 from device_agent.config import MeterConfig
 from device_agent.probes.base import ProbeResult, describe_absence
 from device_agent.probes.power import battery, ina2xx, ina3221, pmic, rapl, tegrastats
@@ -19,12 +21,13 @@ from device_agent.probes.power.rails import (
     choose_summands,
     correct_watts,
     refuse_implausible,
+    refuse_other_supply,
     sum_rails,
     validate_watts,
 )
 from device_agent.profile.schema import Power, PowerModel, Profile
 from shared.errors import NoData
-from shared.protocol.measurements import Absent, Provenance, Quality, Reading
+from shared.protocol.measurements import Absent, Lack, Provenance, Quality, Reading
 from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,10 @@ OPENERS: Mapping[str, Callable[[Path], RailReader]] = {
     "battery": battery.open_sensor,
     "tegrastats": tegrastats.open_sensor,
 }
+ADDED_SENSORS = ("ina2xx", "ina3221")
+"""Whose chips people add to a board; `[board.meter]` may name one."""
+RAIL_SENSORS = ("ina3221", "pmic", "ina2xx", "battery")
+"""Sensors whose rails are read also where another one has the total; tegrastats, a process, reads the same chips."""
 BUILT_IN_SENSORS = frozenset({"ina3221", "pmic", "tegrastats"})
 """Sensors whose rails only the profile can know, and which its correction is for; the others measure what flows into
 the board, from outside."""
@@ -55,13 +62,15 @@ class PowerSource(Protocol):
     Attributes:
         kind: `instant`: watts at the moment of the read; `mean`: mean watts since the read before (energy counters;
             their first read raises NoData with lack `busy`).
-        provenance: Source, quality and uncertainty of every figure it gives.
+        provenance: Source, quality and uncertainty of every figure it gives, as a share.
+        uncertainty_w: The part of its uncertainty that is the same at every load, in watts; 0 for none.
         period_s: Pause between reads that the profile recommends.
         cost_s: What one read costs about, in seconds.
     """
 
     kind: Literal["instant", "mean"]
     provenance: Provenance
+    uncertainty_w: float
     period_s: float
     cost_s: float
 
@@ -82,6 +91,7 @@ class SensorSource:
     def __init__(self, name: str, root: Path, power: Power, clock: Clock) -> None:
         """Find the sensor and read it; raises NoData where it gives no total."""
         self._name, self._power, self.clock = name, power, clock
+        self.uncertainty_w = power.uncertainty_w
         self._ask = open_sensor(name, root, power)
         self._labels = _choose_labels(name, power, self._ask(None))
         self.provenance = describe_total(name, power, self._labels)
@@ -92,6 +102,49 @@ class SensorSource:
 
     def read(self) -> Reading:
         return compute_total(self._name, self._power, self._ask(self._labels), self.clock())
+
+
+class ChipSource:
+    """Source that reads the one chip, or channel, that `[board.meter]` names; whatever its voltage."""
+
+    kind: Literal["instant", "mean"] = "instant"
+    uncertainty_w, cost_s = 0.0, 0.0
+
+    def __init__(self, config: MeterConfig, root: Path, power: Power, clock: Clock) -> None:
+        self._label, self._root, self._power, self._clock = config.chip, root, power, clock
+        self._ask: RailReader | None = None  # found at the first read, since its driver may be loaded later
+        self.period_s = config.period_s
+        self.provenance = Provenance(source=f"chip {config.chip}", quality="measured", uncertainty=power.uncertainty)
+
+    def read(self) -> Reading:
+        self._ask = self._ask or _find_chip(self._label, self._root, self._power)
+        rails = self._ask((self._label,))
+        refuse_other_supply((self._label,), rails, (0.0, math.inf))
+        watts = validate_watts(sum_rails((self._label,), rails), self._power.valid_w)
+        return Reading(
+            value=watts,
+            unit="watts",
+            source=self.provenance.source,
+            quality="measured",
+            at=self._clock(),
+            uncertainty=watts * self._power.uncertainty,
+        )
+
+
+def _find_chip(chip: str, root: Path, power: Power) -> RailReader:
+    """Return the reader of the sensor that has a chip or channel of that name; raises NoData, says which there are."""
+    known: list[str] = []
+    for name in ADDED_SENSORS:
+        try:
+            ask = open_sensor(name, root, power)
+            rails = ask(None)
+        except NoData:
+            continue
+        if chip in rails.watts or chip in rails.lacks:
+            return ask
+        known += [*rails.watts, *rails.lacks]
+    there = f"there is {', '.join(sorted(known))}" if known else "there is none"
+    raise NoData(f"no power chip is called {chip!r} here ({there}): correct `chip` of [board.meter]")
 
 
 def open_sensor(name: str, root: Path, power: Power) -> RailReader:
@@ -106,7 +159,7 @@ def open_sensor(name: str, root: Path, power: Power) -> RailReader:
         NoData: There is none.
     """
     ask = OPENERS[name](root)
-    return lambda labels: refuse_implausible(ask(labels), power.valid_w[1])
+    return lambda labels: refuse_implausible(ask(labels), power)
 
 
 def open_source(
@@ -117,20 +170,20 @@ def open_source(
     meter: MeterConfig | None = None,
     calibrated: PowerModel | None = None,
 ) -> PowerSource:
-    """Open the network meter if one is given, else the first source of the profile that answers.
+    """Open the meter if one is given, else the first source of the profile that answers.
 
     Args:
         root: The board's root folder.
         profile: Its firmware profile.
         clock: Monotonic seconds, for the readings.
-        meter: A power meter on the network.
+        meter: A power meter on the network, or a chip.
         calibrated: A power model fitted on this very board, which then stands for the profile's.
 
     Raises:
         NoData: None answers.
     """
     if meter is not None:
-        return HttpMeter(meter, clock)
+        return ChipSource(meter, root, profile.power, clock) if meter.kind == "chip" else HttpMeter(meter, clock)
     refusals: dict[str, NoData] = {}
     for name in profile.power.sources:
         try:
@@ -144,8 +197,9 @@ def open_source(
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `power.total_watts`, and `power.<rail>_watts` of every rail; counters as `power.<zone>_joules`.
 
-    The total is that of the source that `open_source` would choose. With counters and models it takes two reads, which
-    only an open source can make: here it is `busy` then. A better source that was passed over is an absence too.
+    Rails are those of all sensors of the profile. The total is that of the source that `open_source` would choose.
+    With counters and models it takes two reads, which only an open source can make: here it is `busy` then. A better
+    source that was passed over is an absence too.
 
     Args:
         root: The board's root folder.
@@ -155,25 +209,30 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
     refusals: dict[str, NoData] = {}
+    decisive = ""
     facts: dict[str, str] = {}
     for name in profile.power.sources:
+        if decisive and name not in RAIL_SENSORS:
+            continue
         try:
-            found = _read_once(name, root, profile, at)
+            found, total = _read_once(name, root, profile, at)
         except NoData as error:
-            refusals[name] = error
-            continue
+            found, total = ProbeResult(), error
         readings, missing = found.readings | readings, found.absent | missing
-        if name in OPENERS and TOTAL_WATTS not in found.readings:
-            refusals[name] = NoData(missing[TOTAL_WATTS].cause, lack=missing.pop(TOTAL_WATTS).lack)
+        if decisive:
             continue
-        facts = found.facts
-        break
-    else:
-        if not readings and not missing:
-            raise _combine_refusals(refusals)
+        if isinstance(total, Reading):
+            readings[TOTAL_WATTS] = total
+        else:
+            refusals[name] = total
+        if isinstance(total, Reading) or found.facts:
+            decisive, facts = name, found.facts
+    if TOTAL_WATTS not in readings:
         missing[TOTAL_WATTS] = describe_absence(_combine_refusals(refusals))
     missing |= {
-        f"power.{name}": describe_absence(error) for name, error in refusals.items() if error.lack != "not_present"
+        f"power.{name}": describe_absence(error)
+        for name, error in refusals.items()
+        if error.lack != "not_present" and name != decisive
     }
     return ProbeResult(readings=readings, absent=missing, facts=facts)
 
@@ -194,7 +253,7 @@ def compute_total(name: str, power: Power, rails: Rails, at: float) -> Reading:
     provenance = describe_total(name, power, labels)
     watts = validate_watts(sum_rails(labels, rails), (0.0, math.inf))
     watts = validate_watts(correct_watts(watts, power) if name in BUILT_IN_SENSORS else watts, power.valid_w)
-    uncertainty = None if provenance.uncertainty is None else watts * provenance.uncertainty
+    uncertainty = math.hypot(watts * (provenance.uncertainty or 0.0), power.uncertainty_w) or None
     return Reading(
         value=watts, unit="watts", source=provenance.source, quality=provenance.quality, at=at, uncertainty=uncertainty
     )
@@ -224,10 +283,11 @@ def _choose_labels(name: str, power: Power, rails: Rails) -> tuple[str, ...]:
 
 
 def _combine_refusals(refusals: Mapping[str, NoData]) -> NoData:
-    """Return why no source gives a total; what could be put right names the lack."""
-    lacks = [error.lack for error in refusals.values() if error.lack != "not_present"]
-    causes = "; ".join(f"{name}: {error}" for name, error in refusals.items())
-    return NoData(causes or "the profile names no source", lack=lacks[0] if lacks else "not_present")
+    """Return why no source gives a total: what could be put right, where there is something, and its lack."""
+    curable = {name: error for name, error in refusals.items() if error.lack != "not_present"}
+    causes = "; ".join(f"{name}: {error}" for name, error in (curable or refusals).items())
+    lack: Lack = next((error.lack for error in curable.values()), "not_present")
+    return NoData(causes or "the profile names no source", lack=lack)
 
 
 def _open_named(name: str, root: Path, profile: Profile, clock: Clock, calibrated: PowerModel | None) -> PowerSource:
@@ -241,17 +301,23 @@ def _open_named(name: str, root: Path, profile: Profile, clock: Clock, calibrate
     return SensorSource(name, root, profile.power, clock)
 
 
-def _read_once(name: str, root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Return what one source gives without a second read; raises NoData."""
+def _read_once(name: str, root: Path, profile: Profile, at: float) -> tuple[ProbeResult, Reading | NoData]:
+    """Return what one source gives without a second read, and its total, or why there is none yet.
+
+    Facts are those of a source that has a total, now or at the second read.
+
+    Raises:
+        NoData: It is not there.
+    """
     scope: dict[str, str] = {"power.scope": "machine" if name == "battery" else profile.power.scope}
     if name == "rapl":
-        return rapl.read_once(root, at, profile.power.scope)
+        found = rapl.read_once(root, at, profile.power.scope)
+        others = {key: lack for key, lack in found.absent.items() if key != TOTAL_WATTS}
+        return msgspec.structs.replace(found, absent=others), NoData(found.absent[TOTAL_WATTS].cause, lack="busy")
     if name == "model":
         if profile.power.model is None:
             raise NoData(f"profile {profile.id} has no power model")
-        return ProbeResult(
-            absent={TOTAL_WATTS: Absent(lack="busy", cause="a model of busy CPUs needs two reads")}, facts=scope
-        )
+        return ProbeResult(facts=scope), NoData("a model of busy CPUs needs two reads", lack="busy")
     if name == "http":
         raise NoData("a meter is read by its own address")
     rails = open_sensor(name, root, profile.power)(None)
@@ -261,7 +327,9 @@ def _read_once(name: str, root: Path, profile: Profile, at: float) -> ProbeResul
     }
     missing = {f"power.{label}_watts": lack for label, lack in rails.lacks.items()}
     try:
-        readings[TOTAL_WATTS] = compute_total(name, profile.power, rails, at)
+        total = compute_total(name, profile.power, rails, at)
     except NoData as error:
-        missing[TOTAL_WATTS] = describe_absence(error)
-    return ProbeResult(readings=readings, absent=missing, facts=scope)
+        return ProbeResult(readings=readings, absent=missing), error
+    if name in ADDED_SENSORS and not set(profile.power.total) & rails.watts.keys():
+        scope = {"power.scope": "board"}
+    return ProbeResult(readings=readings, absent=missing, facts=scope), total

@@ -16,15 +16,20 @@ COMMAND = ("tegrastats", "--interval", "100")
 OFF_CELSIUS = -256.0
 
 # Newest JetPacks print now/average/most, older ones now/average, with a unit or without; memory has MB behind it.
-RAIL_FIGURE = re.compile(r"(?<!\S)([A-Za-z]\w*) (\d{1,9})(?:mW)?/\d{1,9}(?:mW)?(?:/\d{1,9}(?:mW)?)?(?!\S)", re.ASCII)
+RAIL_FIGURE = re.compile(
+    r"(?<!\S)([A-Za-z]\w*) (-?\d{1,9})(?:mW)?/-?\d{1,9}(?:mW)?(?:/-?\d{1,9}(?:mW)?)?(?!\S)", re.ASCII
+)
 ZONE_FIGURE = re.compile(r"(?<!\S)([A-Za-z][\w-]*)@(-?\d{1,3}(?:\.\d{1,9})?)C(?:/-?\d+(?:\.\d+)?C)?(?!\S)", re.ASCII)
 CPU_LIST = re.compile(r"(?<!\S)CPU \[([^\]]*)\]")
 CPU_FIGURE = re.compile(r"(\d{1,3})%@(\d{1,6})", re.ASCII)
 RAM_FIGURE = re.compile(r"(?<!\S)RAM (\d{1,9})/(\d{1,9})([kMG])B", re.ASCII)
 GPU_FIGURE = re.compile(
-    r"(?<!\S)GR3D_FREQ (?:(\d{1,3})%)?(?:@(?:\[(\d{1,6}(?:,\d{1,6}){0,15})\]|(\d{1,6})))?(?!\S)", re.ASCII
+    r"(?<!\S)GR3D\d?_FREQ (?:(\d{1,3})%)?(?:@(?:\[(\d{1,6}(?:,\d{1,6}){0,15})\]|(\d{1,6})))?(?!\S)", re.ASCII
 )
-"""`0%`, `0%@76`, `63%@[621]`, one clock for each part of the GPU in brackets, and `@[1000]` without a load."""
+"""`0%`, `0%@76`, `63%@[621]`, one clock for each part of the GPU in brackets, and `@[1000]` without a load.
+
+A GPU of two parts may have a `GR3D2_FREQ` besides.
+"""
 BYTES = {"k": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -44,8 +49,8 @@ class TegraStats(msgspec.Struct, frozen=True, kw_only=True):
         cpus: By number; None for one that is off.
         ram_used_bytes: Of all processes together.
         ram_total_bytes: All there is.
-        gpu_ratio: Load of the GPU as a share of 1; None where it is not told.
-        gpu_hertz: Mean clock of its parts; 0 where it is off.
+        gpu_ratio: Load of the GPU's busiest part as a share of 1; None where it is not told.
+        gpu_hertz: Mean clock of its parts that are on; 0 where it is off.
     """
 
     watts: dict[str, float]
@@ -59,16 +64,18 @@ class TegraStats(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_line(line: str) -> TegraStats:
     """Parse a line; what is not in it is not in the result either."""
-    ram, cpus, gpu = RAM_FIGURE.search(line), CPU_LIST.search(line), GPU_FIGURE.search(line)
-    clocks = [int(word) for word in (gpu[2] or gpu[3] or "").split(",") if word] if gpu else []
+    ram, cpus, parts = RAM_FIGURE.search(line), CPU_LIST.search(line), list(GPU_FIGURE.finditer(line))
+    clocks = [int(word) for part in parts for word in (part[2] or part[3] or "").split(",") if word]
+    running = [megahertz for megahertz in clocks if megahertz] or clocks
+    loads = [int(part[1]) for part in parts if part[1] and int(part[1]) <= 100]  # noqa: PLR2004 - per cent
     return TegraStats(
         watts={name: int(milliwatts) / 1e3 for name, milliwatts in RAIL_FIGURE.findall(line) if name != "NC"},
         celsius={name: float(figure) for name, figure in ZONE_FIGURE.findall(line) if float(figure) != OFF_CELSIUS},
         cpus=tuple(_parse_cpu(word) for word in cpus[1].split(",")) if cpus else (),
         ram_used_bytes=int(ram[1]) * BYTES[ram[3]] if ram else None,
         ram_total_bytes=int(ram[2]) * BYTES[ram[3]] if ram else None,
-        gpu_ratio=int(gpu[1]) / 100 if gpu and gpu[1] and int(gpu[1]) <= 100 else None,  # noqa: PLR2004 - per cent
-        gpu_hertz=sum(clocks) / len(clocks) * 1e6 if clocks else None,
+        gpu_ratio=max(loads) / 100 if loads else None,
+        gpu_hertz=sum(running) / len(running) * 1e6 if running else None,
     )
 
 

@@ -37,8 +37,6 @@ TURNS = 3
 """Of deciding with the bytes of what was decided before."""
 FARTHEST = 10.0
 """Times the median beyond which nobody's word about its gradients counts."""
-FEW = 64
-"""Devices of which steps and changes are decided at once unless the plan says otherwise."""
 NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
 """Reasons whose usual names speak of bandwidth."""
 
@@ -224,8 +222,7 @@ def _once(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
             steps = np.where(problem.mu_s > 0, fastest / problem.mu_s, 1.0)
         steps = np.clip(np.nan_to_num(steps, nan=0.0), problem.least_steps, 1.0)
         return control(terms(problem), (steps, np.ones(len(steps))), 0.0)
-    at_once = options.joint if options.joint is not None else len(problem.mu_s) <= FEW
-    if at_once and options.baseline == "hcef" and solver == "numpy" and problem.least_sent < 1:
+    if options.joint is not False and options.baseline == "hcef" and solver == "numpy" and problem.least_sent < 1:
         found = hcef_joint.solve(problem)
     else:
         found = hcef.solve(problem, options.start, solver)

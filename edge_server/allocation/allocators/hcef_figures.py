@@ -49,7 +49,7 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
         baseline: What is compared: `hcef` decides both; `cef` neither, all steps and the whole change; `cef_f` steps
             alone; `cef_c` the change alone; `mll_sgd` steps in proportion to a device's speed, whatever the budgets.
         joint: Whether both are decided at once, by a solver with a certified gap, or in turn, as the paper does;
-            absent: at once of up to 64 devices, which takes a tenth of a second at the most, and gains nothing of more.
+            absent: at once, which takes tenths of a second at the most. In turn is 2 to 3 % worse mostly, up to 9 %.
         start: Of what is decided in turn: share of the room beyond the floors that is spent on steps at first; where it
             ends depends on it.
         whole_steps: Whether rho tau is made whole, at least one, so that a task takes as many steps as were decided for

@@ -11,19 +11,21 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 from cryptography import x509
 
+from edge_server.fleet.admission import longest_packet
 from edge_server.fleet.broker import open_door
-from edge_server.gateway.broker_files import MOST_PACKET_BYTES
 from edge_server.gateway.check import Finding
 from edge_server.gateway.reload import PROGRAM
 from edge_server.gateway.site_folder import PAIRS, SiteFolder
 from edge_server.gateway.state import SiteState
 from edge_server.plan.data_folder import check_data_folder
 from edge_server.plan.server_config import ServerConfig
-from shared.errors import ConfigError
-from shared.protocol.topics import topic
+from shared.errors import ConfigError, Unreachable
+from shared.protocol.topics import DOCTOR, topic
 from shared.runtime.clock import is_synchronised
 from shared.transport.base import Broker
-from shared.transport.reach import find_refusal
+from shared.transport.capabilities import find_lacks
+from shared.transport.packet_limit import MOST_PACKET_BYTES
+from shared.transport.reach import NO_QOS_1, find_refusal
 from shared.transport.tls import find_openness
 
 DAY_S, MIB = 86_400.0, 1 << 20
@@ -132,17 +134,36 @@ async def examine_broker(config: ServerConfig) -> list[Finding]:
     """
     broker = config.broker
     place = f"{broker.host}:{broker.port}"
-    name, where = f"{config.site}._doctor-{os.getpid()}", topic(config.site, "_doctor", "ack")
+    name, where = f"{config.site}._doctor-{os.getpid()}", topic(config.site, DOCTOR, "probe")
     refusal = await find_refusal(broker, name, where, dates=is_synchronised())
-    found = [
-        bad("server's connection", f"{place}: {refusal}", "start the broker, or correct [broker]; its log says more")
-        if refusal
-        else good("server's connection", f"{place} takes the server")
-    ]
+    if refusal and not refusal.startswith(NO_QOS_1):
+        mend = "start the broker, or correct [broker]; its log says more"
+        found = [bad("server's connection", f"{place}: {refusal}", mend)]
+    else:
+        found = [good("server's connection", f"{place} takes the server")]
+        found += await examine_capabilities(broker, name, where, longest_packet(config.link.frame_bytes))
     if told := open_door(broker):
         problem, _, mend = told.partition("; ")
         found.append(advice("server's connection", problem, mend))
     return found
+
+
+async def examine_capabilities(broker: Broker, client_id: str, where: str, size: int) -> list[Finding]:
+    """Try what the protocol needs of a broker, by publishing.
+
+    Args:
+        broker: That takes this client.
+        client_id: Client id that no other client uses.
+        where: Topic that this client may publish and subscribe to, and no other client uses.
+        size: Bytes of the longest message in use.
+    """
+    try:
+        lacks = await find_lacks(broker, client_id, where, size, dates=is_synchronised())
+    except Unreachable as error:
+        return [bad("broker's capabilities", f"it hung up: {error}", "its log says more")]
+    if not lacks:
+        return [good("broker's capabilities", f"QoS 1, messages of {size >> 10} KiB, retained messages and wills pass")]
+    return [bad(f"broker's {one.what}", one.found, one.setting) for one in lacks]
 
 
 def examine_secrets(config: ServerConfig) -> Iterator[Finding]:

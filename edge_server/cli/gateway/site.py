@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--broker-user", default=None, metavar="USER", help=help_)
     help_ = "take in what it has for boards: fieldfleet-agent_*.deb, and wheels for `device-agent setup`"
     init.add_argument("--packages", type=Path, default=None, metavar="FOLDER", help=help_)
-    check = verbs.add_parser("check", help="see whether a site is as it was made, and what its broker does")
+    check = verbs.add_parser("check", help="see whether a site is as it was made; stop a broker that is open")
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     verbs.add_parser("reload", help="have the broker take its files anew, and stop it if it does not heed them")
     verbs.add_parser("rotate-server", help="give the broker, the services and the probe new keys")
@@ -165,7 +165,7 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
 def _check(options: argparse.Namespace) -> int:
     from edge_server.gateway.check import check_site  # noqa: PLC0415
 
-    findings = asyncio.run(check_site(open_site(options), utc_now()))
+    findings = asyncio.run(check_site(open_site(options), utc_now(), stops=True))
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
     else:

@@ -17,6 +17,7 @@ from msgspec import UNSET
 
 from edge_server.cli import places
 from shared import registry
+from shared.data.classes import listed
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime import processes
@@ -27,7 +28,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.release.run_model import RunModel
     from edge_server.release.store import StoredRelease
-    from shared.protocol.inference.release import Reduction, ReleaseManifest
+    from shared.protocol.inference.release import Preprocessing, Reduction, ReleaseManifest
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
         "model": " ".join([one.model.name, *(f"{key}={value}" for key, value in one.model.options.items())]),
         "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
         "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
-        "inputs are": _prepared(prepared.mean, prepared.std),
+        "inputs are": _prepared(prepared),
         "classes": ", ".join(one.classes) or "numbers",
         "format": f"ONNX opset {one.opset}, IR version {one.ir_version}",
     }
@@ -281,13 +282,20 @@ def _reduced(told: Reduction) -> str:
     return ", ".join([told.kind, accuracy, sizes, *times])
 
 
-def _prepared(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> str:
+def _prepared(told: Preprocessing) -> str:
     """Return in words what was done to the examples that a model was trained on."""
-    if mean is None or std is None:
+    if told.mean is None or told.std is None:
         return "as each device's own file says"
-    done = ["bytes divided by 255"]
-    done += [f"less {', '.join(f'{one:g}' for one in mean)}"] if mean else []
-    done += [f"divided by {', '.join(f'{one:g}' for one in std)}"] if std else []
+    match told.dtype:
+        case "uint8":
+            done = [f"bytes divided by {told.byte_scale:g}"]
+        case "float32":
+            done = ["numbers as they are"]
+        case _:
+            done = [f"bytes divided by {told.byte_scale:g}, other numbers as they are"]
+    done += [f"less {', '.join(f'{one:g}' for one in told.mean)}"] if told.mean else []
+    done += [f"divided by {', '.join(f'{one:g}' for one in told.std)}"] if told.std else []
+    done += [f"of columns {listed(told.features)}"] if told.features else []
     return ", ".join(done)
 
 

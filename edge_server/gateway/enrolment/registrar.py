@@ -50,7 +50,7 @@ WORDS: Mapping[Reason, str] = {
     "device": "this token was made for a device of another name",
     "request": "the certificate request is not signed by a P-256 key of its own, or not by the one that is known",
     "approval": "the certificate expired too long ago: the operator must approve it (edge-server devices approve)",
-    "busy": "too many attempts from this address: try again later",
+    "busy": "too many attempts from this address or of this device: try again later",
     "malformed": "not a request that this service knows",
     "site": "the gateway's own files are not in order: see its log",
 }
@@ -114,9 +114,10 @@ class Holder:
 
 
 class _Refused(Exception):
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: Reason, retry_s: float = 0.0) -> None:
         super().__init__(reason)
         self.reason: Reason = reason
+        self.retry_s = retry_s
 
 
 @dataclass
@@ -126,20 +127,23 @@ class Registrar:
     Attributes:
         site: Returns what boards are told.
         edit: Opens the ledger to be changed.
-        issue: Signs a certificate for a public key (DER) under a device's name, and has it on record before it returns.
+        issue: Signs a certificate for a public key (DER) under a device's name, and has it on record before it returns;
+            None where the device or that key was revoked.
         find_holder: Returns who has a certificate for a public key, by the key's SHA-256, hexadecimal.
         is_denied: Tells whether a device was revoked, and not enrolled again since.
         utc_s: The gateway's time, calendar seconds.
         limit: How often an address may ask.
+        renewals: How often a device may renew its certificate, whether it is granted or not.
     """
 
     site: Callable[[], SiteFacts]
     edit: Callable[[], AbstractContextManager[EnrolmentLedger]]
-    issue: Callable[[bytes, str], Issued]
+    issue: Callable[[bytes, str], Issued | None]
     find_holder: Callable[[str], Holder | None]
     is_denied: Callable[[str], bool]
     utc_s: Callable[[], float]
     limit: RateLimit
+    renewals: RateLimit
 
     def answer(self, request: Request) -> Answer:
         """Answer a request, whatever it is."""
@@ -153,7 +157,7 @@ class Registrar:
         try:
             granted = deed(request)
         except _Refused as refused:
-            return refusal(refused.reason)
+            return refusal(refused.reason, retry_s=refused.retry_s)
         self.limit.give_back(request.source)
         return Answer(200, body=msgspec.json.encode(granted))
 
@@ -193,7 +197,7 @@ class Registrar:
         """Return a token bound to a key, with its certificate; the ledger has both before they are answered."""
         if kept.certificate:
             return kept
-        issued = self.issue(public, kept.device)
+        issued = self._sign(public, kept.device)
         return replace(kept, key=key, certificate=issued.certificate.decode())
 
     def _tell(self, kept: KeptToken) -> JoinAnswer:
@@ -251,8 +255,16 @@ class Registrar:
             raise _Refused("revoked" if holder else "unknown")
         return holder
 
+    def _sign(self, public: bytes, device: str) -> Issued:
+        issued = self.issue(public, device)
+        if issued is None:
+            raise _Refused("revoked")
+        return issued
+
     def _reissue(self, public: bytes, holder: Holder) -> RenewAnswer:
-        issued = self.issue(public, holder.device)
+        if wait_s := self.renewals.wait_s(holder.device):
+            raise _Refused("busy", wait_s)
+        issued = self._sign(public, holder.device)
         with self.edit() as ledger:
             ledger.pending.pop(holder.device, None)
             ledger.approved.pop(holder.device, None)

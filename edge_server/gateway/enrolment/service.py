@@ -27,10 +27,12 @@ from shared.runtime.executor import in_thread
 
 log = logging.getLogger(__name__)
 
-MOST_OPEN, MOST_OPEN_EACH = 128, 16
-HANDSHAKE_S, REQUEST_S = 5.0, 10.0
-TURN_S = 3.0
-"""For so long a connection stays open even where others wait: a request takes a fraction of it."""
+MOST_OPEN, MOST_OPEN_EACH, MOST_HANDSHAKES = 128, 16, 256
+"""Connections with a request, of these of one source, and those whose handshake is not over: these have places of their
+own, so that handshakes that never end take none of those of requests."""
+HANDSHAKE_S, REQUEST_S = 3.0, 10.0
+HANDSHAKE_TURN_S, TURN_S = 1.0, 3.0
+"""For so long a connection stays open even where others wait: a handshake or a request takes a fraction of it."""
 BACKLOG = 64
 REST_S = 0.1
 """After the system had no room for another connection."""
@@ -73,11 +75,13 @@ class _Connection:
 
     Attributes:
         sock: Over which.
+        source: From which address.
         patience: How long it may take; None before it has begun.
         is_over: Whether it had to make room.
     """
 
     sock: socket.socket
+    source: str
     patience: asyncio.Timeout | None = None
     is_over: bool = False
 
@@ -98,7 +102,8 @@ class EnrolmentService:
         request_s: Seconds that a request may take.
         shelf: What boards may fetch; None where there is nothing.
         streams: Downloads under way.
-        places: Connections that are open.
+        handshakes: Connections whose handshake is not over.
+        places: Those with a request.
     """
 
     registrar: Registrar
@@ -106,9 +111,16 @@ class EnrolmentService:
     request_s: float = REQUEST_S
     shelf: PackageShelf | None = None
     streams: Streams = field(default_factory=Streams)
+    handshakes: FairPlaces = field(
+        default_factory=lambda: FairPlaces(MOST_HANDSHAKES, MOST_OPEN_EACH, HANDSHAKE_TURN_S)
+    )
     places: FairPlaces = field(default_factory=lambda: FairPlaces(MOST_OPEN, MOST_OPEN_EACH, TURN_S))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Have both kinds of places know who came to no end in the other."""
+        self.places.dawdlers = self.handshakes.dawdlers
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:
@@ -139,8 +151,8 @@ class EnrolmentService:
                 log.warning("no room for another connection: %s", error)
                 await asyncio.sleep(REST_S)
                 continue
-            connection = _Connection(sock)
-            place = self.places.take(str(address[0]), connection.hang_up)
+            connection = _Connection(sock, str(address[0]))
+            place = self.handshakes.take(connection.source, connection.hang_up)
             if place is None:
                 sock.close()
                 continue
@@ -156,22 +168,35 @@ class EnrolmentService:
                 return
             async with asyncio.timeout(self.request_s) as connection.patience:
                 reader, writer = await self._secure(connection.sock)
+                self.handshakes.free(place)
                 try:
-                    found = await self._answer(reader, writer, place)
-                    answer = (
-                        await self._send(writer, found, connection, place) if isinstance(found, Download) else found
-                    )
-                    if answer:
-                        writer.write(_encode(answer, self.registrar.utc_s()))
-                    await writer.drain()
-                    writer.close()
-                    await writer.wait_closed()
+                    await self._serve_request(connection, reader, writer)
                 finally:
                     writer.transport.abort()
                     with suppress(OSError):
                         await writer.wait_closed()
         except (OSError, TimeoutError, FieldFleetError) as error:  # ssl.SSLError is an OSError
-            log.debug("connection from %s: %s", place.source, error)
+            log.debug("connection from %s: %s", connection.source, error)
+            self.handshakes.dawdlers.add(connection.source)
+        finally:
+            self.handshakes.free(place)
+
+    async def _serve_request(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer the one request of a connection, where there is a place for it."""
+        place = self.places.take(connection.source, connection.hang_up)
+        if place is None:
+            return
+        try:
+            found = await self._answer(reader, writer, place)
+            answer = await self._send(writer, found, connection, place) if isinstance(found, Download) else found
+            if answer:
+                writer.write(_encode(answer, self.registrar.utc_s()))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+            self.handshakes.dawdlers.forget(connection.source)
         finally:
             self.places.free(place)
 
@@ -179,7 +204,7 @@ class EnrolmentService:
         self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, place: TakenPlace
     ) -> Answer | None:
         """Send a file; return what is answered instead where too many are fetched already."""
-        with self.streams.place(place.source, connection.hang_up) as has_room:
+        with self.streams.place(connection.source, connection.hang_up) as has_room:
             if not has_room:
                 return refusal("busy", status=503, retry_s=AGAIN_S)
             assert connection.patience
@@ -208,7 +233,7 @@ class EnrolmentService:
     ) -> Answer | Download:
         secured = writer.get_extra_info("ssl_object")
         try:
-            request = await read_request_of(reader, place.source, secured.getpeercert(binary_form=True) or b"")
+            request = await read_request_of(reader, place.address, secured.getpeercert(binary_form=True) or b"")
         except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return refusal("malformed")
         try:

@@ -16,7 +16,7 @@ from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.enrolment.ledger import FILE as LEDGER
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
-from edge_server.gateway.enrolment.rate_limit import RateLimit
+from edge_server.gateway.enrolment.rate_limit import RENEWALS, RENEWALS_PER_S, RateLimit
 from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, with_signed, write_state
 from shared.errors import ConfigError
@@ -57,6 +57,7 @@ class EnrolmentSite:
             is_denied=self.is_denied,
             utc_s=self.utc_s,
             limit=RateLimit(monotonic),
+            renewals=RateLimit(monotonic, RENEWALS, RENEWALS_PER_S),
         )
 
     def edit(self) -> AbstractContextManager[EnrolmentLedger]:
@@ -82,8 +83,10 @@ class EnrolmentSite:
         self._read("ca", "root.crt")
         return fingerprint(newest_root(self.folder / "ca"))
 
-    def issue(self, public: bytes, device: str) -> Issued:
+    def issue(self, public: bytes, device: str) -> Issued | None:
         """Sign a device's certificate; it is on record, so that it can be revoked, before anybody has it.
+
+        Return None where the device or this key was revoked: whoever asked before may have found it in order since.
 
         Args:
             public: Its key, SubjectPublicKeyInfo in DER.
@@ -97,10 +100,12 @@ class EnrolmentSite:
         key, certificate = self._read("ca", "site.key"), self._read("ca", "site.crt")
         now = datetime.fromtimestamp(self.utc_s(), UTC)
         with locked(self.folder):
-            state = read_state(self.folder)
+            state, digest = read_state(self.folder), hashlib.sha256(public).hexdigest()
+            account = state.accounts.get(device)
+            if account and (account.denied or any(one.revoked and one.key == digest for one in account.certificates)):
+                return None
             issued = issue(key, certificate, public, Subject(device, "device", state.site), self.days, now)
-            digest, signed_by = hashlib.sha256(public).hexdigest(), authority_id(certificate)
-            state = with_signed(state, device, issued, authority=signed_by, key=digest)
+            state = with_signed(state, device, issued, authority=authority_id(certificate), key=digest)
             write_state(self.folder, state)
         return dataclasses.replace(issued, certificate=issued.certificate + certificate)
 

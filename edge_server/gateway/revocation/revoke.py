@@ -61,7 +61,9 @@ async def revoke(site: SiteFolder, name: str, now: datetime) -> Reloaded:
 
 
 async def readmit(site: SiteFolder, name: str) -> Reloaded:
-    """Deny an account no more, so that a board may be enrolled under its name; its old certificates stay revoked.
+    """Deny an account no more, so that a board may be enrolled under its name; all its old certificates are revoked.
+
+    Also those that an older version signed while it was being revoked.
 
     Args:
         site: The folder.
@@ -72,7 +74,7 @@ async def readmit(site: SiteFolder, name: str) -> Reloaded:
         Unwritable: The disk takes nothing more.
     """
     return await reload_broker(
-        site, lambda state: with_account(state, name, replace(find_account(state, name), denied=False))
+        site, lambda state: with_account(state, name, replace(_denied(find_account(state, name)), denied=False))
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
+from edge_server.journal.recordable import encode_recordable
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.topics import is_name
@@ -173,8 +174,12 @@ MARK = 16
 
 
 def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:
-    """Return the line of a record that follows one with the mark `before`, and its own mark."""
-    body = _encoder.encode(record)
+    """Return the line of a record that follows one with the mark `before`, and its own mark.
+
+    Raises:
+        Unrecordable: It could not be read back.
+    """
+    body = encode_recordable(record, _encoder, _decoder)
     mark = xxhash.xxh3_64_hexdigest(before.encode() + body)
     return mark.encode() + b" " + body + b"\n", mark
 

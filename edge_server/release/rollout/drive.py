@@ -24,6 +24,7 @@ from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transport.mqtt import MqttTransport
+from shared.transport.session_probe import SessionProbe
 
 CONNECT_S = 5.0
 CLIENT = "_rollout"
@@ -60,7 +61,7 @@ async def drive(
         folder.mkdir(parents=True, exist_ok=True)
     broker = msgspec.structs.replace(config.broker, session_expiry_s=0)
     with hold_lock(folder) as lock:
-        transport = MqttTransport(broker, f"{config.site}.{CLIENT}")
+        transport = MqttTransport(broker, f"{config.site}.{CLIENT}", probe=SessionProbe.of_server(config.site))
         async with transport.running(), background(keep_lock(lock)):
             await _connected(transport, config)
             journal, state = known()

@@ -28,7 +28,7 @@ from edge_server.plan.data_folder import claim_data_folder
 from edge_server.release.rollout.agents import StoredAgent
 from edge_server.release.store import StoredRelease
 from shared.errors import ConfigError, CorruptFile
-from shared.protocol.inference.release import parse_reference
+from shared.protocol.inference.release import parse_reference, require_class_names
 from shared.protocol.inference.rollout import MOST_MANIFEST_BYTES
 from shared.runtime.clock import utc_stamp
 from shared.runtime.folder_lock import FolderLock
@@ -81,6 +81,8 @@ def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: Ro
         Unwritable: The disk takes nothing more.
     """
     stored.require_whole()
+    if isinstance(stored, StoredRelease):
+        require_class_names(stored.manifest)
     size = len(stored.content())
     if size > MOST_MANIFEST_BYTES:
         raise ConfigError(f"release {stored.manifest.reference}: a manifest of {size} bytes is more than one message")

@@ -20,6 +20,7 @@ from edge_server.release.store import StoredRelease, find_release, verify
 from shared.errors import ConfigError, CorruptFile, WireError
 from shared.protocol import payload
 from shared.protocol.inference.collaborative import MAX_OUTPUT_BYTES, TopRequest
+from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.inference.release import ReleaseGraph
 from shared.protocol.messages import LOSSLESS
 from shared.tensors import feature_codec
@@ -154,8 +155,9 @@ class Halves:
             options.add_external_initializers(list(graph.parameters), bound)
         try:
             data = stored.path(graph.part.sha256).read_bytes()
+            require_no_files(data, graph.parameters, f"release {manifest.reference}")
             session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        except OSError:
+        except (OSError, CorruptFile):
             raise
         except Exception as error:  # of its C++ code, by no common class
             problem = str(error).partition("\n")[0]

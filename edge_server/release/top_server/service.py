@@ -40,7 +40,9 @@ from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.transfer import frames
 from shared.transport.base import Transport
 from shared.transport.mqtt import MqttTransport
+from shared.transport.packet_limit import MOST_RECEIVED_BYTES
 from shared.transport.presence import Session
+from shared.transport.session_probe import SessionProbe
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class TopServer:
         worker: Runs what blocks: a look at a release, and ONNX Runtime.
         window_bytes: Most bytes of frames that one device is asked for at once.
         closed_topics: Where to note, for the transport, what is closed now to devices that flood it.
+        longest_bytes: Of a packet; a longer one is never awaited.
         figures: What was served, and how fast.
     """
 
@@ -76,6 +79,7 @@ class TopServer:
     halves: Halves
     window_bytes: int
     closed_topics: set[bytes] = field(default_factory=set)
+    longest_bytes: int = MOST_RECEIVED_BYTES
     figures: TopFigures = field(default_factory=TopFigures)
     _ready: asyncio.Queue[tuple[str, Held]] = field(default_factory=asyncio.Queue)
     _known: set[str] = field(default_factory=set)
@@ -110,7 +114,8 @@ class TopServer:
         device, channel = parse_device(name), parse_channel(name)
         if self._admission is None or size <= CHANNELS.get(channel, MOST_BYTES["status"]):
             return True
-        is_awaited = self.intake.awaits(device) and self._admission.has_room(device, channel, size)
+        is_awaited = size <= self.longest_bytes and self.intake.awaits(device)
+        is_awaited = is_awaited and self._admission.has_room(device, channel, size)
         if not is_awaited:
             self._admission.waste(device, channel, size)
         return is_awaited
@@ -286,9 +291,11 @@ async def serve_site(config: ServerConfig) -> None:
         session = Session(folder / "session", TOPS, config.site, uuid.uuid4().hex)
         most = longest_packet(config.link.frame_bytes)
         known_as = f"{config.site}.{TOPS}", session.presence
-        transport = MqttTransport(config.broker, *known_as, most_packet_bytes=most)
+        probe = SessionProbe.of_server(config.site)
+        transport = MqttTransport(config.broker, *known_as, most_packet_bytes=most, probe=probe)
         server = compose(config, transport)
         server.closed_topics, transport.admits = transport.closed, server.admits
+        server.longest_bytes = most
         async with transport.running(), background(keep_lock(lock)):
             log.info("serves the upper halves of the releases in %s", config.data_dir)
             await server.run()

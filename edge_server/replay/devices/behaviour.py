@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from shared.protocol.measurements import Provenance
+from shared.protocol.messages import split_epoch
 
 Direction: TypeAlias = Literal["up", "down"]
 Compute: TypeAlias = "Callable[[Work, float], Effort]"
@@ -94,15 +95,16 @@ class Work:
     share: float = 1.0
 
 
-def batches(examples: int, size: int, steps: int) -> dict[int, int]:
+def batches(examples: int, size: int, steps: int, *, merges_single: bool = False) -> dict[int, int]:
     """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over.
 
     Args:
         examples: Of the device.
         size: Of a batch.
         steps: Batches in all.
+        merges_single: Whether a last batch of one example joins the one before it.
     """
-    whole, rest = divmod(examples, size)
+    whole, rest = split_epoch(examples, size, merges_single=merges_single)
     last = steps // (whole + 1) if rest else 0
     return {size: steps - last} | ({rest: last} if rest else {})
 

@@ -24,7 +24,7 @@ from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
 from shared.models.build import blank
 from shared.models.evaluate import build_skeleton
-from shared.protocol.messages import Assignment, Hyper
+from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper
 from shared.registry import build
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
 
@@ -48,6 +48,7 @@ class RecordedDevice:
         board: Id of its board's profile.
         batch_size: By round.
         epochs: By round.
+        merges: By round, whether a last batch of one example joined the one before it.
         sessions: Steps of its split sessions, by round.
         tasks: Those whose update came, in time or late, and of which the seconds of computing are known; by round.
         opened_s: When each round opened and the server, where it trains, had done so.
@@ -62,6 +63,7 @@ class RecordedDevice:
     board: str
     batch_size: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
+    merges: dict[int, bool] = field(default_factory=dict)
     sessions: dict[int, int] = field(default_factory=dict)
     tasks: dict[int, TaskRow] = field(default_factory=dict)
     opened_s: dict[int, float] = field(default_factory=dict)
@@ -201,6 +203,7 @@ def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     for told in trace.decisions:
         found[told.device].batch_size[told.round] = told.batch_size
         found[told.device].epochs[told.round] = told.local_epochs
+        found[told.device].merges[told.round] = told.values.get(MERGES_SINGLE) is True
         if told.steps:
             found[told.device].sessions[told.round] = told.steps
     for sample in trace.readings:

@@ -165,11 +165,13 @@ class Source:
             return FORWARD * task.metrics.get("eval_examples", 0.0)
         if task.examples is None:
             return None
+        merges = self.one.merges.get(task.round, False)
         if steps := self.one.sessions.get(task.round, 0):
             size = self.one.batch_size[task.round]
-            whole = sum(one * count for one, count in batches(task.examples, size, steps).items())
-            return whole * self.one.done(task) / steps
-        sizes = batches(task.examples, self.one.batch_size.get(task.round, 1), task.steps or 0)
+            sizes = batches(task.examples, size, steps, merges_single=merges)
+            return sum(one * count for one, count in sizes.items()) * self.one.done(task) / steps
+        size = self.one.batch_size.get(task.round, 1)
+        sizes = batches(task.examples, size, task.steps or 0, merges_single=merges)
         return float(sum(a * b for a, b in sizes.items()) or task.examples * self.one.epochs.get(task.round, 1))
 
     def _again(self, task: TaskRow) -> Effort:

@@ -16,6 +16,7 @@ from edge_server.replay.study.cell import perform_away
 from edge_server.replay.study.pool import Tell, await_all
 from edge_server.replay.study.result import Began, Ended, Order
 from shared.errors import ConfigError
+from shared.runtime.extras import install_command
 
 OLDEST = (2, 40)
 """The oldest Ray that is let try; tests ran with 2.60."""
@@ -83,7 +84,7 @@ def _ray() -> Any:
         import ray  # noqa: PLC0415
     except ImportError as error:
         found = f"this is Python {platform.python_version()}, for which Ray must have a package"
-        raise ConfigError(f"--ray needs Ray ({error}); pip install 'fieldfleet[ray]'; {found}") from error
+        raise ConfigError(f"--ray needs Ray ({error}); {install_command('ray')}; {found}") from error
     if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(f"--ray: this is Ray {ray.__version__}; install {oldest} or later here and on the cluster")

@@ -76,7 +76,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
         ConfigError: The study, a plan of it or the cluster cannot be used.
     """
     study, plan = load(options.study)
-    grid = cells(study, plan, options.study, options.study.read_text(), options.data_root)
+    grid = cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
     chosen = [cell for cell in grid if not options.only or any(fnmatchcase(cell.name, one) for one in options.only)]

@@ -53,7 +53,7 @@ class Back(Header, frozen=True, kw_only=True):
 class End(Header, frozen=True, kw_only=True):
     """How the run ended."""
 
-    outcome: Literal["finished", "stopped", "diverged"]
+    outcome: Literal["finished", "stopped", "diverged", "refused"]
     cause: str = ""
 
 

@@ -14,7 +14,9 @@ MOST_ROWS, MOST_CELLS = 200, 20_000
 MOST_CURVES = 6
 MOST_CAUSES = 20
 SPREAD = "median, and least to most, of all devices"
-BOOKKEEPING = frozenset({"first_step", "total_steps", "model_seed", "model_draw", "chain", "statistics"})
+BOOKKEEPING = frozenset(
+    {"first_step", "total_steps", "model_seed", "model_draw", "chain", "statistics", "merges_single"}
+)
 """What tasks are told so that devices count and draw alike: nobody decided any of it. By name, as `PERSONAL` is."""
 LEGEND = (("arrived", "arrived: its update counts"), ("late", "late when the round ended"), ("failed", "failed"))
 

@@ -28,6 +28,7 @@ def sites(found: SitesDigest) -> Markup:
     """Return what the runs of a plan's sites came to together."""
     return joined(
         element("p", *_about(found), class_="note"),
+        *_refused(found),
         _sites(found),
         _legend(found),
         element("div", *_charts(found), class_="charts"),
@@ -48,6 +49,13 @@ def _about(found: SitesDigest) -> list[str]:
     if found.missing:
         said.append(f" The runs of {', '.join(found.missing)} are not here.")
     return said
+
+
+def _refused(found: SitesDigest) -> list[Markup]:
+    """Return whose models were refused, and by whom."""
+    each = [f"At {one.site}, {refused.line}." for one in found.sites for refused in one.refused_models]
+    more = f" And {len(each) - MOST_NAMED} more." if len(each) > MOST_NAMED else ""
+    return [element("p", element("strong", " ".join(each[:MOST_NAMED]) + more))] if each else []
 
 
 def _sites(found: SitesDigest) -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from edge_server.journal.outcome import RefusedModels
 from edge_server.report.digest import NONE, Amount
 
 
@@ -26,6 +27,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
         bytes_up, bytes_down: Of frames to and from neighbours.
         decided: Rounds that it decided for others.
         refused: What peers said that was of no use, by reason.
+        refused_models: Neighbours whose models it refused.
     """
 
     site: str
@@ -45,6 +47,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int = 0
     decided: int = 0
     refused: dict[str, int] = {}
+    refused_models: list[RefusedModels] = []
 
 
 class MixingDigest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from edge_server.journal.budget import Ledger
 from edge_server.journal.decision import Coordinated, TermBegan
+from edge_server.journal.outcome import refused_models
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, measured_rounds, valid
 from edge_server.journal.runs import name_rounds
 from edge_server.plan.plan import Plan
@@ -144,6 +145,7 @@ def _site(one: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) ->
         bytes_down=sum(sum(gossip.bytes_down.values()) for gossip in gossips),
         decided=len({record.round for record in others}),
         refused=dict(sorted(sum((Counter(gossip.refused) for gossip in gossips), Counter[str]()).items())),
+        refused_models=refused_models(one.records),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from edge_server.journal.recordable import finite_or_none
 from edge_server.journal.records import RoundClosed
 from edge_server.rounds.collect_updates import Gather
 from shared.models.evaluate import Score
@@ -34,9 +35,9 @@ def close_record(
         arrived=tuple(updates),
         failed=dict(sorted(gather.failed.items())),
         refused=dict(sorted((gather.refused + dropped).items())),
-        loss=weighted_mean(losses),
+        loss=finite_or_none(weighted_mean(losses)),
         accuracy=scored.accuracy if scored else None,
-        test_loss=scored.loss if scored else None,
+        test_loss=finite_or_none(scored.loss if scored else None),
         class_accuracy=(scored and scored.by_class) or msgspec.UNSET,
         device_accuracy=mean_accuracy(updates, personal=personal),
         seconds=0.0,

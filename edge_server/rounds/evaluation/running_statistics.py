@@ -28,8 +28,8 @@ from edge_server.rounds.collect_updates import Gather
 from shared.algorithms.base import Algorithm, Cohort, Split, assign_alike
 from shared.models.base import Model
 from shared.models.build import blank
-from shared.models.running_statistics import statistics_of
-from shared.protocol.messages import LOSSLESS, STATISTICS, STATISTICS_BATCHES, Assignment
+from shared.models.running_statistics import has_batch_norm, statistics_of
+from shared.protocol.messages import LOSSLESS, MERGES_SINGLE, STATISTICS, STATISTICS_BATCHES, Assignment
 from shared.tensors.tree import Mean, State, Tree, accumulate, finish_mean, tree_norm
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,20 @@ def tell_devices(
     return {
         device: msgspec.structs.replace(one, values={**one.values, STATISTICS_BATCHES: batches})
         for device, one in told.items()
+    }
+
+
+def tell_merging(model: Model, told: Mapping[str, Assignment]) -> dict[str, Assignment]:
+    """Tell devices to merge a last batch of one example into the one before it, where the network has BatchNorm.
+
+    Args:
+        model: The whole network.
+        told: What they are told besides.
+    """
+    if not has_batch_norm(model.layers):
+        return dict(told)
+    return {
+        device: msgspec.structs.replace(one, values={**one.values, MERGES_SINGLE: True}) for device, one in told.items()
     }
 
 

@@ -78,6 +78,7 @@ class StepPayloads:
         frame, receiver = frames.decode(data), session.receiver
         is_expected = session.device in self._expected and self._expected[session.device].take(frame.data.nbytes)
         if receiver is None or frame.digest != receiver.transfer.digest:
+            self.pace(session.device).passed(frame.data.nbytes)
             return is_expected  # of a step that is over
         is_new = receiver.take(frame, self.clock())
         await self._ask(session)

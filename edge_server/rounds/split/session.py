@@ -44,6 +44,11 @@ SKIP_COST = 1 / 32
 """As what share of an answer it counts that a device is told the open step: others' steps may be many a second."""
 BEGIN_COST = 10.0
 """As how many answers it counts that a device begins its session anew: all that it was given may follow."""
+MOST_SIZE = 5.0
+"""Features of one step differ less than that from device to device; 25 times as large, those of one in four halved the
+accuracy. `round.most_norm` may be less."""
+COMPANY = 3
+"""Devices of which one alone does not choose the median."""
 SPLIT_STEP = "split step"
 """What a step of the server's part of a network is called where its time is charged."""
 
@@ -58,10 +63,10 @@ class SplitRound:
         payloads: Receives what comes up, and sends what goes down.
         shelf: Room for what went down, in the round.
         answers: Says what nobody waits for, to each device as often as it is due.
-        most_size: A step goes on without features larger than this many times the median of those that are here, and
-            than this many times what the network makes of the server's own examples; 0: with all. One step with such
-            would leave nothing of what the server's part has learnt. Of two devices the median is the smaller's: who
-            sends tiny features does not have the other's refused.
+        most_size: A step goes on without features larger than this many times the median of those that are here; 0:
+            with all. One step with such would leave nothing of what the server's part has learnt. Where fewer than
+            three devices are here, the median is one device's: then features must also be this many times what the
+            network makes of the server's own examples, so that who sends tiny ones does not have the others' refused.
     """
 
     clock: Clock
@@ -73,6 +78,7 @@ class SplitRound:
     answers: Answers
     most_size: float = 0.0
     _usual_size: float | None = None
+    _named: set[str] = field(default_factory=set)
     _gather: Gather = field(init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -208,19 +214,30 @@ class SplitRound:
     async def _refuse_large(self) -> None:
         """Let the open step go on without features that are far larger than the others', and than usual ones."""
         median, large = self._beyond_median()
-        if large and self._usual_size is None:
+        if large and self._usual_size is None and not self._is_in_company():
             self._usual_size = await uninterrupted(self.worker(self.top.usual_size))
             median, large = self._beyond_median()  # offers have come meanwhile
+        least = 0.0 if self._is_in_company() else self.most_size * (self._usual_size or 0.0)
         for session in large:
-            if session.size > self.most_size * (self._usual_size or 0.0):
+            if session.size > least:
                 session.features = None
-                said = f"features of size {session.size:.3g} are more than {self.most_size:g} times the step's median"
-                why = f"of {median:.3g}, and the usual {self._usual_size:.3g} (round.most_norm)"
-                self._refuse(session, WireError(f"{said} {why}", reason="large"))
+                usual = f", and the usual {self._usual_size:.3g}" if least and self._usual_size else ""
+                what = f"features of size {session.size:.3g} are more than {self.most_size:g} times the step's median"
+                why = f"of {median:.3g}{usual} (at most {MOST_SIZE:g} and round.most_norm)"
+                if session.device not in self._named:
+                    self._named.add(session.device)
+                    log.warning("round %d: device %s: %s %s", self._gather.number, session.device, what, why)
+                self._refuse(session, WireError(f"{what} {why}", reason="large"))
+
+    def _delivered(self) -> list[DeviceSession]:
+        return [one for one in self.barrier.sessions.values() if one.state == "delivered"]
+
+    def _is_in_company(self) -> bool:
+        return len(self._delivered()) >= COMPANY
 
     def _beyond_median(self) -> tuple[float, list[DeviceSession]]:
         """Return the median size of the features that are here, and whose are far beyond it."""
-        delivered = [one for one in self.barrier.sessions.values() if one.state == "delivered"]
+        delivered = self._delivered()
         median = median_of([one.size for one in delivered])
         return median, [one for one in delivered if self.most_size and median and one.size > self.most_size * median]
 
@@ -311,7 +328,7 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     payloads = StepPayloads(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
     ways = barrier, payloads, Shelf(link.kept_gradients_mb << 20), server.answers
-    return SplitRound(server.clock, server.worker, top, *ways, plan.round.most_norm)
+    return SplitRound(server.clock, server.worker, top, *ways, min(plan.round.most_norm, MOST_SIZE))
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
-from edge_server.journal.records import AnyRecord, EdgeSettled, RoundOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.records import (
+    AnyRecord,
+    EdgeSettled,
+    Rewound,
+    RoundOpened,
+    UpdateAccepted,
+    closed_rounds,
+    valid,
+)
 from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges, neighbours_of
 from edge_server.sites.pledges import leader
@@ -30,7 +38,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         counted_twice: Updates that count more than once; must be 0.
         duplicates: Offers refused because that update had been settled before.
         retrained: Trainings begun again because their trainer died.
-        trained_twice: Trainings begun again although it did not; must be 0.
+        repeated: Trainings begun again since a killed server began their split round anew, as PROTOCOL.md says.
+        trained_twice: Trainings begun again for neither reason; must be 0.
         rounds_lost: Rounds of the plan that gave no model; must be 0.
         difference: Largest absolute difference of a parameter of the final model; must be 0.
         edges_off: Of several sites: neighbours with whom this one did not mix when that was due; must be 0.
@@ -50,6 +59,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     trained_twice: int
     rounds_lost: int
     difference: float
+    repeated: int = 0
     edges_off: int = 0
     undecided: int = 0
     overdrawn: int = 0
@@ -80,7 +90,8 @@ def account(
         one for one in valid(records) if not isinstance(one, RoundOpened | UpdateAccepted) or 0 < one.round <= rounds
     ]
     counted = Counter((one.round, one.device) for one in kept if isinstance(one, UpdateAccepted))
-    retrained, twice = trainings(said, run)
+    anew = Counter(one.round for one in records if isinstance(one, Rewound) and one.reopened)
+    retrained, repeated, twice = trainings(said, run, anew)
     return Account(
         run=run,
         updates=sum(len(one.assignments) for one in kept if isinstance(one, RoundOpened)),
@@ -88,6 +99,7 @@ def account(
         counted_twice=sum(times - 1 for times in counted.values()),
         duplicates=sum(one.facts.get("run") == run for one in said if one.phase in ("duplicate", "late")),
         retrained=retrained,
+        repeated=repeated,
         trained_twice=twice,
         rounds_lost=rounds - sum(one.outcome == "aggregated" for one in closed_rounds(records)),
         difference=difference(final, expected),
@@ -164,26 +176,35 @@ def _is_of(part: Decision, whole: Decision | None) -> bool:
     )
 
 
-def trainings(said: Iterable[LogLine], run: str) -> tuple[int, int]:
-    """Return how often a training of a run was begun again because its trainer died, and how often for less.
+def trainings(said: Iterable[LogLine], run: str, anew: Mapping[int, int]) -> tuple[int, int, int]:
+    """Return how often a training of a run was begun again: since its trainer died, since its round was, for less.
 
     A trainer died of a training where the next one of its device begins (`importing`) before that was committed or
-    failed.
+    failed. A round that its server began anew is trained again by each of its devices, at most once each time.
+
+    Args:
+        said: What all processes said, in order for each.
+        run: Its name.
+        anew: How often its server began each split round anew.
     """
     under_way: dict[str, tuple[str, str]] = {}
     died: dict[tuple[str, str], bool] = {}
-    retrained = twice = 0
+    again = Counter[tuple[str, str]]()
+    retrained = repeated = twice = 0
     for one in said:
         if one.by == "trainer" and one.phase == "training" and one.facts["run"] == run:
             key = under_way[one.name] = one.name, one.facts["round"]
             retrained += died.get(key) is True
-            twice += died.get(key) is False
+            if died.get(key) is False:
+                is_anew = again[key] < anew.get(int(key[1]), 0)
+                again[key] += is_anew
+                repeated, twice = repeated + is_anew, twice + (not is_anew)
             died[key] = False
         elif one.by == "trainer" and one.phase in ("committed", "failed"):
             under_way.pop(one.name, None)
         elif one.by == "trainer" and one.phase == "importing" and one.name in under_way:
             died[under_way.pop(one.name)] = True
-    return retrained, twice
+    return retrained, repeated, twice
 
 
 def difference(one: State, other: State) -> float:

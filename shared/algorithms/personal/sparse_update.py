@@ -1,7 +1,7 @@
 """Weights of which a device holds some: which these are, and how they travel.
 
 After Liu, Ratnarajah, Sellathurai, Eldar, https://arxiv.org/abs/2309.01816, whose traffic (25) has no mask in it.
-With N weights, all leaves' one after the other in order, of which n are held, an update has
+With N weights, all leaves' one after the other in order of name, of which n are held, an update has
 
     values     n numbers
     mask       u8, ceil(N / 8) bytes, from the lowest bit of a byte on; or, where that is less,
@@ -27,14 +27,18 @@ INDEX_BYTES, BYTE_BITS = 4, 8
 
 
 def flatten_weights(weights: Tree) -> Tensor:
-    """Return all weights as one vector, of shape (N,), in the order of their leaves."""
-    return torch.cat([leaf.flatten() for leaf in weights.values()])
+    """Return all weights as one vector, of shape (N,), in order of name.
+
+    A network names its leaves in another order than a checkpoint or a payload does once it has more than ten layers.
+    """
+    return torch.cat([leaf.flatten() for _, leaf in sorted(weights.items())])
 
 
 def view_shaped(vector: Tensor, like: Tree) -> Tree:
-    """Return views of a vector of shape (N,) in the shapes of leaves."""
-    parts = vector.split([leaf.numel() for leaf in like.values()])
-    return {key: part.view(leaf.shape) for (key, leaf), part in zip(like.items(), parts, strict=True)}
+    """Return views of a vector of shape (N,), as `flatten_weights` gives it, in the shapes of leaves."""
+    leaves = sorted(like.items())
+    parts = vector.split([leaf.numel() for _, leaf in leaves])
+    return {key: part.view(leaf.shape) for (key, leaf), part in zip(leaves, parts, strict=True)}
 
 
 def count_held(count: int, share: float) -> int:

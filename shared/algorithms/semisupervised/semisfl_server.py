@@ -194,8 +194,8 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
     shape, cut = tuple(features.shape), settings.cut_of(model)
     if features.dtype != torch.float32:
         raise WireError(f"features of {features.dtype}", reason="dtype")
-    if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.hyper.batch_size:
-        raise WireError(f"features of shape {shape} for batches of {assignment.hyper.batch_size}", reason="shape")
+    if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.largest_batch:
+        raise WireError(f"features of shape {shape} for batches of {assignment.largest_batch}", reason="shape")
     norm = check_like(up, {"features": features, "teacher": features})
     if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
         raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {own}", reason="shape")

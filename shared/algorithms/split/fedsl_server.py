@@ -68,8 +68,8 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
     features, labels = up["features"], up["labels"]
     if labels.dtype not in {torch.uint8, torch.int64} or features.dtype != torch.float32:
         raise WireError(f"features of {features.dtype}, labels of {labels.dtype}", reason="dtype")
-    if not 1 <= labels.numel() <= assignment.hyper.batch_size or labels.ndim != 1 or features.ndim < 2:  # noqa: PLR2004
-        raise WireError(f"labels of shape {tuple(labels.shape)} for batches of {assignment.hyper.batch_size}")
+    if not 1 <= labels.numel() <= assignment.largest_batch or labels.ndim != 1 or features.ndim < 2:  # noqa: PLR2004
+        raise WireError(f"labels of shape {tuple(labels.shape)} for batches of {assignment.largest_batch}")
     if len(features) != len(labels):
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
     norm = check_like({"features": features}, {"features": features})

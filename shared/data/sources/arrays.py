@@ -55,6 +55,21 @@ class Arrays:
         return replace(self, inputs=self.inputs.take(index, axis=0), labels=self.labels[index], clients=clients)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPart:
+    """Some examples of a split, or all.
+
+    Attributes:
+        arrays: The examples that were read.
+        labels: Of every example whose label was read, int64.
+        notes: What a user should know of what was not read.
+    """
+
+    arrays: Arrays
+    labels: NDArray[np.int64]
+    notes: tuple[str, ...] = ()
+
+
 def no_labels(count: int) -> NDArray[np.int64]:
     """Return the labels of examples that have none, of shape (count,)."""
     return np.full(count, NO_LABEL, dtype=np.int64)

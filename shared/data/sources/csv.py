@@ -2,25 +2,29 @@
 
 The path is one file, or a folder with `train.csv` and `test.csv`. Classes that are integers from 0 keep their numbers,
 so that devices which lack a class still agree. Other classes are numbered in the order of their names, those of both
-files where there are two, unless `classes` names them all.
+files where there are two, unless `classes` names them all. A label with a leading zero is a name: "01" is not 1.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from pathlib import Path
 
 import numpy as np
 
 from shared.data.classes import names_of, number_labels
-from shared.data.sources.arrays import Arrays, as_inputs
+from shared.data.name_text import normalise_name
+from shared.data.sources.arrays import Arrays, ReadPart, as_inputs, no_labels
 from shared.data.sources.csv_lines import find_columns, labels_of, read_lines, require_text, split_paths
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+"""What Python would take besides: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
 """Features between two looks at the memory that is left."""
 
@@ -31,49 +35,62 @@ def read(spec: Data) -> Arrays:
     Raises:
         ConfigError: A file is missing, or a line or column is not as expected; the message names both.
     """
+    return read_part(spec).arrays
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
+    """Return the first lines, so that they have at most `most` features; all where it is None.
+
+    Raises:
+        ConfigError: As `read`.
+    """
     path, sibling = split_paths(spec)
-    columns, features, labels, clients = _table(path, spec)
+    columns, features, labels, clients = _table(path, spec, most)
     inputs = as_inputs(np.frombuffer(features, dtype=np.float32).reshape(-1, columns))
     people = tuple(clients) if spec.client_column else None
     if not spec.reads_labels:
-        return Arrays.unlabelled(inputs, people)
+        return ReadPart(Arrays.unlabelled(inputs, people), no_labels(len(inputs)))
+    labels = list(map(normalise_name, labels))
     known = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
-    number = number_labels(known, spec, path)
-    return Arrays(
-        inputs,
-        np.array([number[label] for label in labels], dtype=np.int64),
-        people,
-        classes=names_of(number),
-    )
+    number = number_labels(known, spec, path, f"column {spec.label_column!r}")
+    numbers = np.array([number[label] for label in labels], dtype=np.int64)
+    return ReadPart(Arrays(inputs, numbers, people, classes=names_of(number)), numbers)
 
 
-def _table(path: Path, spec: Data) -> tuple[int, array[float], list[str], list[str]]:
+def _table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float], list[str], list[str]]:
     """Return how many features a line has, those of all lines in one row, the labels if they are read, the clients."""
     features, labels, clients = array("f"), list[str](), list[str]()
-    lines = read_lines(path)
+    lines = read_lines(path, spec)
     _, header = next(lines)
-    label_at, client_at = find_columns(header, path, spec)
-    texts = {client_at: clients, label_at: labels if spec.reads_labels else None}
+    columns = find_columns(header, path, spec)
+    texts = [(columns.client, clients)] if columns.client is not None else []
+    if columns.label is not None and spec.reads_labels:
+        texts.append((columns.label, labels))
     checked = 0
     for line, cells in lines:
+        if most is not None and features and len(features) >= most:
+            break
         if len(features) >= checked:
             require_room(2 * features.itemsize * len(features), path)  # as long again for the inputs made of them
             checked = len(features) + CHECKED_EVERY
-        for at, (column, cell) in enumerate(zip(header, cells, strict=True)):
-            if at not in texts:
-                features.append(_number(cell, path, line, column))
-            elif (kept := texts[at]) is not None:
-                kept.append(require_text(cell, path, line, column))
+        features.extend([_number(cells[at], path, line, header[at]) for at in columns.features])
+        for at, kept in texts:
+            kept.append(require_text(cells[at], path, line, header[at]))
     if not features:
         raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
-    return len(header) - len(texts.keys() - {None}), features, labels, clients
+    return len(columns.features), features, labels, clients
 
 
 def _number(cell: str, path: Path, line: int, column: str) -> float:
     try:
-        value = float(cell)
+        value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
     except ValueError:
         value = math.nan
     if abs(value) <= FLOAT32_MAX:  # false for NaN
         return value
-    raise ConfigError(f"{path}: line {line}, column {column!r}: {cell!r} is no finite number; correct it")
+    remedy = "correct it, or leave the column out by skip_columns"
+    if not cell:
+        raise ConfigError(f"{path}: line {line}, column {column!r}: empty; fill it in or remove the line")
+    if "," in cell and _NUMBER.fullmatch(cell.replace(",", ".", 1)):
+        remedy = "write decimals with a point"
+    raise ConfigError(f"{path}: line {line}, column {column!r}: {cell!r} is no finite number; {remedy}")

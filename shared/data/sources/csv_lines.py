@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from shared.data.name_text import normalise_name
 from shared.data.spec import Data
 from shared.errors import ConfigError
 
 MAX_ROW_CHARS = 1 << 24
 """A longer row, or a file without line ends, is no table of examples, and is not read to its end."""
+SEPARATORS = (";", "\t", "|", ",")
+MOST_NAMED = 12
+_PANDAS_INDEX = re.compile(r"Unnamed: \d+")
+"""What pandas calls a column without a name, such as the index that it wrote into the file before."""
 
 
 def split_paths(spec: Data) -> tuple[Path, Path | None]:
@@ -31,8 +38,12 @@ def split_paths(spec: Data) -> tuple[Path, Path | None]:
     return path, None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and every line that is not blank, each with its number; all are as long as the header.
+
+    Args:
+        path: Of the file.
+        spec: Says what separates the cells.
 
     Raises:
         ConfigError: The file cannot be read, a line is too long or has other columns; the message names the line.
@@ -41,7 +52,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             chars = [0]
-            reader = csv.reader(_bounded_lines(file, chars, path), strict=True)
+            reader = csv.reader(_bounded_lines(file, chars, path), delimiter=spec.separator or ",", strict=True)
             for cells in filter(None, reader):
                 chars[0] = 0
                 length = length or len(cells)
@@ -51,8 +62,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
         raise ConfigError(f"{path}: line {reader.line_num}: {error}; correct the line") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); correct path or the file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error}); save it as CSV in UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); correct path or the file's permissions") from error
     if not length:
         raise ConfigError(f"{path}: is empty; it needs a header row")
 
@@ -66,29 +79,78 @@ def _bounded_lines(file: TextIO, chars: list[int], path: Path) -> Iterator[str]:
         yield line
 
 
-def find_columns(header: list[str], path: Path, spec: Data) -> tuple[int | None, int | None]:
-    """Return where the label and the client are; a label that is not read may be missing.
+@dataclass(frozen=True)
+class Columns:
+    """Places of a table's columns.
+
+    Attributes:
+        label: Of the class; None where it is not read and not there.
+        client: Of who produced the example; None where no column says so.
+        features: Of the numbers, in order.
+    """
+
+    label: int | None
+    client: int | None
+    features: tuple[int, ...]
+
+
+def find_columns(header: list[str], path: Path, spec: Data) -> Columns:
+    """Return where label, client and features are; a label that is not read may be missing.
 
     Args:
         header: Names of the columns.
         path: Of the file.
-        spec: Says what the two columns are called.
+        spec: Says what the two columns are called, and which are left out.
 
     Raises:
-        ConfigError: A column is missing, or there twice, or there is none beside.
+        ConfigError: A column is missing, there twice, or has no name, or there is none beside.
     """
-    if twice := sorted({name for name in header if header.count(name) > 1}):
+    skipped = set(spec.skip_columns or ())
+    names = [name for name in header if name not in skipped]
+    if unknown := sorted(skipped - set(header)):
+        raise ConfigError(
+            f"{path}: has no column {unknown[0]!r} to leave out, only {_listed(header)}; correct skip_columns"
+        )
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise ConfigError(f"{path}: has two columns {twice[0]!r}; rename one")
     for key, name in (("label_column", spec.label_column), ("client_column", spec.client_column)):
         needed = spec.reads_labels if key == "label_column" else bool(name)
-        if needed and name not in header:
-            raise ConfigError(f"{path}: has no column {name!r}, only {', '.join(header)}; correct {key} or the header")
+        if needed and name not in names:
+            remedy = _find_separator(header, name, spec) or f"correct {key} or the header"
+            raise ConfigError(f"{path}: has no column {name!r}, only {_listed(header)}; {remedy}")
     if spec.label_column == spec.client_column:
         raise ConfigError(f"{path}: label_column and client_column are both {spec.label_column!r}; correct one")
-    places = [header.index(name) if name in header else None for name in (spec.label_column, spec.client_column)]
-    if len(header) == 2 - places.count(None):
+    label, client = (
+        header.index(name) if name in names and name else None for name in (spec.label_column, spec.client_column)
+    )
+    features = tuple(at for at, name in enumerate(header) if name not in skipped and at not in (label, client))
+    _require_names({at: header[at] for at in features}, path)
+    if not features:
         raise ConfigError(f"{path}: has no columns of features beside the label; add some")
-    return places[0], places[1]
+    return Columns(label, client, features)
+
+
+def _require_names(features: Mapping[int, str], path: Path) -> None:
+    """Refuse features without a name, such as the index that pandas writes beside the columns."""
+    for at, name in features.items():
+        if not name or _PANDAS_INDEX.fullmatch(name):
+            what = f"is called {name!r}, as pandas calls one without a name" if name else "has no name"
+            remedy = f'name it, write the file with index=False, or leave it out: skip_columns = ["{name}"]'
+            raise ConfigError(f"{path}: column {at + 1} {what}; {remedy}")
+
+
+def _listed(header: list[str]) -> str:
+    more = f" and {len(header) - MOST_NAMED} more" if len(header) > MOST_NAMED else ""
+    return ", ".join(header[:MOST_NAMED]) + more
+
+
+def _find_separator(header: list[str], name: str, spec: Data) -> str:
+    """Return how to set the separator by which a header has a column of that name; empty where none makes it so."""
+    text = (spec.separator or ",").join(header)
+    for separator in SEPARATORS:
+        if name in (cell.strip(' "') for cell in text.split(separator)):
+            return f"set separator = {separator!r}".replace("'", '"')
+    return ""
 
 
 def require_text(cell: str, path: Path, line: int, column: str) -> str:
@@ -109,13 +171,13 @@ def require_text(cell: str, path: Path, line: int, column: str) -> str:
 
 
 def labels_of(path: Path, spec: Data) -> Iterator[str]:
-    """Yield the label of every line.
+    """Yield the label of every line, as `normalise_name` returns it.
 
     Raises:
         ConfigError: As `read_lines` and `find_columns`, or a label is empty.
     """
-    lines = read_lines(path)
+    lines = read_lines(path, spec)
     _, header = next(lines)
-    label_at, _ = find_columns(header, path, spec)
+    label_at = find_columns(header, path, spec).label
     assert label_at is not None, "whose labels are asked for, reads them"
-    return (require_text(cells[label_at], path, line, spec.label_column) for line, cells in lines)
+    return (normalise_name(require_text(cells[label_at], path, line, spec.label_column)) for line, cells in lines)

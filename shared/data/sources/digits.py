@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.data.sources.arrays import Arrays, shuffled_order
+from shared.data.sources.arrays import Arrays, ReadPart, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.runtime.extras import install_command
 
 SIDE = 8
 INKIEST = 16
@@ -36,12 +37,18 @@ def read(spec: Data) -> Arrays:
         pictures = (table[:, : SIDE * SIDE] / np.float32(INKIEST)).reshape(-1, 1, SIDE, SIDE)
         labels = table[:, -1].astype(np.int64) if spec.reads_labels else None
     except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
-        raise ConfigError(f"{path}: damaged ({error}); reinstall with pip install fieldfleet[demo]") from error
+        raise ConfigError(f"{path}: damaged ({error}); reinstall: {install_command('demo')}") from error
     order = shuffled_order(len(pictures), SPLIT_SEED)
     count = round(len(pictures) * TRAIN_SHARE)
     index = order[:count] if spec.split == "train" else order[count:]
     whole = Arrays.unlabelled(pictures) if labels is None else Arrays(pictures, labels)
     return whole.subset(np.sort(index))
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:  # noqa: ARG001 - it is small
+    """Return all examples; raise as `read`."""
+    arrays = read(spec)
+    return ReadPart(arrays, arrays.labels)
 
 
 def find() -> Path:
@@ -55,4 +62,4 @@ def find() -> Path:
         path = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return path
-    raise ConfigError("source digits reads a file of scikit-learn, which is absent: pip install fieldfleet[demo]")
+    raise ConfigError(f"source digits reads a file of scikit-learn, which is absent: {install_command('demo')}")

@@ -6,114 +6,243 @@ folders, so a class of which a device has no picture is an empty folder there, u
 
 from __future__ import annotations
 
-import struct
-import warnings
-import zlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.classes import as_told, find_class_folders
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs
+from shared.data.classes import as_told, find_class_folders, is_system_folder, list_class_folders
+from shared.data.name_text import show_name
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
+from shared.data.sources.picture_file import GREY, Mode, decode, read_header
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.runtime.memory import require_room
+from shared.runtime.memory import require_expansion, require_room
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+log = logging.getLogger(__name__)
 
-SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow goes by what is in a file, not by its name, and runs Ghostscript on what begins like PostScript."""
-DAMAGE = (OSError, EOFError, ValueError, SyntaxError, LookupError, OverflowError, TypeError, struct.error, zlib.error)
-"""What Pillow raises on damaged files."""
-GREY = frozenset(("1", "L"))
-EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
+SUFFIXES = (
+    *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
+    *(".tif", ".tiff", ".webp"),
+)
+MOST_HEADERS = 1 << 14
+"""Pictures whose size is compared where only some are read."""
+MOST_SEARCHED, SHOWN_KINDS = 1000, 6
+HIDDEN = "hidden files"
+DISK_BLOCK = 4096
+"""Bytes that the smallest file takes."""
+
+
+@dataclass
+class Listing:
+    """Pictures of a split, and what else lies there.
+
+    Attributes:
+        place: Folder of the split.
+        pictures: Files with the number of their class; `NO_LABEL` where no label is read.
+        classes: Names in the order of their numbers.
+        skipped: How many files and folders are not read, by the reason.
+        empty: Class folders without a picture.
+    """
+
+    place: Path
+    pictures: list[Path] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
+    skipped: Counter[str] = field(default_factory=Counter)
+    empty: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Return a line for each kind of thing that a user may have meant to be read, and is not."""
+        lines = [f"skipped {skipped}"] if (skipped := describe_skipped(self.skipped)) else []
+        lines += [f"class folder {show_name(name)} holds no picture; if it is no class, move it" for name in self.empty]
+        return lines
 
 
 def read(spec: Data) -> Arrays:
     """Return one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
 
     Where labels are not read, pictures may lie anywhere below the split's folder; what their folders are called says
-    nothing. There is one channel where every picture of the split is grey, else three. Files of other types are passed
-    over.
+    nothing. There are as many channels as `spec.channels` says; absent, one where every picture of the split is grey,
+    else three. Pictures are turned upright. Files of other types are passed over with a warning.
 
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
+    return read_part(spec).arrays
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
+    """Return pictures evenly spread over the split, so that they have at most `most` values; all where it is None.
+
+    Raises:
+        ConfigError: As `read`.
+    """
+    listing = list_pictures(spec)
+    for line in listing.notes():
+        log.warning("%s: %s", listing.place, line)
+    if not listing.pictures:
+        raise ConfigError(describe_lack(listing, spec))
+    labels = np.array(listing.labels, dtype=np.int64)
+    chosen, pixels = _decode(listing, spec, most)
+    names = as_told(listing.classes) if spec.reads_labels else ()
+    return ReadPart(Arrays(as_inputs(pixels), labels[chosen], classes=names), labels, tuple(listing.notes()))
+
+
+def list_pictures(spec: Data) -> Listing:
+    """Return the pictures of a split.
+
+    Raises:
+        ConfigError: The folder is absent or cannot be listed, or a class has a name that cannot be used.
+    """
     root = Path(spec.path)
-    if not spec.reads_labels:
-        return Arrays.unlabelled(as_inputs(_decode(_unsorted_pictures(root, spec))))
-    place, classes = find_class_folders(root, spec)
     try:
-        paths = [(path, number) for number, name in enumerate(classes) for path in _pictures(place / name)]
+        return _list_classes(root, spec) if spec.reads_labels else _list_unsorted(root, spec)
     except OSError as error:
         raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
-    if not paths:
-        raise ConfigError(f"{place}: holds no picture in a folder of its class; correct path")
-    labels = np.array([number for _, number in paths], dtype=np.int64)
-    return Arrays(as_inputs(_decode([path for path, _ in paths])), labels, classes=as_told(classes))
 
 
-def _unsorted_pictures(root: Path, spec: Data) -> list[Path]:
+def _list_classes(root: Path, spec: Data) -> Listing:
+    place, classes = find_class_folders(root, spec)
+    listing = Listing(place, classes=classes)
+    for entry in os.scandir(place):
+        if not entry.is_dir():
+            listing.skipped[f"{_kind_of(entry.name)} outside class folders"] += 1
+        elif is_system_folder(entry.name) and entry.name not in classes:
+            listing.skipped[f"system folder {entry.name}"] += 1
+    folders = list_class_folders(place)  # without a class that only the other split has
+    for number, name in enumerate(classes):
+        paths = [path for folder in folders.get(name, ()) for path in _pictures(folder, listing.skipped)]
+        listing.pictures += paths
+        listing.labels += [number] * len(paths)
+        if name in folders and not paths:
+            listing.empty.append(name)
+    return listing
+
+
+def _list_unsorted(root: Path, spec: Data) -> Listing:
     """Return a split's pictures, in whatever folders they lie."""
     place, _ = find_class_folders(root, msgspec.structs.replace(spec, classes=msgspec.UNSET))
-    try:
-        folders = [place, *(path for path in sorted(place.rglob("*")) if path.is_dir() and path.name[0] != ".")]
-        paths = [path for folder in folders for path in _pictures(folder)]
-    except OSError as error:
-        raise ConfigError(f"{root}: cannot be listed ({error}); correct path or the folder's permissions") from error
-    if not paths:
-        raise ConfigError(f"{place}: holds no picture; correct path")
-    return paths
+    listing = Listing(place)
+    for folder, names, _ in os.walk(place, onerror=_raise):
+        names[:] = sorted(name for name in names if name[0] != "." and not is_system_folder(name))
+        listing.pictures += _pictures(Path(folder), listing.skipped, skips_folders=False)
+    listing.labels = no_labels(len(listing.pictures)).tolist()
+    return listing
 
 
-def _pictures(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []  # a class that only the other split has
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _pictures(folder: Path, skipped: Counter[str], *, skips_folders: bool = True) -> list[Path]:
+    found = []
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            if skips_folders and entry.name[0] != "." and not is_system_folder(entry.name):
+                skipped["folders in class folders"] += 1
+        elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
+            found.append(folder / entry.name)
+        else:
+            skipped[_kind_of(entry.name)] += 1
+    return sorted(found)
+
+
+def _kind_of(name: str) -> str:
+    if name.startswith("."):
+        return HIDDEN
+    suffix = Path(name).suffix.lower()
+    return f"{show_name(suffix)} files" if suffix else "files without a suffix"
+
+
+def describe_skipped(skipped: Counter[str]) -> str:
+    """Return how many files of which kinds are not read; empty for none but hidden files."""
+    kinds = [(kind, count) for kind, count in sorted(skipped.items()) if not kind.startswith(HIDDEN)]
+    if not kinds:
+        return ""
+    more = f" and {len(kinds) - SHOWN_KINDS} kinds more" if len(kinds) > SHOWN_KINDS else ""
+    return ", ".join(f"{kind}: {count}" for kind, count in kinds[:SHOWN_KINDS]) + f"{more}; formats read: {_formats()}"
+
+
+def _formats() -> str:
+    return ", ".join(SUFFIXES)
+
+
+def describe_lack(listing: Listing, spec: Data) -> str:
+    """Return why a split has no picture, with what was found instead and what to do."""
+    place = listing.place
+    where = f"{place}: holds no picture" + (" in a folder of its class" if spec.reads_labels else "")
+    deeper = next(_deep_pictures(place), None) if spec.reads_labels else None
+    if deeper is not None and deeper.parent == place:
+        return f"{where}: they lie in {place} itself; put each into a folder with the name of its class"
+    if deeper is not None:
+        return f"{where}: they lie deeper, in {deeper.parent}; set path to {_root_of(deeper)}"
+    skipped = describe_skipped(listing.skipped)
+    found = f"; skipped {skipped}" if skipped else f"; formats read: {_formats()}"
+    return f"{where}{found}; correct path or convert the files"
+
+
+def _deep_pictures(place: Path) -> Iterator[Path]:
+    for folder, names, files in islice(os.walk(place), MOST_SEARCHED):
+        names[:] = sorted(name for name in names if name[0] != "." and not is_system_folder(name))
+        yield from (Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(SUFFIXES))
+
+
+def _root_of(picture: Path) -> Path:
+    """Return what `path` would be for a picture in a folder of its class."""
+    root = picture.parent.parent
+    return root.parent if root.name in ("train", "test") else root
+
+
+def _decode(listing: Listing, spec: Data, most: int | None) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return which pictures were read and their bytes, (N, channels, height, width), once all headers agree."""
+    paths = listing.pictures
+    looked = _spread(len(paths), len(paths) if most is None else MOST_HEADERS)
+    (width, height), is_grey = _agree([paths[at] for at in looked])
+    mode: Mode = "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB"
+    channels = 1 if mode == "L" else 3
+    values = channels * width * height
+    require_room((1 + FLOAT_BYTES) * len(paths) * values, listing.place)
+    require_expansion(
+        values * len(paths),
+        sum(max(DISK_BLOCK, path.stat().st_size) for path in paths),
+        listing.place,
+        "make them smaller",
     )
+    chosen = _spread(len(paths), len(paths) if most is None else max(1, most // values))
+    array = np.empty((len(chosen), channels, height, width), dtype=np.uint8)
+    for row, at in enumerate(chosen):
+        pixels = decode(paths[at], mode)
+        if pixels.shape[:2] != (height, width):
+            raise ConfigError(f"{paths[at]}: its pixels are not of the size that its header says; replace or remove it")
+        array[row] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
+    return chosen, array
 
 
-def _decode(paths: list[Path]) -> NDArray[Any]:
-    """Return bytes of shape (N, channels, height, width), once all headers agree on the size."""
-    with _open(paths[0]) as first:
-        size = first.size
-    grey = True
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """Return at most so many of the numbers below `count`, evenly spread, in order."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def _agree(paths: Sequence[Path]) -> tuple[tuple[int, int], bool]:
+    """Return the width and height of all pictures, and whether each of them is grey.
+
+    Raises:
+        ConfigError: One has another size.
+    """
+    first = read_header(paths[0])
+    size, is_grey = (first.width, first.height), True
     for path in paths:
-        with _open(path) as picture:
-            if picture.size != size:
-                shapes = f"{picture.size[0]}x{picture.size[1]}, not {size[0]}x{size[1]} as {paths[0].name}"
-                raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size")
-            if picture.mode not in EIGHT_BIT:
-                raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
-            grey &= picture.mode in GREY
-    planes = len(paths) * (1 if grey else 3)
-    require_room((1 + FLOAT_BYTES) * planes * size[0] * size[1], paths[0].parent.parent)
-    array = np.empty((len(paths), 1 if grey else 3, size[1], size[0]), dtype=np.uint8)
-    for number, path in enumerate(paths):
-        with _open(path) as picture:
-            try:
-                pixels = np.asarray(picture.convert("L" if grey else "RGB"))
-            except DAMAGE as error:
-                raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
-        array[number] = pixels if grey else pixels.transpose(2, 0, 1)
-    return array
-
-
-def _open(path: Path) -> Image:
-    """Open a picture without decoding it."""
-    try:
-        from PIL import Image  # noqa: PLC0415 - only this source needs it
-    except ImportError as error:
-        raise ConfigError("source folder needs Pillow, which is absent: pip install pillow") from error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `require_room` says what is too large
-            return Image.open(path, formats=FORMATS)
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{path}: no picture that Pillow knows ({error}); replace or remove it") from error
+        header = read_header(path)
+        if (header.width, header.height) != size:
+            shapes = f"{header.width}x{header.height}, not {size[0]}x{size[1]} as {paths[0].name}"
+            raise ConfigError(f"{path}: is {shapes}; resize all pictures to one size")
+        is_grey &= header.mode in GREY
+    return size, is_grey

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.runtime.memory import require_room
+from shared.runtime.memory import require_expansion, require_room
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 PREFIXES = {"train": "train", "test": "t10k"}
@@ -44,29 +44,53 @@ def read(spec: Data) -> Arrays:
     Raises:
         ConfigError: A file is missing, damaged, or does not fit the others.
     """
+    return read_part(spec).arrays
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
+    """Return the first examples, so that they have at most `most` values; all where it is None.
+
+    Raises:
+        ConfigError: As `read`.
+    """
     folder, prefix = Path(spec.path), PREFIXES[spec.split]
     images_path = _find(folder, f"{prefix}-images")
-    images = parse(images_path)
-    if images.ndim != PICTURE_DIMENSIONS:
-        raise ConfigError(
-            f"{images_path}: has {images.ndim} dimensions, not 3 (count, height, width); replace the file"
-        )
+    shape = read_shape(images_path)
+    if len(shape) != PICTURE_DIMENSIONS:
+        raise ConfigError(f"{images_path}: has {len(shape)} dimensions, not 3 (count, height, width); replace the file")
+    rows = shape[0] if most is None else max(1, most // (shape[1] * shape[2]))
     if not spec.reads_labels:
         if spec.client_column:
             raise ConfigError('client_column of idx files is found by their labels: take it out, or labels = "none"')
-        return Arrays.unlabelled(as_inputs(images)[:, None])
+        return ReadPart(Arrays.unlabelled(as_inputs(parse(images_path, rows))[:, None]), no_labels(shape[0]))
     labels_path = _find(folder, f"{prefix}-labels")
     labels = parse(labels_path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError(f"{labels_path}: is not one row of integers; replace the file")
-    if len(images) != len(labels):
-        raise ConfigError(f"{labels_path}: {len(labels)} labels for {len(images)} images; take both from one data set")
+    if shape[0] != len(labels):
+        raise ConfigError(f"{labels_path}: {len(labels)} labels for {shape[0]} images; take both from one data set")
     clients = _clients(folder, spec, labels) if spec.client_column else None
-    return Arrays(as_inputs(images)[:, None], labels.astype(np.int64), clients)
+    inputs, numbers = as_inputs(parse(images_path, rows))[:, None], labels.astype(np.int64)
+    return ReadPart(Arrays(inputs, numbers[:rows], clients[:rows] if clients else None), numbers)
 
 
-def parse(path: Path) -> NDArray[Any]:
+def read_shape(path: Path) -> tuple[int, ...]:
+    """Return the shape that an IDX file's header claims, which its size allows for; raise as `parse`."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            kind, shape = _header(file, path)
+            _size(path, kind, shape)
+            return shape
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
+
+
+def parse(path: Path, rows: int | None = None) -> NDArray[Any]:
     """Return one IDX file's numbers, in this machine's byte order. Its size is checked before memory is taken.
+
+    Args:
+        path: Of the file.
+        rows: How many of its first dimension to read; None for all.
 
     Raises:
         ConfigError: The file is absent or damaged, or its header and its size disagree.
@@ -76,8 +100,10 @@ def parse(path: Path) -> NDArray[Any]:
             kind, shape = _header(file, path)
             size = _size(path, kind, shape)
             require_room(size + FLOAT_BYTES * math.prod(shape), path)
-            array = np.empty(size, dtype=np.uint8)
-            _fill(file, array.data, path)
+            is_whole = rows is None or rows >= shape[0]
+            shape = shape if is_whole else (rows or 0, *shape[1:])
+            array = np.empty(math.prod(shape) * kind.itemsize, dtype=np.uint8)
+            _fill(file, array.data, path, is_whole=is_whole)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
     except MemoryError as error:
@@ -115,17 +141,18 @@ def _size(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
     possible = on_disk * MAX_DEFLATE_RATIO if path.suffix == ".gz" else on_disk
     if header + size > possible:
         raise ConfigError(f"{path}: header claims {size} bytes of numbers, more than it can hold; replace the file")
+    require_expansion(size, on_disk, path, "replace the file, or unpack it by gunzip")
     return size
 
 
-def _fill(file: io.BufferedIOBase, buffer: memoryview, path: Path) -> None:
+def _fill(file: io.BufferedIOBase, buffer: memoryview, path: Path, *, is_whole: bool) -> None:
     filled = 0
     while filled < len(buffer):
         count = file.readinto(buffer[filled:])
         if not count:
             raise ConfigError(f"{path}: ends {len(buffer) - filled} bytes early; replace the file")
         filled += count
-    if file.read(1):
+    if is_whole and file.read(1):
         raise ConfigError(f"{path}: goes on after the {filled} bytes that its header claims; replace the file")
 
 

@@ -13,22 +13,30 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from shared.data.sources.arrays import FLOAT_BYTES, Arrays, as_inputs, no_labels
+from shared.data.classes import names_of, number_labels
+from shared.data.name_text import normalise_name
+from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
+from shared.data.sources.npz_names import find_label_arrays, names_in
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.runtime.memory import require_room
+from shared.runtime.memory import require_expansion, require_room
 
 CHANNELS = (1, 3, 4)
 """Of pictures: grey, colour, colour with opacity."""
-INTEGERS, NUMBERS, NAMES = "iu", "biuf", "biuSU"
-_KINDS = {INTEGERS: "integers", NUMBERS: "numbers", NAMES: "names or integers"}
+INTEGERS, NUMBERS, NAMES, LABELS = "iu", "biuf", "biuSU", "iuSU"
+_KINDS = {
+    INTEGERS: "integers",
+    NUMBERS: "numbers",
+    NAMES: "names or integers",
+    LABELS: "class names or integers from 0",
+}
 """Of dtypes, by numpy's letters; what to call them."""
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, OverflowError, RuntimeError),
@@ -42,109 +50,190 @@ def read(spec: Data) -> Arrays:
 
     Bytes are pictures, (N, height, width) or (N, height, width, channels): they come as (N, channels, height, width) in
     [0, 1]. Other numbers stay as they are. Windows come as (N, channels, window), their clients are the subjects.
+    Labels are numbers from 0, or strings, which are numbered as those of a CSV file.
 
     Raises:
         ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
+    """
+    return read_part(spec).arrays
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
+    """Return the first examples, so that they have at most `most` values; all where it is None.
+
+    Raises:
+        ConfigError: As `read`.
     """
     path = Path(spec.path)
     try:
         if not zipfile.is_zipfile(path):
             raise ConfigError(f"{path}: is missing or no .npz file; write one with numpy.savez_compressed")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a bad file open
-            return _read(arrays, spec, path)
+            return _read(_File(arrays, path, spec), most)
     except MemoryError as error:
         raise ConfigError(f"{path}: does not fit in this device's memory; give it a smaller file") from error
     except DAMAGE as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
 
 
-def _read(arrays: NpzFile, spec: Data, path: Path) -> Arrays:
-    names = set(arrays.files)
+class _File(NamedTuple):
+    """An open file, its path, and what is to be read of it."""
+
+    arrays: NpzFile
+    path: Path
+    spec: Data
+
+
+class _Header(NamedTuple):
+    """What an array's header says; `stored` are the bytes that it takes in the file."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    stored: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def _read(file: _File, most: int | None) -> ReadPart:
+    spec, path, names = file.spec, file.path, set(file.arrays.files)
     inputs_name, labels_name = f"x_{spec.split}", f"y_{spec.split}"
     if inputs_name in names and (labels_name in names or not spec.reads_labels):
-        return _plain(arrays, spec, path, (inputs_name, labels_name))
+        return _plain(file, (inputs_name, labels_name), most)
     if "x" in names and ("y" in names or not spec.reads_labels):
         if spec.split == "test":
             raise ConfigError(f"{path}: x and y have no test split; name arrays x_test and y_test, or use holdout")
-        return _plain(arrays, spec, path, ("x", "y"))
+        return _plain(file, ("x", "y"), most)
     if {"signal", "start", "subject", "test_subjects"} <= names and ("label" in names or not spec.reads_labels):
-        return _windows(arrays, spec, path)
+        return _windows(file, most)
     raise ConfigError(
         f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; name arrays {inputs_name} and {labels_name}"
     )
 
 
-def _plain(arrays: NpzFile, spec: Data, path: Path, names: tuple[str, str]) -> Arrays:
-    inputs = _array(arrays, names[0], path, NUMBERS)
-    if inputs.ndim == 1:
-        raise ConfigError(f"{path}: {names[0]} has shape {inputs.shape}; save an array of shape (N, features)")
-    if inputs.dtype == np.uint8:
-        inputs = _pictures(inputs, path)
-    labels = _labels(arrays, names[1], path) if spec.reads_labels else no_labels(len(inputs))
+def _plain(file: _File, names: tuple[str, str], most: int | None) -> ReadPart:
+    spec, path = file.spec, file.path
+    header = _header(file, names[0], NUMBERS)
+    if len(header.shape) == 1:
+        raise ConfigError(f"{path}: {names[0]} has shape {header.shape}; save an array of shape (N, features)")
+    labels, classes = _labels(file, names[1]) if spec.reads_labels else (no_labels(header.shape[0]), ())
     clients = None
     if spec.client_column:
         ours = f"{spec.client_column}_{spec.split}"
-        clients = _clients(arrays, ours if ours in arrays.files else spec.client_column, path)
-    _require_alike(path, {names[0]: inputs, names[1]: labels, "clients": labels if clients is None else clients})
-    return Arrays(as_inputs(inputs), labels, None if clients is None else tuple(clients.tolist()))
+        clients = _clients(file, ours if ours in file.arrays.files else spec.client_column)
+    people = labels if clients is None else clients
+    _require_alike(path, {names[0]: header.shape[0], names[1]: len(labels), "clients": len(people)})
+    rows = (
+        header.shape[0] if most is None else min(header.shape[0], max(1, most // max(1, math.prod(header.shape[1:]))))
+    )
+    inputs = _array(file, names[0], NUMBERS, rows=rows)
+    if inputs.dtype == np.uint8:
+        inputs = _pictures(inputs, path)
+    told = None if clients is None else tuple(clients[:rows].tolist())
+    return ReadPart(Arrays(as_inputs(inputs), labels[:rows], told, classes), labels)
 
 
-def _windows(arrays: NpzFile, spec: Data, path: Path) -> Arrays:
+def _windows(file: _File, most: int | None) -> ReadPart:
     """Cut windows out of the streams; the last one ends where the stream ends, which tells how long all are."""
-    signal = _array(arrays, "signal", path, NUMBERS, dimensions=2)
-    start = _array(arrays, "start", path, INTEGERS, dimensions=1)
-    subject = _clients(arrays, "subject", path)
-    clients = _clients(arrays, spec.client_column, path) if spec.client_column else subject
-    labels = _labels(arrays, "label", path) if spec.reads_labels else no_labels(len(start))
-    _require_alike(path, {"start": start, "subject": subject, "label": labels, "clients": clients})
+    spec, path = file.spec, file.path
+    start = _array(file, "start", INTEGERS, dimensions=1)
+    subject = _clients(file, "subject")
+    clients = _clients(file, spec.client_column) if spec.client_column else subject
+    labels, classes = _labels(file, "label") if spec.reads_labels else (no_labels(len(start)), ())
+    lengths = {"start": len(start), "subject": len(subject), "label": len(labels), "clients": len(clients)}
+    _require_alike(path, lengths)
+    signal = _array(file, "signal", NUMBERS, dimensions=2)
     window = signal.shape[1] - int(start.max(initial=0))
     if window < 1 or int(start.min(initial=0)) < 0:
         raise ConfigError(f"{path}: start points outside signal, which has {signal.shape[1]} samples; correct it")
-    ours = np.isin(subject, _clients(arrays, "test_subjects", path)) == (spec.split == "test")
-    require_room(math.prod((len(signal), int(ours.sum()), window)) * (signal.itemsize + FLOAT_BYTES), path)
-    cut = np.lib.stride_tricks.sliding_window_view(signal, window, axis=1)[:, start[ours]]  # (channels, N, window)
-    return Arrays(as_inputs(cut.transpose(1, 0, 2)), labels[ours], tuple(clients[ours].tolist()))
+    ours = np.flatnonzero(np.isin(subject, _clients(file, "test_subjects")) == (spec.split == "test"))
+    require_room(math.prod((len(signal), len(ours), window)) * (signal.itemsize + FLOAT_BYTES), path)
+    cut = ours if most is None else ours[: max(1, most // (len(signal) * window))]
+    windows = np.lib.stride_tricks.sliding_window_view(signal, window, axis=1)[:, start[cut]]  # (channels, N, window)
+    told = tuple(clients[cut].tolist())
+    return ReadPart(Arrays(as_inputs(windows.transpose(1, 0, 2)), labels[cut], told, classes), labels[ours])
 
 
-def _array(arrays: NpzFile, name: str, path: Path, kinds: str, dimensions: int | None = None) -> NDArray[Any]:
-    """Return an array whose dtype is of the kinds, and whose dimensions are as many as told, or at least one."""
+def _header(file: _File, name: str, kinds: str, dimensions: int | None = None) -> _Header:
+    """Return an array's header, whose dtype is of the kinds, and whose dimensions are as many as told, or at least one.
+
+    Refuse an array for which there is no memory: few bytes of a zip may stand for many.
+    """
+    arrays, path = file.arrays, file.path
     if name not in arrays.files:
         raise ConfigError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays.files))}; correct the name")
-    _require_room_for(arrays, name, path)
-    try:
-        array = arrays[name]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
+    with _open_array(arrays, name) as stream:
+        header = _read_header(stream, arrays, name, path)
+    if header.dtype.hasobject:
         problem = f"{name} holds pickled objects, which are never loaded"
-        raise ConfigError(f"{path}: {problem}; save it as numbers") from error
-    if array.dtype.kind not in kinds or not array.ndim or array.ndim != (dimensions or array.ndim):
+        raise ConfigError(f"{path}: {problem}; save it as {_KINDS[kinds]}, names by numpy.array(names, dtype=str)")
+    if header.dtype.kind not in kinds or not header.shape or len(header.shape) != (dimensions or len(header.shape)):
         wanted = f"{_KINDS[kinds]}, of {dimensions} dimensions" if dimensions else _KINDS[kinds]
-        raise ConfigError(f"{path}: {name} is {array.dtype} of shape {array.shape}; save {wanted}")
-    return array
+        raise ConfigError(f"{path}: {name} is {header.dtype} of shape {header.shape}; save {wanted}")
+    require_room(header.size * (header.dtype.itemsize + FLOAT_BYTES), path)
+    count = header.size * header.dtype.itemsize
+    require_expansion(count, header.stored, path, "replace the file, or write it with numpy.savez")
+    return header
 
 
-def _require_room_for(arrays: NpzFile, name: str, path: Path) -> None:
-    """Refuse an array for which there is no memory, by its header: few bytes of a zip may stand for many."""
+def _open_array(arrays: NpzFile, name: str) -> IO[bytes]:
     assert arrays.zip
-    with arrays.zip.open(name if name in arrays.zip.namelist() else f"{name}.npy") as file:
-        magic = file.read(npy.MAGIC_LEN)
-        if not magic.startswith(npy.MAGIC_PREFIX):
-            raise ConfigError(f"{path}: {name} is no array; write the file with numpy.savez_compressed")
-        read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
-        shape, _, dtype = read_header(file)
-    require_room(math.prod(shape) * (dtype.itemsize + FLOAT_BYTES), path)
+    return arrays.zip.open(_member(arrays, name))
 
 
-def _labels(arrays: NpzFile, name: str, path: Path) -> NDArray[np.int64]:
-    labels = _array(arrays, name, path, INTEGERS)
-    if labels.size != len(labels):
-        raise ConfigError(f"{path}: {name} has shape {labels.shape}; save one class number for each example")
-    return labels.reshape(-1).astype(np.int64)
+def _member(arrays: NpzFile, name: str) -> str:
+    assert arrays.zip
+    return name if name in arrays.zip.namelist() else f"{name}.npy"
 
 
-def _clients(arrays: NpzFile, name: str, path: Path) -> NDArray[np.str_]:
-    return _array(arrays, name, path, NAMES, dimensions=1).astype(np.str_)
+def _read_header(stream: IO[bytes], arrays: NpzFile, name: str, path: Path) -> _Header:
+    assert arrays.zip
+    magic = stream.read(npy.MAGIC_LEN)
+    if not magic.startswith(npy.MAGIC_PREFIX):
+        raise ConfigError(f"{path}: {name} is no array; write the file with numpy.savez_compressed")
+    read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    return _Header(shape, is_fortran, dtype, arrays.zip.getinfo(_member(arrays, name)).compress_size)
+
+
+def _array(
+    file: _File, name: str, kinds: str, *, dimensions: int | None = None, rows: int | None = None
+) -> NDArray[Any]:
+    """Return an array, or its first rows where these are fewer; its header is checked before memory is taken."""
+    header = _header(file, name, kinds, dimensions)
+    if rows is None or rows >= header.shape[0]:
+        return file.arrays[name]
+    if header.is_fortran:
+        return file.arrays[name][:rows]
+    with _open_array(file.arrays, name) as stream:
+        _read_header(stream, file.arrays, name, file.path)
+        shape = (rows, *header.shape[1:])
+        data = stream.read(math.prod(shape) * header.dtype.itemsize)
+    return np.frombuffer(data, dtype=header.dtype).reshape(shape)
+
+
+def _labels(file: _File, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the labels as numbers, and the names of the classes where they are strings."""
+    header = _header(file, name, LABELS)
+    if header.size != header.shape[0]:
+        problem = f"{name} has shape {header.shape}; save one class number for each example"
+        raise ConfigError(f"{file.path}: {problem}, of one-hot rows {name}.argmax(axis=1)")
+    labels = _array(file, name, LABELS).reshape(-1)
+    if labels.dtype.kind in INTEGERS:
+        return labels.astype(np.int64), ()
+    texts, places = np.unique(labels, return_inverse=True)
+    names = [normalise_name(text.decode() if isinstance(text, bytes) else str(text)) for text in texts]
+    if not all(names):
+        raise ConfigError(f"{file.path}: {name} holds an empty name; name the class of each example")
+    known = set(names).union(*(names_in(file.path, one) for one in find_label_arrays(file.arrays.files) if one != name))
+    numbers = number_labels(known, file.spec, file.path, f"array {name}")
+    return np.array([numbers[one] for one in names], dtype=np.int64)[places.reshape(-1)], names_of(numbers)
+
+
+def _clients(file: _File, name: str) -> NDArray[np.str_]:
+    return _array(file, name, NAMES, dimensions=1).astype(np.str_)
 
 
 def _pictures(array: NDArray[Any], path: Path) -> NDArray[Any]:
@@ -161,8 +250,7 @@ def _pictures(array: NDArray[Any], path: Path) -> NDArray[Any]:
     raise ConfigError(f"{path}: bytes of shape {array.shape} are no pictures; save (N, height, width, channels)")
 
 
-def _require_alike(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    counts = {name: len(array) for name, array in arrays.items()}
+def _require_alike(path: Path, counts: Mapping[str, int]) -> None:
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ConfigError(f"{path}: arrays differ in length: {told}; save one entry for each example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +11,21 @@ import numpy as np
 from shared.data.classes import require_number
 from shared.data.partition import all_but, draw_balanced, take
 from shared.data.sources import csv, digits, folder, idx, npz
-from shared.data.sources.arrays import Arrays, held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, ReadPart, held_out, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
+from shared.runtime.memory import require_room
 
-SOURCES: Mapping[str, Callable[[Data], Arrays]] = {
-    "csv": csv.read,
-    "digits": digits.read,
-    "folder": folder.read,
-    "idx": idx.read,
-    "npz": npz.read,
+SOURCES: Mapping[str, Callable[[Data, int | None], ReadPart]] = {
+    "csv": csv.read_part,
+    "digits": digits.read_part,
+    "folder": folder.read_part,
+    "idx": idx.read_part,
+    "npz": npz.read_part,
 }
-"""Every source's reader by its name in `Data.source`."""
+"""Every source's reader by its name in `Data.source`: of all examples, or of a part with so many values at most."""
 
+PICTURE_DIMENSIONS = 4
 LIMIT_SEED = 0
 """Draws the examples that `limit` keeps: one seed, so that devices agree on them."""
 
@@ -53,13 +56,7 @@ def read_whole(spec: Data) -> Arrays:
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
     """
-    place = spec.path or spec.source
-    try:
-        examples = SOURCES[spec.source](spec)
-    except MemoryError as error:
-        raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
-    _require_sound(examples, spec, place)
-    _standardise(examples, spec, place)
+    examples = read_part(spec).arrays
     if spec.limit is not None and spec.limit < len(examples):
         examples = examples.subset(np.sort(shuffled_order(len(examples), LIMIT_SEED)[: spec.limit]))
     if spec.drawn:
@@ -67,6 +64,39 @@ def read_whole(spec: Data) -> Arrays:
     if spec.without:
         examples = examples.subset(all_but(len(examples), draw_balanced(examples.labels, spec.without)))
     return examples
+
+
+def read_part(spec: Data, most: int | None = None) -> ReadPart:
+    """Read the source, or examples of it with at most `most` values, and standardise them.
+
+    Raises:
+        ConfigError: A file is missing, damaged or not as expected.
+    """
+    place = spec.path or spec.source
+    try:
+        part = SOURCES[spec.source](spec, most)
+    except MemoryError as error:
+        raise ConfigError(f"{place}: out of memory ({error}); give this device fewer or smaller examples") from error
+    examples = _set_channels(part.arrays, spec, place)
+    _require_sound(examples, spec, place)
+    if spec.augment != "none" and examples.inputs.ndim != PICTURE_DIMENSIONS:
+        raise ConfigError(f"{place}: augment {spec.augment!r} is for pictures, and these inputs are none; remove it")
+    _standardise(examples, spec, place)
+    return replace(part, arrays=examples)
+
+
+def _set_channels(examples: Arrays, spec: Data, place: str) -> Arrays:
+    """Return pictures with the channels that the spec asks for: of grey ones, three equal channels make colour."""
+    inputs = examples.inputs
+    if not spec.channels or not inputs.size or inputs.shape[1] == spec.channels:
+        return examples
+    if inputs.ndim != PICTURE_DIMENSIONS or inputs.shape[1] != 1:
+        shape = "x".join(map(str, inputs.shape[1:]))
+        raise ConfigError(
+            f"{place}: an example has the shape {shape}, which channels = {spec.channels} cannot become; remove it"
+        )
+    require_room(inputs.nbytes * spec.channels, Path(place))
+    return replace(examples, inputs=np.repeat(inputs, spec.channels, axis=1))
 
 
 def _standardise(examples: Arrays, spec: Data, place: str) -> None:

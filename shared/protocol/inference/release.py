@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from shared.errors import ConfigError, CorruptFile
+from shared.protocol.bounded import Count, Line, Number, ReleaseName, Sha256, Size, Version
+from shared.protocol.inputs import BYTE_SCALE
 from shared.protocol.messages import Spec
 
 FORMAT = 1
@@ -21,10 +24,11 @@ MANIFEST, PARAMETERS, PROBES = "manifest.json", "parameters.safetensors", "probe
 GRAPH, BOTTOM, TOP = "graph.onnx", "bottom.onnx", "top.onnx"
 """Names of the parts in a folder."""
 MAX_MANIFEST_BYTES = 16 << 20
-BYTE_SCALE = 255.0
+MOST_SHOWN = 12
+"""Class names that a message lists."""
 Kind: TypeAlias = Literal["int8", "float16"]
 """What makes a release smaller."""
-_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:/([1-9]\d{0,8}))?")
+_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:/([1-9][0-9]{0,8}))?")
 
 
 class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +39,8 @@ class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
         size: In bytes.
     """
 
-    sha256: str
-    size: int
+    sha256: Sha256
+    size: Size
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ class SplitHalves(msgspec.Struct, frozen=True, kw_only=True):
         top: The layers above, for the server.
     """
 
-    cut: int
+    cut: Count
     bottom: ReleaseGraph
     top: ReleaseGraph
 
@@ -95,25 +99,32 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    sha256: str
+    shape: tuple[Count, ...]
+    sha256: Sha256
 
 
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     """What was done to the examples that it was trained on, in this order.
 
     Attributes:
-        byte_scale: A value that is a byte was divided by this; others stayed as they were.
+        byte_scale: What a stored value was divided by; 1 where it stayed as it was. Where `dtype` is empty only bytes
+            were divided, if there were any.
+        dtype: Of the stored values: `uint8` or `float32`; empty: not known.
         mean: What was subtracted from each channel, one number for all or one a channel; empty for nothing. None: the
             run's plan does not say, as where devices prepare their examples by files of their own.
         std: What each channel was divided by after that; likewise.
         size: Height and width of a picture, else empty.
+        layout: What each extent of an input is, N for one input after the other: `NCHW`, `NF`; empty: not known.
+        features: Names of a table's columns in the order of an input's numbers; empty: there are none, or not known.
     """
 
     byte_scale: float = BYTE_SCALE
+    dtype: Literal["", "uint8", "float32"] = ""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     size: tuple[int, ...] = ()
+    layout: str = ""
+    features: tuple[str, ...] = ()
 
 
 class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,13 +140,13 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
         measured_on: Whose examples that was on: `server` or `devices`; empty for nobody's.
     """
 
-    run: str
-    round: int
-    plan: str
+    run: Line
+    round: Count
+    plan: Line
     algorithm: Spec
     personal: bool = False
     accuracy: float | None = None
-    measured_on: str = ""
+    measured_on: Line = ""
 
 
 class Reduction(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,9 +202,9 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         format: See `FORMAT`.
     """
 
-    name: str
-    version: int
-    created: str
+    name: ReleaseName
+    version: Version
+    created: Line
     model: Spec
     source: ReleaseSource
     graph: ReleaseGraph
@@ -206,8 +217,8 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
     halves: SplitHalves | None = None
     reduction: Reduction | None = None
     classes: tuple[str, ...] = ()
-    versions: dict[str, str] = {}
-    format: int = FORMAT
+    versions: dict[Line, Line] = {}
+    format: Number = FORMAT
 
     @property
     def reference(self) -> str:
@@ -225,6 +236,33 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Format(msgspec.Struct):
     format: int
+
+
+def describe_class_fault(classes: Sequence[str], outputs: Sequence[int]) -> str:
+    """Return how the class names of a release do not fit its outputs; empty where they do, or where it names none.
+
+    Args:
+        classes: Names in the order of the outputs.
+        outputs: Shape of the whole network's output: the batch, then one number for each class.
+    """
+    count = outputs[1] if len(outputs) > 1 else 0
+    if not classes or len(classes) == count:
+        return ""
+    shown = ", ".join(map(ascii, classes[:MOST_SHOWN])) + ", ..." * (len(classes) > MOST_SHOWN)
+    return f"{len(classes)} class names ({shown}) for {count} outputs"
+
+
+def require_class_names(manifest: ReleaseManifest) -> None:
+    """Refuse a release whose class names do not fit its outputs, as versions up to 0.1 made them.
+
+    Raises:
+        ConfigError: As said.
+    """
+    if fault := describe_class_fault(manifest.classes, manifest.graph.output.shape):
+        raise ConfigError(
+            f"release {manifest.reference}: {fault}: applications would name wrong classes; train with as many classes "
+            "in model.options as there are names, and create the release again"
+        )
 
 
 def sha256_of(data: bytes | memoryview) -> str:
@@ -246,7 +284,7 @@ def read_manifest(data: bytes, place: str) -> ReleaseManifest:
 
     Raises:
         ConfigError: It is of a newer format.
-        CorruptFile: It is no manifest.
+        CorruptFile: It is not a manifest, or one of its values is out of range.
     """
     try:
         if len(data) > MAX_MANIFEST_BYTES:
@@ -257,7 +295,7 @@ def read_manifest(data: bytes, place: str) -> ReleaseManifest:
                 f"{place}: a release of format {found}, and this fieldfleet reads up to {FORMAT}: update it"
             )
         return msgspec.json.decode(data, type=ReleaseManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(f"{place}: it is no manifest of a release ({error})") from error
 
 

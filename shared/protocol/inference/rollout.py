@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shared.protocol.bounded import Number, ReleaseName, Version, Word
 from shared.protocol.messages import Message, Transfer
 
 MOST_MANIFEST_BYTES = 768 << 10
@@ -74,10 +75,10 @@ class Offer(Message, frozen=True, kw_only=True):
         max_latency_ms: Longest p95 of one inference; 0 for one and a half times the version before.
     """
 
-    deployment: str
-    name: str
-    version: int
-    attempt: int = 1
+    deployment: Word
+    name: ReleaseName
+    version: Version
+    attempt: Number = 1
     manifest: bytes
     soak_s: float
     max_drop: float = 0.02
@@ -94,9 +95,9 @@ class Ahead(Message, frozen=True, kw_only=True):
         manifest: As `shared.protocol.inference.release.write_manifest` makes it.
     """
 
-    deployment: str
-    name: str
-    version: int
+    deployment: Word
+    name: ReleaseName
+    version: Version
     manifest: bytes
 
 
@@ -112,7 +113,7 @@ class Lacks(Message, frozen=True, kw_only=True):
     """
 
     device: str
-    deployment: str
+    deployment: Word
     parts: tuple[bytes, ...] = ()
     tensors: tuple[bytes, ...] = ()
     header: bool = False
@@ -127,7 +128,7 @@ class Bundle(Message, frozen=True, kw_only=True):
         shared: Whether its frames come on the topic common to all devices.
     """
 
-    deployment: str
+    deployment: Word
     params: Transfer
     shared: bool = False
 
@@ -142,7 +143,7 @@ class Withdraw(Message, frozen=True, kw_only=True):
         back: Whether to go back to the version before where this one is served by now.
     """
 
-    deployment: str
-    name: str
-    version: int
+    deployment: Word
+    name: ReleaseName
+    version: Version
     back: bool = False

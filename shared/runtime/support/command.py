@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shared.errors import ConfigError
 from shared.runtime.support import units
 from shared.runtime.support.fetch import Say
 from shared.runtime.support.install import WHEELS, find_extras, install, is_current, name_of, require_disk
@@ -97,14 +96,14 @@ def _sources(options: argparse.Namespace, choice: Choice, extras: Path) -> Itera
     yield str(extras / WHEELS)  # what came before; half files go on
     yield from map(str, options.folders)
     yield from options.index
-    if elsewhere := os.environ.get(TORCH_INDEX, ""):
-        yield elsewhere
+    if torch_index := os.environ.get(TORCH_INDEX, ""):
+        yield torch_index
     if options.folders and not options.index:
         return  # nobody who names a folder alone waits for a network that is not there
-    if choice.row.elsewhere and not options.index and not elsewhere:
-        raise ConfigError(f"{choice.row.note}: --index, {TORCH_INDEX} or --from")
     if usual := find_usual_index():
         yield usual
+    if choice.row.torch_index:
+        yield choice.row.torch_index  # last: it is asked only for what pip's own index lacks
 
 
 def find_usual_index() -> str:

@@ -18,6 +18,8 @@ from shared.errors import CorruptFile
 MIB = 1 << 20
 MOST_PACKAGE = 64 * MIB
 MOST_UNPACKED, MOST_FILE, MOST_ENTRIES = 512 * MIB, 64 * MIB, 20_000
+MOST_EXPANSION, FREE_UNPACKED = 64, 16 * MIB
+"""An archive beyond the latter unpacks to so many times its size at most: ours to less than ten times."""
 MOST_NAME, MOST_SHOWN = 1024, 120
 MOST_DICTIONARY = 128 * MIB
 """Memory of the decompression: `xz -9` wants 65 MiB."""
@@ -87,6 +89,7 @@ class _Unpacked:
 
     def __init__(self, data: memoryview) -> None:
         self._packed, self._place = data, 0
+        self._most = min(MOST_UNPACKED, max(FREE_UNPACKED, MOST_EXPANSION * len(data)))
         self._xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_DICTIONARY)
         self._ready, self._bytes = bytearray(), 0
 
@@ -127,8 +130,8 @@ class _Unpacked:
         except (lzma.LZMAError, EOFError, MemoryError) as error:
             raise damaged(f"its archive cannot be unpacked: {error}") from error
         self._bytes += len(found)
-        if self._bytes > MOST_UNPACKED:
-            raise damaged(f"it unpacks to more than {MOST_UNPACKED} bytes")
+        if self._bytes > self._most:
+            raise damaged(f"it unpacks to more than {self._most} bytes, from {len(self._packed)}")
         self._ready += found
         return True
 
@@ -143,13 +146,13 @@ def _entries(archive: _Unpacked) -> Iterator[PackedEntry]:
             return
         kind, size = _check_head(head)
         if kind in (_LONG_NAME, _LONG_LINK):
-            longer[kind] = _text(_content(archive, size, MOST_NAME).partition(b"\0")[0])
+            longer[kind] = _text(_content(archive, size, MOST_NAME))
             continue
-        told = _text(head[:100].partition(b"\0")[0])
-        if head[257:263] == b"ustar\0" and (prefix := _text(head[345:500].partition(b"\0")[0])):
+        told = _text(head[:100])
+        if head[257:263] == b"ustar\0" and (prefix := _text(head[345:500])):
             told = f"{prefix}/{told}"
         name = _plain(longer.pop(_LONG_NAME, told))
-        link = longer.pop(_LONG_LINK, _text(head[157:257].partition(b"\0")[0]))
+        link = longer.pop(_LONG_LINK, _text(head[157:257]))
         yield _entry(archive, name, (kind, size, _number(head[100:108])), link)
     raise damaged(f"it holds more than {MOST_ENTRIES} entries")
 
@@ -197,10 +200,14 @@ def _number(digits: bytes) -> int:
 
 
 def _text(name: bytes) -> str:
+    """Return a name, which zeros may follow; one with a zero or another character that is not shown is refused."""
     try:
-        return name.decode()
+        told = name.rstrip(b"\0").decode()
     except UnicodeDecodeError:
         raise damaged("a name in it is no text") from None
+    if not told.isprintable():
+        raise damaged(f"{shown(told)} has a character that no name of a file should have")
+    return told
 
 
 def _plain(name: str) -> str:

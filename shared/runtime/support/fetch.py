@@ -33,6 +33,8 @@ NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 MAX_PAGE_BYTES = 64 << 20
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PART = ".part"
+ABSENT = (http.client.NOT_FOUND, http.client.FORBIDDEN, http.client.GONE)
+"""Answers of an index without the project; object stores, PyTorch's index among them, answer 403."""
 MOST_WORDS = 400
 
 
@@ -101,7 +103,7 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
             text = answer.read(MAX_PAGE_BYTES).decode(errors="replace")
             base = answer.geturl()
     except urllib.error.HTTPError as error:
-        if error.code == http.client.NOT_FOUND:
+        if error.code in ABSENT:
             return ""
         raise Unreachable(f"{page}: {_words(error)}") from error
     except (OSError, http.client.HTTPException) as error:

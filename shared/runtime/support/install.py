@@ -14,28 +14,18 @@ import os
 import shutil
 import stat
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from shared.errors import ConfigError
+from shared.runtime.extras import install_command, is_packaged, pth_path
 from shared.runtime.support.fetch import Say, bring
 from shared.runtime.support.table import MIB, Choice, Purpose
 
-PTH = "_setup.pth"
 CURRENT, WHEELS, NEW = "current", "wheels", ".new"
 SPARE_BYTES = 64 * MIB
 LIBRARIES = ("purelib", "platlib")
-
-
-def is_packaged() -> bool:
-    """Return whether this is the Python of a Debian package of ours."""
-    return _pth().is_file()
-
-
-def _pth() -> Path:
-    return Path(sysconfig.get_paths()["purelib"]) / PTH
 
 
 def find_extras() -> Path:
@@ -45,11 +35,9 @@ def find_extras() -> Path:
         ConfigError: This is no package's Python: in a clone, pip installs what is wanted.
     """
     if not is_packaged():
-        remedy = (
-            "in a clone: make setup, or pip install 'fieldfleet[device]', 'fieldfleet[infer]', 'fieldfleet[server]'"
-        )
+        remedy = f"in a clone: make setup, or {', '.join(map(install_command, ('device', 'infer', 'server')))}"
         raise ConfigError(f"{sys.prefix} is not of a fieldfleet package; {remedy}")
-    return Path(_pth().read_text().strip()).parent
+    return Path(pth_path().read_text().strip()).parent
 
 
 def name_of(choice: Choice, purpose: Purpose) -> str:

@@ -69,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         lacks: What its processor does not have: `atomics` for those of ARMv8.0.
         wheels: The set that fits; empty where none does.
         refused: Why none does, and what to do.
-        elsewhere: Names whose file the usual index does not have.
+        torch_index: Address of the index with this row's build of torch, where pip's own index lacks it.
         note: What else is to be known.
         tested: How it was tried.
     """
@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lacks: str = ""
     wheels: str = ""
     refused: str = ""
-    elsewhere: tuple[str, ...] = ()
+    torch_index: str = ""
     note: str = ""
     tested: Literal["real", "emulated", "recorded", "not yet"] = "not yet"
 

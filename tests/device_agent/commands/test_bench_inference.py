@@ -45,3 +45,24 @@ def test_a_refusal_ends_it(real, tmp_path):
         server.close()
 
     real(story())
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("size", [0, 100, 70_000, 1_500_000])
+def test_answers_of_any_size_are_read_whole(real, tmp_path, clients, size):
+    """Of binary tensors another header, Inference-Header-Content-Length, gives the size of a part of the body."""
+    answered = []
+
+    def answer(request):
+        assert request.body == b"abc"
+        answered.append(request)
+        return Response(200, b"x" * size, min(size, 7))
+
+    async def story():
+        server = HttpServer(answer, 4_000_000, 10.0, monotonic)
+        await server.listen(0, str(tmp_path / "s"))
+        taken = await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+        server.close()
+        assert len(taken) == len(answered) >= clients
+
+    real(story())

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from device_agent.commands import doctor
 from device_agent.commands import probe as command
 from device_agent.measurement.board import Board
 from device_agent.measurement.calibration_file import Measuring
@@ -29,6 +30,7 @@ from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Provenance, Reading
 from shared.runtime.clock import VirtualLoop, monotonic
 from tests.device_agent.server_side import plugged
+from tests.machine import grow
 
 BOARDS = Path(__file__).parents[2] / "fixtures" / "boards"
 ORIN = BOARDS / "jetson-orin-nx" / "root"
@@ -210,7 +212,7 @@ def test_what_is_to_be_edited_comes_with_exit_code_2_and_no_traceback() -> None:
 def test_the_board_of_the_agents_file_is_probed(tmp_path, printed) -> None:
     config = tmp_path / "agent.toml"
     config.write_text(
-        f'device = "d"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
+        f'device = "d"\nsite = "lab"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
         f'[board]\nroot = "{ORIN}"\nprofile = "jetson-orin-nano"\n'
     )
     assert msgspec.json.decode(printed("--config", config, "--format", "json"))["board"] == "jetson-orin-nano"
@@ -219,12 +221,36 @@ def test_the_board_of_the_agents_file_is_probed(tmp_path, printed) -> None:
     assert said["readings"]["cpu.online_count"]["value"] == 6
 
 
+POLICY = "sys/devices/system/cpu/cpufreq/policy0"
+CAPPED = {
+    "proc/cpuinfo": "processor : 0\nCPU implementer : 0x41\n",
+    f"{POLICY}/affected_cpus": "0",
+    f"{POLICY}/scaling_cur_freq": 1_200_000,
+    f"{POLICY}/scaling_max_freq": 1_200_000,
+    f"{POLICY}/cpuinfo_max_freq": 1_800_000,
+}
+
+
+@pytest.mark.parametrize(("target", "flag"), [("[board.target]\nmax_hertz = 1.2e9\n", 0), ("", 1)])
+def test_the_agents_own_highest_clock_is_not_throttling(tmp_path, printed, target, flag) -> None:
+    root = grow(tmp_path / "root", CAPPED)
+    config = tmp_path / "agent.toml"
+    config.write_text(
+        f'device = "d"\nsite = "lab"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
+        f'[board]\nroot = "{root}"\n{target}'
+    )
+    found = msgspec.json.decode(printed("--config", config, "--format", "json"))
+    assert found["readings"]["throttle.now_flag"]["value"] == flag
+    findings = {check.name: check.finding for check in doctor.run_checks(config, root)}
+    assert findings["throttle: clock"] == ("clock capped at 1200 of 1800 MHz" if flag else "none")
+
+
 def test_the_meter_of_the_agents_file_is_the_total(tmp_path, printed) -> None:
     """What the agent itself would go by: the plug's 12.5 W, and not the module's 9 W; the rails stay."""
     with plugged(lambda: 12.5) as url:
         config = tmp_path / "agent.toml"
         config.write_text(
-            f'device = "d"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
+            f'device = "d"\nsite = "lab"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
             f'[board]\nroot = "{ORIN}"\n[board.meter]\nkind = "shelly"\nurl = "{url}"\n'
         )
         readings = msgspec.json.decode(printed("--config", config, "--format", "json"))["readings"]
@@ -232,12 +258,26 @@ def test_the_meter_of_the_agents_file_is_the_total(tmp_path, printed) -> None:
     assert readings["power.VDD_IN_watts"]["value"] == 9.0
 
 
+def test_a_silent_meter_is_not_replaced_by_what_sees_less(tmp_path, printed) -> None:
+    """The module's 9 W would pass for the wall's: for a plug that is gone, and for a chip that nobody has."""
+    for meter in ('kind = "shelly"\nurl = "http://127.0.0.1:9"', 'kind = "chip"\nchip = "ina226"'):
+        config = tmp_path / "agent.toml"
+        config.write_text(
+            f'device = "d"\nsite = "lab"\nstate_dir = "{tmp_path}"\n[data]\nsource = "digits"\n'
+            f'[board]\nroot = "{ORIN}"\n[board.meter]\n{meter}\n'
+        )
+        found = msgspec.json.decode(printed("--config", config, "--format", "json"))
+        assert "power.total_watts" not in found["readings"]
+        assert found["absent"]["power.total_watts"]["lack"] in ("busy", "not_present")
+        assert found["readings"]["power.VDD_IN_watts"]["value"] == 9.0
+
+
 class Counter:
     """Energy that a counter adds up: watts are known from the second read on."""
 
     kind = "mean"
     provenance = Provenance(source="counter", quality="measured")
-    period_s, cost_s = 1.0, 0.0
+    period_s, cost_s, uncertainty_w = 1.0, 0.0, 0.0
     reads = 0
 
     def read(self) -> Reading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from collections.abc import Callable
@@ -140,6 +141,36 @@ def test_what_cannot_be_taken_is_refused_with_its_cause_before_anything_is_fetch
         assert gateway.status().state == "committed"
 
     live(gateway, virtually, routine)
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/any/path", "a\nb", "..", "a\x00b", "model."])
+@pytest.mark.parametrize("kind", ["Offer", "Ahead"])
+def test_a_manifest_that_names_a_path_writes_nothing_anywhere(tmp_path, stored, virtually, caplog, name, kind):
+    """Both name it alike, as one gateway with a signed certificate may: nothing is made, and the board goes on."""
+    home = tmp_path / "deep" / "in" / "a" / "tree"
+    home.mkdir(parents=True)
+    gateway = Gateway(stored, home)
+    told = json.loads(stored.path(stored.sha256).read_bytes()) | {"name": name}
+    message = {"type": kind, "deployment": "0001-x", "name": name, "version": 1, "manifest": json.dumps(told).encode()}
+    body = wire.encode(Want(digest=b"", frame_bytes=1, ranges=[]))[:3] + msgspec.msgpack.encode(
+        {**message, "soak_s": 0.0}
+    )
+    there = {path for path in tmp_path.rglob("*") if home not in path.parents}
+
+    async def routine() -> None:
+        await gateway.transport.publish(topic(SITE, DEVICE, "offer"), body)
+        await asyncio.sleep(60)
+        assert gateway.lacks == []
+        assert {path for path in tmp_path.rglob("*") if home not in path.parents} == there
+        assert not any("escape" in path.name for path in home.rglob("*"))
+        await gateway.say(offer(stored))
+        await asyncio.sleep(60)
+        assert gateway.status().state == "committed"
+
+    live(gateway, virtually, routine)
+    assert not Path("/any/path").exists()
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+    assert "dropped" in caplog.text
 
 
 def test_noise_on_its_topic_does_not_end_a_board(tmp_path, stored, virtually):

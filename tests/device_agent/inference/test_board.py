@@ -28,7 +28,8 @@ def test_a_board_without_data_serves_and_takes_no_tasks(made, real, tmp_path):
     port = free_port()
     path = tmp_path / "agent.toml"
     path.write_text(
-        f'device = "board"\nstate_dir = "{tmp_path}/state"\n[serve]\nreleases = ["{made["lenet"]}"]\nport = {port}\n'
+        f'device = "board"\nsite = "lab"\nstate_dir = "{tmp_path}/state"\n'
+        f'[serve]\nreleases = ["{made["lenet"]}"]\nport = {port}\n'
     )
     [page] = CLIENT.findall((ROOT / "device_agent" / "README.md").read_text())
     client = re.sub(r"^    ", "", page, flags=re.MULTILINE)

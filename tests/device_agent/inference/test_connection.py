@@ -265,6 +265,9 @@ def test_a_peer_that_does_not_read_its_answers_is_parted_with(run):
 def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
     async def story(site, connect):
         kept = [await connect() for _ in range(http.MAX_CONNECTIONS)]
+        for _, writer in kept:
+            writer.write(b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
+        await until(lambda: not any(one.is_idle for one in site.server.connections))
         reader, _ = await connect()
         assert (await answer_of(reader))[0] == 503
         kept[0][1].close()
@@ -274,6 +277,28 @@ def test_one_connection_too_many_is_told_so_and_the_next_finds_room(run):
         reader, writer = await connect()
         writer.write(b"GET /1 HTTP/1.1\r\n\r\n")
         assert (await answer_of(reader))[0] == 200
+
+    run(story)
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(run):
+    """64 of them made it answer 503 to everybody; the one that is idle longest is closed, and none within a request."""
+
+    async def story(site, connect):
+        first, asking = await connect()
+        asking.write(b"POST /1 HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
+        await until(lambda: any(not one.is_idle for one in site.server.connections))
+        idle = [await connect() for _ in range(60)]
+        for used, writer in idle:
+            writer.write(b"GET /3 HTTP/1.1\r\n\r\n")
+            assert (await answer_of(used))[0] == 200
+        idle += [await connect() for _ in range(140)]
+        reader, writer = await connect()
+        writer.write(b"GET /2 HTTP/1.1\r\n\r\n")
+        assert (await answer_of(reader))[0] == 200
+        asking.write(b"abc")
+        assert (await answer_of(first))[0] == 200
+        assert len(site.server.connections) <= http.MAX_CONNECTIONS
 
     run(story)
 

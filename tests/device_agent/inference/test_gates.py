@@ -72,6 +72,11 @@ def test_a_first_release_is_compared_with_nothing(tmp_path, points):
     assert (found.old_accuracy, found.old_p95_s) == (None, 0.0)
 
 
+def named(made, *classes: str):
+    """Return a release with other class names."""
+    return msgspec.structs.replace(made[0], classes=classes), made[1]
+
+
 def with_nan() -> np.ndarray:
     weights = np.ones((4, 2))
     weights[3, 1] = np.nan
@@ -87,6 +92,7 @@ def with_nan() -> np.ndarray:
         (linear_release(2, np.ones((5, 2))), "signature: its input was input float32 .* another name"),
         (linear_release(2, np.ones((4, 3))), "signature: its output"),
         (linear_release(2, output="answer"), "signature: its output"),
+        (named(linear_release(2), "a", "b", "c"), "signature: 3 class names .* for 2 outputs"),
         (damaged(linear_release(2), "graph"), "load: .*graph"),
         (damaged(linear_release(2), "parameters"), "load: .*parameters"),
     ],

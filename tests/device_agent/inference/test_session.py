@@ -85,7 +85,7 @@ def test_a_graph_that_is_not_the_manifest_s_is_refused(copied, made, settings):
 
 
 def test_a_graph_that_onnx_runtime_does_not_read_is_refused_with_its_words(copied, settings):
-    """Such as of an opset that it does not know yet, or of bytes that are no graph."""
+    """Such as of an opset that it does not know yet."""
     onnx = pytest.importorskip("onnx")
     folder = copied("tiny-1")
     proto = onnx.load_model_from_string((folder / GRAPH).read_bytes())
@@ -94,10 +94,31 @@ def test_a_graph_that_onnx_runtime_does_not_read_is_refused_with_its_words(copie
     told_anew(folder, GRAPH)
     with pytest.raises(ConfigError, match=r"this ONNX Runtime does not run its graph: .*99"):
         opened(folder, settings)
-    (folder / GRAPH).write_bytes(b"no graph")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda _: b"no graph", "its graph is no ONNX model"),
+        (lambda graph: graph[:4] + b"ORTM" + graph[8:], "ONNX Runtime's own format"),
+        (lambda graph: graph + outside("secret"), "tensor 'secret' lies in a file beside its graph"),
+    ],
+    ids=["no graph", "another format", "a file beside it"],
+)
+def test_a_graph_that_cannot_be_looked_through_or_has_a_file_read_is_refused(copied, settings, spoil, problem):
+    folder = copied("tiny-1")
+    (folder / GRAPH).write_bytes(spoil((folder / GRAPH).read_bytes()))
     told_anew(folder, GRAPH)
-    with pytest.raises(ConfigError, match="this ONNX Runtime does not run its graph"):
+    with pytest.raises(CorruptFile, match=problem):
         opened(folder, settings)
+
+
+def outside(name):
+    """Return what adds a tensor that lies in a file to a serialized model: messages of one field are merged."""
+    onnx = pytest.importorskip("onnx")
+    more = onnx.ModelProto()
+    more.graph.initializer.add(name=name, dims=[1], data_type=1, data_location=1)
+    return more.SerializeToString()
 
 
 def test_a_release_of_a_newer_format_is_refused(copied):

@@ -12,7 +12,7 @@ from device_agent.profile.schema import Inference
 from shared.errors import ConfigError
 
 MIB, GIB = 1 << 20, 1 << 30
-HEAD = 'device = "board"\nstate_dir = "s"\n'
+HEAD = 'device = "board"\nsite = "lab"\nstate_dir = "s"\n'
 
 
 USUAL = Inference()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from contextlib import suppress
@@ -17,14 +18,19 @@ from device_agent.config import BoardConfig, MeterConfig
 from device_agent.measurement.board import load_measuring, open_board
 from device_agent.measurement.calibrate import CalibrationBench, calibrate, fit_and_save, open_meters
 from device_agent.measurement.calibration_file import FILE_NAME, Calibration, SensorLine, apply_calibration, load, save
+from device_agent.measurement.core_kinds import describe_core_kinds
 from device_agent.measurement.power_fit import Observation
-from device_agent.probes.power.source import open_source
-from device_agent.profile.schema import Cpu, PowerModel, Profile
+from device_agent.measurement.power_log import PowerLog
+from device_agent.probes.power.model import compute_watts
+from device_agent.probes.power.rails import Rails
+from device_agent.probes.power.source import compute_total, open_source
+from device_agent.profile.schema import Cpu, Power, PowerModel, Profile, Rail
 from shared.errors import ConfigError, CorruptFile, NoData
 from shared.runtime.clock import monotonic
 from tests.device_agent.agent_side import start
 from tests.device_agent.server_side import plugged
 from tests.device_agent.sources import Given
+from tests.machine import grow
 
 IDLE_W, CORE_W, HERTZ = 3.0, 2.0, 1e9
 GAIN, OFFSET_W = 1.15, 0.6
@@ -112,13 +118,94 @@ def test_a_fit_that_is_none_leaves_the_old_one(tmp_path):
     assert load(tmp_path) == KEPT
 
 
+BOARD_W = 2.4
+SEEN = [(load, BOARD_W + CORE_W * load) for load in (0.05, 0.05, 1.0, 1.0, 2.0, 2.0, 3.9, 3.9)]
+
+
+@pytest.mark.parametrize("error_w", [1.0, -1.0])
+def test_a_model_carries_the_error_of_its_meter(tmp_path, error_w):
+    """A plug of ±1 W that is off by 1 W fits perfectly and is wrong at every load: by 42 % at rest, 10 % when busy."""
+    Simulated(tmp_path / "root")
+    with plugged(lambda: 4.0) as url:
+        plug = open_source(
+            tmp_path / "root", PROFILE, monotonic, meter=MeterConfig(kind="shelly", url=url, period_s=0.2)
+        )
+    seen = [Observation(watts + error_w, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
+    bench = CalibrationBench(tmp_path / "root", PROFILE, tmp_path, plug, Given())
+    found = fit_and_save(bench, seen)
+    assert load(tmp_path) == found
+    profile = apply_calibration(PROFILE, found)
+    for busy, watts in SEEN:
+        fitted = compute_watts(found.model, busy_cores=busy, hertz=HERTZ)
+        sigma_w = math.hypot(found.model.uncertainty * fitted, found.model.uncertainty_w)
+        assert abs(fitted - watts) <= 1.001 * sigma_w < 1.1
+        rails = Rails(watts={"IN": 0.8 * watts})
+        power = msgspec.structs.replace(profile.power, rails=(Rail(label="IN"),), total=("IN",))
+        total = compute_total("ina3221", power, rails, 0.0)
+        assert abs(total.value - watts) <= 1.001 * total.uncertainty < 1.1
+
+
+def test_what_a_calibrated_model_reads_and_integrates_says_the_meters_error(tmp_path):
+    board = Simulated(tmp_path / "root")
+    fitted = msgspec.structs.replace(MODEL, uncertainty=0.005, uncertainty_w=1.0)
+    profile = msgspec.structs.replace(PROFILE, power=Power(sources=("model",), model=fitted))
+    with PowerLog(open_source(tmp_path / "root", profile, board.clock, calibrated=fitted), board.clock) as log:
+        asyncio.run(asyncio.sleep(2.6))
+        energy, latest = log.energy(board.clock() - 1.5, board.clock()), log.latest()
+    assert latest.uncertainty == pytest.approx(1.0, rel=0.01)
+    assert energy.uncertainty * energy.joules / energy.seconds == pytest.approx(1.0, rel=0.1)
+
+
+BIG_LITTLE = {
+    "parts": {
+        "proc/cpuinfo": "processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
+        "processor: 4\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n"
+    },
+    "clocks": {
+        f"sys/devices/system/cpu/cpufreq/policy{cpu}/cpuinfo_max_freq": khz
+        for cpu, khz in ((0, 1_800_000), (4, 2_400_000))
+    },
+    "capacities": {f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity": share for cpu, share in ((0, 414), (1, 1024))},
+    "hybrid": {"sys/devices/cpu_atom/cpus": "16-31"},
+}
+EQUAL_CORES = {
+    "one part": {"proc/cpuinfo": "CPU implementer\t: 0x41\nCPU part\t: 0xd42\n" * 8},
+    "turbo": {
+        f"sys/devices/system/cpu/cpufreq/policy{cpu}/cpuinfo_max_freq": khz
+        for cpu, khz in ((0, 4_700_000), (1, 4_900_000))
+    },
+    "capacities": {f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity": 1024 for cpu in range(4)},
+}
+
+
+@pytest.mark.parametrize("kind", BIG_LITTLE)
+def test_cores_of_several_kinds_get_no_model(tmp_path, kind):
+    """One figure a core was 96 % off for a trainer on the small ones; a line from the board's own sensor holds."""
+    Simulated(tmp_path / "root")
+    grow(tmp_path / "root", BIG_LITTLE[kind])
+    bench = CalibrationBench(tmp_path / "root", PROFILE, tmp_path, Given(), None)
+    with pytest.raises(NoData, match=r"cores of several kinds .* \[board.meter\]"):
+        asyncio.run(calibrate(bench))
+    assert load(tmp_path) is None
+    seen = [Observation(watts, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
+    found = fit_and_save(CalibrationBench(tmp_path / "root", PROFILE, tmp_path, Given(), Given()), seen)
+    assert found.model is None
+    assert found.line.gain == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("kind", EQUAL_CORES)
+def test_equal_cores_get_a_model(tmp_path, kind):
+    root = grow(tmp_path, EQUAL_CORES[kind])
+    assert describe_core_kinds(root) == ""
+
+
 def test_without_a_meter_it_says_what_to_do(tmp_path):
     """Exit code 1, one line, nothing written."""
     root = tmp_path / "root"
     root.mkdir()
     config = tmp_path / "agent.toml"
     config.write_text(
-        f'device = "board"\nstate_dir = "{tmp_path}/state"\n[data]\nsource = "digits"\n'
+        f'device = "board"\nsite = "lab"\nstate_dir = "{tmp_path}/state"\n[data]\nsource = "digits"\n'
         f'[board]\nroot = "{root}"\nprofile = "generic-arm"\n'
     )
 
@@ -205,4 +292,9 @@ def test_what_was_found_is_shown_with_its_units(capsys):
     shown = capsys.readouterr().out
     assert "idle 2.00 W, a busy core 1.00 W at 1000 MHz (1.00 nJ a cycle), exponent 1.70" in shown
     assert "1.200 times what its sensor says, and 0.50 W" in shown
-    assert "residual 0.100 W (4.0% of the mean), R squared 0.970" in shown
+    assert "residual 0.100 W, R squared 0.970\neach figure is ±4.0%\n" in shown
+    line = SensorLine(gain=1.2, offset_w=0.5, uncertainty=0.04, uncertainty_w=1.0)
+    print_fit(msgspec.structs.replace(KEPT, line=line, model=None), Path("kept.json"))
+    shown = capsys.readouterr().out
+    assert "each figure is ±4.0% and 1 W, the meter's own error" in shown
+    assert "no power model: the cores of this board are of several kinds" in shown

@@ -96,7 +96,7 @@ def test_a_task_is_charged_its_joules_and_cycles(tmp_path: Path):
     assert spent.cycles == pytest.approx(1e9 * 2.0)
     assert spent.mean_hertz == pytest.approx(1e9)
     found = spent.provenance["compute_joules"]
-    assert (found.source, found.uncertainty) == ("given", pytest.approx(0.02))
+    assert (found.source, found.uncertainty) == ("given", pytest.approx(0.02, rel=0.01))
     assert spent.provenance["cycles"].quality == "modelled"  # nobody but the profile knew the clock
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from device_agent.probes import clocks, cpufreq
 from device_agent.probes import cpufreq as time_in_state
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Cpu, Profile
 from shared.errors import NoData
 from tests.machine import as_nobody, busy, grow, open_to_all, shared
@@ -51,6 +52,20 @@ def test_the_mean_clock_is_over_the_cpus_that_are_on(tmp_path):
     assert found.facts == {"governor": "schedutil"}
     assert found.absent == {}
     assert {(one.at, one.quality) for one in found.readings.values()} == {(7.0, "measured")}
+
+
+@pytest.mark.parametrize(
+    ("file", "quality"),
+    [("scaling_cur_freq", "modelled"), ("cpuinfo_cur_freq", "modelled"), ("cpuinfo_avg_freq", "measured")],
+)
+@pytest.mark.parametrize("tree", [{}, {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n"}])
+def test_a_clock_that_nobody_checked_on_such_a_board_is_modelled(tmp_path, file, quality, tree):
+    """armbian/build#8701: 2304 MHz announced, 500 counted; what the cores count themselves is measured."""
+    root = grow(tmp_path, policy(0, 2304000, **{file: 2304000}) | tree)
+    found = cpufreq.read(root, load_for_board(root), 0.0)
+    for name in ("cpu.f_hertz", "cpu.policy0_hertz"):
+        assert (found.readings[name].quality, found.readings[name].value) == (quality, 2.304e9)
+        assert (found.readings[name].uncertainty is None) is (quality == "modelled")
 
 
 def test_policies_come_by_number(tmp_path):

@@ -100,6 +100,35 @@ def test_recorded_lines_of_tegrastats(tmp_path, board, name, line, expected) -> 
     assert not {f"gpu.{key}" for key in missing} & of_gpu(found(tmp_path)).keys()
 
 
+@pytest.mark.parametrize(
+    ("content", "load"),
+    [("55@300000000Hz", 0.55), ("0@300000000HzHz", 0.0), ("100@1000000000HzHz", 1.0), ("101@300000000Hz", None)]
+    + [(content, None) for content in ("-5@300000000Hz", "55@", "@300000000Hz", "5_5@1Hz", "55@300000000Hz 1")],
+)
+def test_a_load_as_rockchips_kernel_writes_it(tmp_path, content, load) -> None:
+    """Per cent, and the clock behind it; those of memory and NPU are not the GPU's."""
+    files = {f"{DEVFREQ}/fb000000.gpu/load": content, f"{DEVFREQ}/fb000000.gpu/cur_freq": 300000000}
+    files |= {f"{DEVFREQ}/dmc/load": "7@528000000Hz", f"{DEVFREQ}/fdab0000.npu/load": "9@1000000000Hz"}
+    board = found(grow(tmp_path, files))
+    assert of_gpu(board).get("gpu.load_ratio") == load
+    assert load is not None or board.absent["gpu.load_ratio"].lack == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("words", "load", "megahertz"),
+    [
+        ("GR3D_FREQ 0%@305 GR3D2_FREQ 0%@0", 0.0, 305),
+        ("GR3D_FREQ 0%@0 GR3D2_FREQ 60%@1300", 0.6, 1300),
+        ("GR3D_FREQ 75%@1000 GR3D2_FREQ 25%@500", 0.75, 750),
+        ("GR3D_FREQ 0% GR3D2_FREQ 0%@0", 0.0, None),
+    ],
+)
+def test_a_gpu_of_two_parts(tmp_path, words, load, megahertz) -> None:
+    board = found(grow(tmp_path, ORIN | material.tegrastats(f"RAM 1/2MB (lfb 1x4MB) {words} APE 174")))
+    assert board.readings["gpu.load_ratio"].value == load
+    assert of_gpu(board).get("gpu.f_hertz") == (megahertz and megahertz * 1e6)
+
+
 def test_a_zone_that_calls_itself_the_gpus_is(tmp_path) -> None:
     """On a board whose profile does not name it: here there is no device tree at all."""
     files = {"sys/devices/gpu.0/load": 5, f"{ZONES}/thermal_zone0/type": "GPU-thermal0"}

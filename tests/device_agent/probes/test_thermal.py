@@ -124,6 +124,35 @@ def test_a_pi_asks_its_firmware_last(tmp_path) -> None:
         thermal.read(tmp_path / "a", profile(), 0)
 
 
+@pytest.mark.parametrize("kind", ["acpitz", "cpu-thermal"])
+def test_exactly_nothing_is_a_dead_sensor(tmp_path, kind) -> None:
+    """pi-hole#2807: an acpitz that says 0.0 for ever was measured, and alone the hottest."""
+    found = thermal.read(grow(tmp_path, zone(0, kind, 0)), profile(), 0)
+    assert found.readings == {}
+    assert {lack.lack for lack in found.absent.values()} == {"invalid"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "hottest"), [((0, 0, -49000), None), ((61000, -49000, -49000), 61.0), ((0, 45000), 45.0)]
+)
+def test_dead_inputs_of_a_chip_are_passed_over(tmp_path, inputs, hottest) -> None:
+    """btop#167: k10temp with Tctl 0 and dies at -49; a live input counts all the same."""
+    files = {f"{HWMON}/hwmon0/temp{number}_input": value for number, value in enumerate(inputs, 1)}
+    found = thermal.read(grow(tmp_path, files | {f"{HWMON}/hwmon0/name": "k10temp"}), profile(), 0)
+    assert celsius(found) == ({} if hottest is None else {"k10temp": hottest, "hottest": hottest})
+    assert {one.lack for one in found.absent.values()} == (set() if hottest else {"invalid"})
+
+
+@pytest.mark.parametrize("millicelsius", [-650788984, 0, 999000, -256000])
+def test_a_zone_with_an_absurd_value_does_not_hide_the_firmwares(tmp_path, millicelsius) -> None:
+    """raspberrypi/firmware#133."""
+    pi = profile(cpu=Cpu(sources=("firmware", "cpufreq")))
+    files = zone(0, "cpu-thermal", millicelsius) | {"tools/vcgencmd measure_temp": "temp=51.5'C"}
+    found = thermal.read(grow(tmp_path, files), pi, 0)
+    assert celsius(found) == {"firmware": 51.5, "hottest": 51.5}
+    assert found.absent["thermal.cpu-thermal_celsius"].lack == "invalid"
+
+
 def test_no_thermometer_is_no_figure(tmp_path) -> None:
     with pytest.raises(NoData) as told:
         thermal.read(tmp_path, profile(), 0)

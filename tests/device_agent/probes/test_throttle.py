@@ -6,6 +6,7 @@ import pytest
 
 from device_agent.probes import throttle
 from device_agent.probes.base import ProbeResult
+from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Throttle
 from shared.errors import NoData
 from tests.machine import grow, profile, shared
@@ -37,17 +38,60 @@ def clock(policy: int, allowed: int, most: int) -> dict[str, object]:
     return {f"{POLICY}{policy}/scaling_max_freq": allowed, f"{POLICY}{policy}/cpuinfo_max_freq": most}
 
 
+COPIES = ("soc/soc:firmware", "soc@107c000000/soc@107c000000:firmware", "firmware")
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_each_bit_of_the_firmware(tmp_path, bits) -> None:
-    """The answer of the tool, and the kernel's copy of the bits wherever a kernel keeps it, say the same."""
     (now, low, since), words = BITS[bits]
     expected = {"now_flag": now, "undervoltage_flag": low, "since_boot_flag": since}
     tool = ask(grow(tmp_path / "tool", {"tools/vcgencmd get_throttled": f"throttled={bits}"}), "firmware")
     assert (flags(tool), tool.facts) == (expected, {"throttle": words})
-    for place in ("soc/soc:firmware", "soc@107c000000/soc@107c000000:firmware", "firmware"):
-        name = f"sys/devices/platform/{place}/get_throttled"
-        copy = ask(grow(tmp_path / place.replace("/", "_"), {name: bits.removeprefix("0x")}), "firmware")
-        assert (flags(copy), copy.facts) == (flags(tool), tool.facts)
+
+
+@pytest.mark.parametrize("place", COPIES)
+@pytest.mark.parametrize("bits", [bits for bits in BITS if bits != "0x0"])
+def test_a_set_bit_of_the_kernels_copy_counts_and_a_clear_one_does_not(tmp_path, bits, place) -> None:
+    """Nothing updates the copy, and raspberrypi-hwmon clears its sticky bits: only what is set was ever true."""
+    name = f"sys/devices/platform/{place}/get_throttled"
+    (now, low, _), words = BITS[bits]
+    files = {name: bits.removeprefix("0x"), "tools/vcgencmd get_throttled": "#lack denied"}
+    found = ask(grow(tmp_path, files), "firmware")
+    expected = {"now_flag": now, "undervoltage_flag": low}
+    assert flags(found) == {key: value for key, value in expected.items() if value} | {"since_boot_flag": 1}
+    assert {one.source for one in found.readings.values()} == {"kernel copy"}
+    assert all(found.absent[f"throttle.{key}"].lack == "denied" for key, value in expected.items() if not value)
+    assert found.facts == {"throttle": words}
+
+
+@pytest.mark.parametrize("place", COPIES)
+@pytest.mark.parametrize("refusal", [{"tools/vcgencmd get_throttled": "#lack denied"}, {}])
+@pytest.mark.parametrize("others", [{}, clock(0, 1200000, 1200000)])
+def test_a_copy_without_a_set_bit_says_nothing(tmp_path, place, refusal, others) -> None:
+    """raspberrypi/linux#2367: the firmware said 0x80008 while the copy stayed 0."""
+    files = refusal | others | {f"sys/devices/platform/{place}/get_throttled": 0}
+    root = grow(tmp_path, files)
+    if not refusal and not others:
+        with pytest.raises(NoData):
+            ask(root, "firmware")
+        return
+    found = ask(root, "firmware", "cooling_device", "clock")
+    assert flags(found) == {}
+    lacks = {found.absent[f"throttle.{key}"].lack for key in ("now_flag", "since_boot_flag", "undervoltage_flag")}
+    assert lacks == {"denied" if refusal else "not_present"}
+    assert found.facts == {"throttle": "unknown"}
+
+
+@pytest.mark.parametrize(("copy", "alarm"), [("1", 0), ("50005", 0), ("0", 1), ("50000", 1)])
+def test_the_voltage_alarm_is_newer_than_the_copy(tmp_path, copy, alarm) -> None:
+    files = {
+        "sys/devices/platform/soc/soc:firmware/get_throttled": copy,
+        f"{HWMON}/hwmon1/name": "rpi_volt",
+        f"{HWMON}/hwmon1/in0_lcrit_alarm": alarm,
+    }
+    found = ask(grow(tmp_path, files), "firmware")
+    assert found.readings["throttle.undervoltage_flag"].value == alarm
+    assert found.readings["throttle.since_boot_flag"].value == 1
 
 
 def test_the_recorded_answers(tmp_path) -> None:
@@ -71,8 +115,9 @@ def test_the_firmwares_own_word_comes_before_the_copy(tmp_path) -> None:
 def test_without_both_the_voltage_alarm_tells_of_undervoltage_only(tmp_path, alarm) -> None:
     files = {f"{HWMON}/hwmon1/name": "rpi_volt", f"{HWMON}/hwmon1/in0_lcrit_alarm": alarm}
     found = ask(grow(tmp_path, files), "firmware")
-    assert flags(found) == {"undervoltage_flag": alarm}
-    assert found.facts == {"throttle": "undervoltage" if alarm else "none"}
+    assert flags(found) == {"undervoltage_flag": 1, "since_boot_flag": 1} if alarm else {"undervoltage_flag": 0}
+    assert found.readings["throttle.undervoltage_flag"].source == "rpi_volt alarm"
+    assert found.facts == {"throttle": "undervoltage" if alarm else "unknown"}
 
 
 def test_a_board_without_a_detector_has_no_flag(tmp_path) -> None:
@@ -81,6 +126,54 @@ def test_a_board_without_a_detector_has_no_flag(tmp_path) -> None:
     found = ask(root, "firmware", senses_undervoltage=False)
     assert flags(found) == {"now_flag": 1, "since_boot_flag": 1}
     assert found.absent["throttle.undervoltage_flag"].lack == "not_present"
+
+
+PI_TOKENS = {
+    "raspberrypi,4-compute-module": "brcm,bcm2711",
+    "raspberrypi,4-compute-module-s": "brcm,bcm2711",
+    "raspberrypi,3-compute-module": "brcm,bcm2837",
+    "raspberrypi,compute-module": "brcm,bcm2835",
+    "raspberrypi,model-zero-w": "brcm,bcm2835",
+}
+
+
+@pytest.mark.parametrize("token", [*PI_TOKENS, "raspberrypi,4-model-b", "raspberrypi,5-compute-module"])
+@pytest.mark.parametrize("place", throttle.COMPATIBLE_FILES)
+def test_a_compute_module_has_no_undervoltage_flag_that_is_down(tmp_path, token, place) -> None:
+    """Only a CM5 senses it, by its power management chip; a flag that is up was true on every board."""
+    has_detector = token not in PI_TOKENS
+    for bits, value in (("0x0", 0), ("0x50005", 1)):
+        tokens = f"{token}\0{PI_TOKENS.get(token, 'brcm,bcm2711')}\0"
+        root = grow(tmp_path / bits, {place: tokens, "tools/vcgencmd get_throttled": f"throttled={bits}"})
+        found = throttle.read(root, load_for_board(root), 3.0)
+        assert found.readings["throttle.now_flag"].value == value
+        if value or has_detector:
+            assert found.readings["throttle.undervoltage_flag"].value == value
+        else:
+            assert found.absent["throttle.undervoltage_flag"].lack == "not_present"
+
+
+STEPS = "600000 900000 1200000 1500000 1800000"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "steps", "intended", "is_throttled"),
+    [
+        (1_200_000, STEPS, 1.2e9, False),
+        (1_200_000, STEPS, 1.3e9, False),  # rounded down to a step
+        (900_000, STEPS, 1.3e9, True),  # something else took more
+        (1_500_000, STEPS, 1.2e9, False),
+        (1_200_000, STEPS, 0.0, True),
+        (1_200_000, "", 1.25e9, False),  # rounded to steps of the driver's own
+        (1_000_000, "", 1.25e9, True),
+        (900_000, "", 1.0e9, False),
+    ],
+)
+def test_a_clock_that_is_capped_on_purpose_is_not_throttled(tmp_path, allowed, steps, intended, is_throttled) -> None:
+    files = clock(0, allowed, 1_800_000) | ({f"{POLICY}0/scaling_available_frequencies": steps} if steps else {})
+    found = ask(grow(tmp_path, files), "clock", intended_max_hertz=intended)
+    assert flags(found) == {"now_flag": is_throttled}
+    assert (found.facts["throttle"] == "none") is not is_throttled
 
 
 def test_a_recorded_orin_counts_over_currents(tmp_path) -> None:
@@ -163,7 +256,10 @@ def test_any_source_raises_the_flag_and_what_was_refused_is_told(tmp_path) -> No
     found = ask(grow(tmp_path, files), "firmware", "soctherm", "cooling_device", "ina3221_alarm")
     assert flags(found) == {"now_flag": 1}
     assert found.readings["throttle.now_flag"].source == "ina3221_alarm"
-    assert {name: lack.lack for name, lack in found.absent.items()} == {"throttle.firmware": "denied"}
+    unknown = ("firmware", "undervoltage_flag", "since_boot_flag")
+    assert {name: lack.lack for name, lack in found.absent.items()} == {
+        f"throttle.{name}": "denied" for name in unknown
+    }
 
 
 def test_where_no_source_answers_there_is_no_figure(tmp_path) -> None:

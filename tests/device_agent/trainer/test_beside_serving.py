@@ -55,6 +55,6 @@ def test_what_no_board_measured_says_so_in_its_profile() -> None:
 )
 def test_what_no_process_can_be_given_is_refused(line, words, tmp_path) -> None:
     path = tmp_path / "agent.toml"
-    path.write_text(f'device = "a"\nstate_dir = "s"\n[data]\nsource = "digits"\n[trainer]\n{line}\n')
+    path.write_text(f'device = "a"\nsite = "lab"\nstate_dir = "s"\n[data]\nsource = "digits"\n[trainer]\n{line}\n')
     with pytest.raises(ConfigError, match=words):
         load(path)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from device_agent.trainer.main import EXIT_GARBLED, MessageReader
-from device_agent.trainer.pipe_messages import Cancel, Start, frame
+from device_agent.trainer.pipe_messages import Answer, Cancel, Start, frame
 from device_agent.trainer.process import TrainerProcess
+from shared.runtime.processes import EXIT_THREAD
 from tests.device_agent.agent_side import is_locked, until
 
 LIMIT_S = 300.0
@@ -39,6 +40,24 @@ def test_an_agent_that_dies_in_the_middle_of_a_message_is_gone_and_no_fault(make
         reader.run()
         assert [reader.jobs.get(), reader.jobs.get()] == [job, None]
         assert reader.jobs.empty()
+
+
+def test_an_error_in_the_reader_ends_the_process_and_says_so(tmp_path: Path) -> None:
+    """An answer for which there is no memory; the trainer would read no more and the server wait for its deadline."""
+
+    async def story() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "device_agent.trainer.main", "--lock", str(tmp_path / "lock")),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        process.stdin.write(frame(Answer(step=1, size=1 << 60, carried=(0, 0))))
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == EXIT_THREAD
+        assert "thread 'message reader' failed; ending" in said
+
+    asyncio.run(asyncio.wait_for(story(), LIMIT_S))
 
 
 @pytest.mark.parametrize(

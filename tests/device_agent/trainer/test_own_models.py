@@ -84,7 +84,7 @@ def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_
 def test_the_devices_file_says_what_is_allowed(tmp_path: Path) -> None:
     """By default nothing; an entry that cannot be meant is refused when the file is read."""
     path = tmp_path / "agent.toml"
-    text = 'device = "pi"\nstate_dir = "state"\n[data]\nsource = "digits"\n[trainer]\n'
+    text = 'device = "pi"\nsite = "lab"\nstate_dir = "state"\n[data]\nsource = "digits"\n[trainer]\n'
     path.write_text(text)
     assert load(path).trainer.models == []
     path.write_text(text + 'models = ["boardnets:*", "others.deep:net"]\n')

@@ -75,6 +75,11 @@ REFUSED = {
     "a file without its folder": (member(f"./{FOLDER}/none/a", b"x"), "folder is not"),
     "a folder twice": (folder_of(f"./{FOLDER}/bin/"), "twice"),
     "a file as the folder": (member(f"./{FOLDER}", b"x"), "twice"),
+    "a name of two lines": (member(f"./{FOLDER}/a\nb", b"x"), "a character that no name"),
+    "a name with a zero": (member(f"./{FOLDER}/a\0b", b"x"), "a character that no name"),
+    "a long name with a zero": (member(f"./{FOLDER}/{'a' * 200}\0b", b"x"), "a character that no name"),
+    "a name with a bell": (member(f"./{FOLDER}/a\a", b"x"), "a character that no name"),
+    "a link to two lines": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="b\nc"), "a character that no name"),
     "a header of POSIX": (member(f"./{FOLDER}/a", b"x", type=tarfile.XHDTYPE), "is no file"),
 }
 
@@ -125,6 +130,31 @@ def test_what_it_claims_to_hold_is_bounded(monkeypatch, name, most, why):
     monkeypatch.setattr(deb_file, name, most)
     with pytest.raises(CorruptFile, match=why):
         unpacked(data)
+
+
+def test_an_archive_that_stands_for_hundreds_of_times_its_size_is_not_unpacked(monkeypatch):
+    """223 kB took up to 75 s: it is given up after 64 times its size, or 16 MiB."""
+    bomb = archive(*HOME, *(member(f"./{FOLDER}/{number}", bytes(32 << 20)) for number in range(8)))
+    assert len(bomb) < 1 << 18
+    read = list[int]()
+    more = deb_file.lzma.LZMADecompressor
+
+    class Counted:
+        def __init__(self, *arguments, **options):
+            self._inner = more(*arguments, **options)
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+        def decompress(self, *arguments):
+            found = self._inner.decompress(*arguments)
+            read.append(len(found))
+            return found
+
+    monkeypatch.setattr(deb_file.lzma, "LZMADecompressor", Counted)
+    with pytest.raises(CorruptFile, match="unpacks to more than 16777216 bytes, from"):
+        unpacked(deb(bomb))
+    assert sum(read) < 20 << 20
 
 
 def test_a_file_of_the_largest_size_takes_no_memory_that_was_not_sent():

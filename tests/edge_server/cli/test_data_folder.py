@@ -113,7 +113,7 @@ def test_every_command_refuses_it_and_changes_nothing(folder, tmp_path):
         assert (command, found.code, found.out) == (command, 2, "")
         assert all(words in found.err for words in WORDS), (command, found.err)
     config = tmp_path / "server.toml"
-    config.write_text(f'plan = "plan.toml"\ndata_dir = "{folder}"\n')
+    config.write_text(f'plan = "plan.toml"\nsite = "lab"\ndata_dir = "{folder}"\n')
     for command in BY_CONFIG:
         found = captured(*words_of(command, folder), "--config", config)
         assert (command, found.code) == (command, 2)

@@ -155,7 +155,7 @@ def test_a_client_without_a_session_is_clean_in_the_older_version_too():
 
 def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsys):
     """With a word on it; where there is none either, that is the error."""
-    keys = {"plan": "p", "data_dir": str(tmp_path / "runs"), "broker": {"port": free_port()}}
+    keys = {"plan": "p", "site": "lab", "data_dir": str(tmp_path / "runs"), "broker": {"port": free_port()}}
     (tmp_path / "server.json").write_text(json.dumps(keys))
     monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
     code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
@@ -175,7 +175,7 @@ def test_all_of_one_device_and_a_plot(tmp_path, monkeypatch, capsys):
     assert code == 0
     last = report(Random(49), 149.0).readings["power.total_watts"]
     [line] = [line.split() for line in out.splitlines() if line.startswith("power.total_watts ")]
-    assert line[1:5] == [f"{last.value:g}", f"{last.uncertainty:.3g}", "watts", "corrected"]
+    assert line[1:6] == [f"{last.value:.4g}", "W", f"{last.uncertainty:.4g}", "W", "corrected"]
     assert "not present: no wireless interface" in out
     assert "governor: schedutil" in out
     assert "power.total_watts, last 60 min: 50 reports" in out

@@ -12,6 +12,8 @@ from edge_server.plan.server_config import load
 from shared import registry
 from shared.errors import ConfigError
 from shared.models import MODELS
+from tests.edge_server.harness import write_plan
+from tests.edge_server.processes import called
 
 
 @pytest.fixture
@@ -97,13 +99,30 @@ def test_a_run_imports_what_the_servers_file_allows(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["edge-server", "run", "--config", str(path)])
     errors = []
     for line in ("", 'models = ["absent_nets:net"]\n'):
-        path.write_text(f'plan = "plan.toml"\ndata_dir = "{tmp_path}"\n{line}')
+        path.write_text(f'plan = "plan.toml"\nsite = "lab"\ndata_dir = "{tmp_path}"\n{line}')
         with pytest.raises(SystemExit, match="2"):
             main()
         errors.append(capsys.readouterr().err)
     registry.allow([])
     assert "not allowed in this process" in errors[0]
     assert "No module named 'absent_nets'" in errors[1]
-    path.write_text('plan = "plan.toml"\nmodels = ["*:*"]\n')
+    path.write_text('plan = "plan.toml"\nsite = "lab"\nmodels = ["*:*"]\n')
     with pytest.raises(ConfigError, match="neither module:function"):
         load(path)
+
+
+def test_a_plan_with_a_network_of_ones_own_is_checked_by_the_servers_file(tmp_path, monkeypatch):
+    """It was refused as not allowed, since only the server's file lists such networks."""
+    (tmp_path / "checkednets.py").write_text(
+        "from torch import nn\nfrom shared.models.base import Model\n\n"
+        "def net():\n    return Model(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), {}, (1, 8, 8))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan = write_plan(tmp_path, model='name = "checkednets:net"', data='source = "digits"')
+    config = tmp_path / "server.toml"
+    config.write_text('plan = "plan.toml"\nsite = "lab"\nmodels = ["checkednets:net"]\n')
+    try:
+        assert called("plan", "check", plan) == 2
+        assert called("plan", "check", plan, "--config", config) == 0
+    finally:
+        registry.allow([])

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess  # noqa: TID251 - runs the command on a terminal
+import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -57,7 +62,7 @@ def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[s
 def test_the_newest_stands_first_and_one_whose_rounds_were_all_missed_is_not_finished(folder, capsys):
     there = listed(folder, capsys)
     outcomes = {name: one["outcome"] for name, one in there.items()}
-    assert list(outcomes.items()) == [("cccc", "missed"), ("bbbb", "unfinished"), ("aaaa", "finished")]
+    assert list(outcomes.items()) == [("cccc", "missed"), ("bbbb", "dead"), ("aaaa", "finished")]
 
 
 def test_an_accuracy_that_devices_alone_measured_is_listed(folder, plan, capsys):
@@ -104,11 +109,56 @@ def test_a_beginning_of_several_names_is_refused_with_the_names(folder, capsys):
     assert "cccc" in said
 
 
-def test_runs_are_removed_whole_and_one_in_use_stays(folder, capsys):
-    with hold_lock(folder / "second-20260102T000000Z-bbbb"):
-        assert called("runs", "rm", "first", "second-20260102", "--data-dir", folder) == 1
-    assert [one.name[-4:] for one in sorted(folder.iterdir())] == ["bbbb", "cccc"]
+FIRST, SECOND, THIRD = "first-20260101T000000Z-aaaa", "second-20260102T000000Z-bbbb", "second-20260103T000000Z-cccc"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_rm_removes_whole_names_and_leaves_a_run_in_use(folder, capsys):
+    with hold_lock(folder / SECOND):
+        assert called("runs", "rm", FIRST, SECOND, "--data-dir", folder) == 1
+    assert names(folder) == [SECOND, THIRD]
     assert "in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["first", "last", FIRST[:-1]])
+def test_rm_without_a_terminal_refuses_an_abbreviated_name(folder, capsys, monkeypatch, name):
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
+    assert called("runs", "rm", FIRST, name, "--data-dir", folder) == 2
+    assert names(folder) == [FIRST, SECOND, THIRD]
+    assert "--yes" in capsys.readouterr().err
+
+
+def test_rm_takes_an_abbreviated_name_with_yes(folder):
+    assert called("runs", "rm", "first", "last", "--yes", "--data-dir", folder) == 0
+    assert names(folder) == [SECOND]
+
+
+@pytest.mark.parametrize("extra", [[], ["--yes"]])
+def test_rm_dry_run_removes_nothing(folder, capsys, extra):
+    assert called("runs", "rm", "first", THIRD, "--dry-run", *extra, "--data-dir", folder) == 0
+    assert names(folder) == [FIRST, SECOND, THIRD]
+    out = capsys.readouterr().out
+    assert FIRST in out
+    assert THIRD in out
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"), [("y", [SECOND, THIRD]), ("", [FIRST, SECOND, THIRD]), ("n", [FIRST, SECOND, THIRD])]
+)
+def test_rm_on_a_terminal_asks_before_it_removes_an_abbreviated_name(folder, answer, left):
+    """A child process with a real pseudo-terminal as standard input."""
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    command = [sys.executable, "-m", "edge_server", "runs", "rm", "first", "--data-dir", str(folder)]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    os.close(theirs)
+    os.close(ours)
+    assert FIRST in done.stderr
+    assert done.returncode == (0 if answer == "y" else 1)
+    assert names(folder) == left
 
 
 def test_prune_keeps_the_newest_and_what_can_be_gone_on_with(folder, capsys):
@@ -133,7 +183,7 @@ def test_an_empty_journal_beside_checkpoints_is_not_taken_for_a_run_that_never_b
 
 def test_the_folder_may_be_named_by_a_servers_file(folder, tmp_path, capsys):
     file = tmp_path / "server.toml"
-    file.write_text(f'plan = "plan.toml"\ndata_dir = "{folder}"\n')
+    file.write_text(f'plan = "plan.toml"\nsite = "lab"\ndata_dir = "{folder}"\n')
     assert called("show", "last", "--config", file) == 0
     assert called("runs", "prune", "--keep", 9, "--config", file) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("record: ")

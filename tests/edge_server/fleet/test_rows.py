@@ -15,8 +15,8 @@ from edge_server.fleet.tables import (
     cell,
     devices_table,
     duration,
-    number,
     plot,
+    readings_table,
     short_text,
     sparkline,
     task_cost_cell,
@@ -140,7 +140,7 @@ def test_a_plot_of_a_figure_over_time():
     found = [(at, reading(value)) for at, value in values]
     lines = plot("power.total_watts", found, 0.0, 7200.0)
     assert lines[0] == "power.total_watts, last 2 h: 75 reports"
-    assert lines[2] == "least 1, most 3, last 3 x"
+    assert lines[2] == "least 1 W, most 3 W, last 3 W"
     assert plot("x", [], 0.0, 86_400.0) == ["x: nothing was kept in the last 24 h"]
 
 
@@ -151,13 +151,35 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_numbers():
-    assert [number(value) for value in (7_990_247_424.0, 1.23456789, 0.0, 1e300)] == [
-        "7990247424",
-        "1.23457",
-        "0",
-        "1e+300",
-    ]
+def test_all_of_a_device_is_shown_in_the_units_of_probe():
+    """The same figure on the board and at its server; one of a newer agent has the unit that it sent."""
+    figures = {
+        "cpu.f_hertz": (1.51e9, "hertz", "1.51 GHz"),
+        "memory.available_bytes": (7_990_247_424.0, "bytes", "7.441 GiB"),
+        "power.total_watts": (9.0, "watts", "9 W"),
+        "throttle.now_flag": (1.0, "flag", "yes"),
+        "cpu.online_count": (6.0, "count", "6"),
+        "gpu.load_ratio": (0.473, "ratio", "47.3 %"),
+        "air.humidity_share": (0.5, "share", "0.5 share"),
+        "net.eth0_sent_bytes": (1e300, "bytes", f"{1e300 / 2**30:.4g} GiB"),
+    }
+    readings = {
+        name: Reading(value=value, unit=unit, source="s", quality="measured", at=0.0, uncertainty=0.03 * value)
+        for name, (value, unit, _) in figures.items()
+    }
+    table = readings_table(device(readings=readings))
+    assert {row[0]: row[1] for row in table.rows} == {name: shown for name, (_, _, shown) in figures.items()}
+    assert {row[0]: row[2] for row in table.rows}["cpu.f_hertz"] == "45.3 MHz"
+    assert all(len(cell) < 40 for row in table.rows for cell in row)
+
+
+def test_a_dash_of_the_link_is_explained_where_there_is_one():
+    link = {f"link.{way}_bits_per_s": reading(2e6) for way in ("up", "down")}
+    yet = Absent(lack="not_present", cause="no transfer of 256 KiB and 0.5 s yet")
+    lacking = device(readings={"cpu.f_hertz": reading(1e9)}, absent=dict.fromkeys(link, yet))
+    assert "Mbit/s -: not known before" in devices_table([lacking]).caption
+    assert "probe --link" in devices_table([lacking, device(readings=link)]).caption
+    assert "Mbit/s -" not in devices_table([device(readings=link)]).caption
 
 
 def test_a_row_as_json_has_every_unit_and_source():

@@ -112,7 +112,7 @@ def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path)
         stack = AsyncExitStack()
         port = runner.run(stack.enter_async_context(running(tmp_path))).port
         config = tmp_path / "server.json"
-        keys = {"plan": str(path), "data_dir": str(tmp_path / "runs"), "broker": {"port": port}}
+        keys = {"plan": str(path), "site": "lab", "data_dir": str(tmp_path / "runs"), "broker": {"port": port}}
         config.write_text(json.dumps(keys | {"data_root": str(tmp_path)}))
         own, trial = tmp_path / "own.log", tmp_path / "trial.log"
         words = ("trial", "run", path, "--config", config, "--data-dir", tmp_path / "trials")

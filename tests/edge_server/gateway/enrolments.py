@@ -34,7 +34,7 @@ from device_agent.identity.credentials import CURRENT, read_membership
 from device_agent.identity.join import Join
 from edge_server.gateway import authority
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
-from edge_server.gateway.enrolment.rate_limit import RateLimit
+from edge_server.gateway.enrolment.rate_limit import RENEWALS, RENEWALS_PER_S, RateLimit
 from edge_server.gateway.enrolment.registrar import Answer, Holder, Registrar, Request, SiteFacts
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.tokens import make_token
@@ -82,6 +82,7 @@ class Gateway:
             is_denied=self.denied.__contains__,
             utc_s=lambda: self.now,
             limit=self.limit,
+            renewals=RateLimit(lambda: self.now, RENEWALS, RENEWALS_PER_S),
         )
 
     @contextmanager

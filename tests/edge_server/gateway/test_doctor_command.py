@@ -19,6 +19,7 @@ from shared.runtime.support import units
 from shared.transport.base import Broker
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import captured
+from tests.machine import configured
 
 
 def examined(*words):
@@ -56,7 +57,8 @@ def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
     async def scene():
         async with broker.running(tmp_path) as running:
             path.write_text(
-                f'plan = "plan.toml"\n[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'
+                f'plan = "plan.toml"\nsite = "lab"\n'
+                f'[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'
             )
             code, wrong, found = await asyncio.to_thread(
                 examined, "--config", path, "--folder", tmp_path / "none", "--fix"
@@ -70,6 +72,30 @@ def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
     path.write_text("plan = 7\n")
     assert examined("--config", path, "--folder", tmp_path / "none")[0] == 2
     assert captured("doctor", "--folder", tmp_path / "none").code == 2
+
+
+@pytest.mark.broker
+@needs_mosquitto
+@pytest.mark.parametrize(
+    ("line", "about", "setting"),
+    [
+        ("message_size_limit 100000", "broker's message size", "max_packet_size 8388608"),
+        ("retain_available false", "broker's retained messages", "retain_available true"),
+        ("max_qos 0", "broker's QoS 1", "max_qos 2"),
+    ],
+)
+def test_what_a_users_broker_lacks_is_found_by_publishing(tmp_path, line, about, setting):
+    """With the line to add; `max_qos 0` and `retain_available false` were told to be in order."""
+    path = tmp_path / "server.toml"
+
+    async def scene():
+        async with configured(tmp_path, "allow_anonymous true", line) as place:
+            path.write_text(f'plan = "plan.toml"\nsite = "lab"\n[broker]\nport = {place.port}\n')
+            code, wrong, found = await asyncio.to_thread(examined, "--config", path, "--folder", tmp_path / "none")
+            assert code == 1, found
+            assert setting in wrong[about]["mend"]
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
 
 
 def test_what_can_be_mended_without_harm_is(tmp_path):

@@ -16,6 +16,7 @@ import stat
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from edge_server.gateway.enrolment.tokens import make_token
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
-from edge_server.gateway.state import read_state
+from edge_server.gateway.state import read_state, with_account, write_state
 from shared.errors import ConfigError
 from shared.protocol.enrolment import JoinAnswer, parse_token
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
@@ -305,3 +306,47 @@ def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, 
         assert enrol_command.serve(options) == 0
         thread.join()
     assert answers[0].startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("readmitted", [False, True])
+def test_a_renewal_under_way_while_its_device_is_revoked_is_refused(site, capsys, readmitted):
+    """The key is checked before the certificate is signed; between both, the operator revokes, and may readmit."""
+    old = new_key()
+    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), old)
+    registrar, folder = site.registrar(), open_folder(site.folder)
+
+    def issue_late(public, device):
+        asyncio.run(revoke(folder, "pi-03", datetime.fromtimestamp(NOW, UTC)))
+        if readmitted:
+            asyncio.run(readmit(folder, "pi-03"))
+        return site.issue(public, device)
+
+    renewal = Request("POST", "/renew-expired", msgspec.json.encode({"request": request_of(old).decode()}))
+    assert b'"revoked"' in replace(registrar, issue=issue_late).answer(renewal).body
+    assert all(one.revoked for one in read_state(site.folder).accounts["pi-03"].certificates)
+
+
+def test_readmission_revokes_every_certificate_of_the_account(site, capsys):
+    """Also one that an earlier version signed while the device was being revoked."""
+    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), new_key())
+    state = read_state(site.folder)
+    write_state(
+        site.folder, with_account(state, "pi-03", msgspec.structs.replace(state.accounts["pi-03"], denied=True))
+    )
+    enrol(site, "pi-03", "--readmit", capsys=capsys)
+    [certificate] = read_state(site.folder).accounts["pi-03"].certificates
+    assert certificate.revoked
+    assert not site.is_denied("pi-03")
+
+
+def test_a_device_renews_twenty_times_at_once_and_then_once_a_minute(site, capsys):
+    """However many addresses it asks from: each renewal is a certificate on record."""
+    key = new_key()
+    join(site, parse_token(enrol(site, "pi-03", capsys=capsys)), key)
+    body = msgspec.json.encode({"request": request_of(key).decode()})
+    registrar = site.registrar()
+    answers = [registrar.answer(Request("POST", "/renew-expired", body, f"192.0.2.{n}")) for n in range(30)]
+    assert [one.status for one in answers].count(200) == 20
+    assert b'"busy"' in answers[-1].body
+    assert 0 < answers[-1].retry_s <= 60
+    assert len(read_state(site.folder).accounts["pi-03"].certificates) <= 21

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import ssl
+import statistics
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -13,7 +15,7 @@ from random import Random
 
 import pytest
 
-from edge_server.gateway.enrolment.fair_places import FairPlaces, busy
+from edge_server.gateway.enrolment.fair_places import Dawdlers, FairPlaces, busy
 from edge_server.gateway.enrolment.service import EnrolmentService
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.packages.download import PackageShelf, Streams
@@ -129,7 +131,7 @@ def test_eighty_boards_finish_beside_a_stranger_who_takes_whatever_there_is(addr
 @asynccontextmanager
 async def running(tmp_path, places, **more):
     context = server_context(tmp_path / "tls")
-    service = EnrolmentService(Gateway().registrar, lambda: context, GUARD_S, places=places, **more)
+    service = EnrolmentService(Gateway().registrar, lambda: context, GUARD_S, handshakes=places, **more)
     async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
         yield service, port, stack
 
@@ -176,11 +178,11 @@ def test_who_holds_all_connections_makes_room_for_a_board(tmp_path):
     async def go():
         async with running(tmp_path, FairPlaces(4, 4, 3.0, Hand())) as (service, port, stack):
             silent = [await connected(stack, port, STRANGER, speaks=False) for _ in range(4)]
-            await until(lambda: service.places.by_source[STRANGER] == 4)
+            await until(lambda: service.handshakes.by_source[STRANGER] == 4)
             answer = await ask(stack, port, BOARD)
             with suppress(OSError):
                 assert await silent[0][0].read() == b""  # the oldest was hung up on
-            return answer, service.places.by_source[STRANGER]
+            return answer, service.handshakes.by_source[STRANGER]
 
     assert asyncio.run(go()) == (b"HTTP/1.1 200 OK", 3)
 
@@ -192,7 +194,7 @@ def test_where_each_has_one_connection_a_board_is_let_in_after_a_turn(tmp_path):
         async with running(tmp_path, FairPlaces(2, 4, 3.0, clock)) as (service, port, stack):
             for source in (STRANGER, OTHER):
                 await connected(stack, port, source, speaks=False)
-                await until(lambda source=source: service.places.by_source[source] == 1)
+                await until(lambda source=source: service.handshakes.by_source[source] == 1)
             early = await ask(stack, port, BOARD)
             clock.now = 3.0
             return early, await ask(stack, port, BOARD)
@@ -208,11 +210,84 @@ def test_connections_that_come_all_at_once_are_ended_before_they_have_begun_too(
             sources = [f"127.0.1.{number}" for number in range(1, 60)]
             await asyncio.gather(*(connected(stack, port, source, speaks=False) for source in sources))
             answer = await ask(stack, port, BOARD)
-            return answer, len(service.places.taken)
+            return answer, len(service.handshakes.taken)
 
     answer, count = asyncio.run(go())
     assert answer == b"HTTP/1.1 200 OK"
     assert count <= 8
+
+
+ADDRESSES = [f"127.0.{net}.{host}" for net in (2, 3) for host in range(1, 211)]
+
+
+async def flood(port, stop):
+    """Begin 500 handshakes a second that go no further, and hold 400 of them."""
+    loop, held = asyncio.get_running_loop(), []
+    for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind((ADDRESSES[number % len(ADDRESSES)], 0))
+        with suppress(OSError):
+            await loop.sock_connect(sock, ("127.0.0.1", port))
+            await loop.sock_sendall(sock, b"\x16\x03\x01")
+        held.append(sock)
+        if len(held) > 400:
+            held.pop(0).close()
+        await asyncio.sleep(0.002)
+    for sock in held:
+        sock.close()
+
+
+async def patient(stack, port, source):
+    """Ask until there is an answer; return the seconds."""
+    begun = asyncio.get_running_loop().time()
+    while await ask(stack, port, source) != b"HTTP/1.1 200 OK":  # noqa: ASYNC110 - as a board that tries again
+        await asyncio.sleep(0.2)
+    return asyncio.get_running_loop().time() - begun
+
+
+def test_handshakes_that_never_end_from_hundreds_of_addresses_keep_no_board_out(tmp_path):
+    """420 addresses connect again and again and say nothing: every board was locked out of the service."""
+
+    async def go():
+        context = server_context(tmp_path / "tls")
+        service = EnrolmentService(Gateway().registrar, lambda: context)
+        async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
+            stop = asyncio.Event()
+            flooding = asyncio.create_task(flood(port, stop))
+            await asyncio.sleep(5)  # by then each has held a place in vain
+            took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 21)]
+            stop.set()
+            await flooding
+        return took
+
+    took = asyncio.run(go())
+    assert statistics.median(took) < 1
+    assert max(took) < 5
+
+
+def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_once():
+    clock = Hand()
+    places = FairPlaces(4, 2, 3.0, clock, dawdlers=Dawdlers(clock))
+    gone = list[str]()
+
+    def take(source):
+        return places.take(source, lambda: gone.append(source))
+
+    assert take("2001:db8:0:1::1") is not None
+    assert take("2001:db8:0:1::2") is not None
+    assert take("2001:db8:0:1:ffff::3") is None  # of the same /64, which has as many as one source may have
+    assert take("::ffff:10.0.0.1") is not None
+    assert take("10.0.0.2") is not None
+    assert take("10.0.0.3") is not None  # in the place of the network, which has two more
+    assert gone == ["2001:db8:0:1::1"]
+    assert take("10.0.0.4") is None  # nobody has had its turn
+    places.dawdlers.add("10.0.0.2")
+    assert take("10.0.0.4") is not None
+    assert gone[1:] == ["10.0.0.2"]
+    assert take("10.0.0.2") is None  # it has no such right itself
+    clock.now = 61.0
+    assert take("10.0.0.2") is not None
 
 
 def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 from datetime import timedelta
 
 import pytest
@@ -11,12 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_server.gateway import reload
 from edge_server.gateway.check import check_site
-from edge_server.gateway.probe_access import call
+from edge_server.gateway.probe_access import call, is_open
 from edge_server.gateway.reload import Reloaded, find_broker, reload_broker
 from edge_server.gateway.site_folder import make_broker_files
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now, speaks
+from tests.edge_server.processes import captured
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
@@ -154,5 +157,28 @@ def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
             assert not await site.listens()
         finally:
             await site.stop()
+
+    run(scene())
+
+
+@pytest.mark.parametrize("name", SPOILERS)
+def test_a_broker_that_a_plain_sighup_has_opened_is_stopped_by_the_check(tmp_path, name):
+    """Debian's unit and its logrotate send one; one that is shut to everybody is left as it is."""
+    how, fault = SPOILERS[name]
+
+    async def scene():
+        async with live_site(tmp_path) as site:
+            site.enrol("pi-03")
+            how(site.folder)
+            site.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(1.0)  # mosquitto tells nobody that it has read its files
+            ended = await asyncio.to_thread(captured, "site", "check", "--folder", site.path, "--format", "json")
+            told = [one for one in json.loads(ended.out) if one["about"] == "broker"]
+            assert ended.code == 1
+            assert any(fault in one["told"] for one in told), told
+            opened = any(is_open(one["told"]) for one in told)
+            assert opened == ("does not let in" not in fault)
+            assert await site.listens() != opened
+            assert all(("it was stopped" in one["mend"]) == opened for one in told)
 
     run(scene())

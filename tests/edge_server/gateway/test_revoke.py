@@ -81,10 +81,12 @@ def test_a_restart_keeps_it_and_only_new_enrolment_ends_it(tmp_path):
             await site.start()
             assert not await site.lets_in(old)
             assert await site.lets_in(other)
-            new = site.enrol("pi-03")
-            async with call(site.door, new) as caller:  # a certificate alone is not enough
+            early = site.enrol("pi-03")
+            async with call(site.door, early) as caller:  # a certificate alone is not enough
                 assert not await speaks(caller, REVOKED)
             assert (await readmit(site.folder, "pi-03")).faults == ()
+            assert not await site.lets_in(early)  # all that the account had are revoked
+            new = site.enrol("pi-03")
             async with call(site.door, new) as caller:
                 assert await speaks(caller, REVOKED)
             assert not await site.lets_in(old)

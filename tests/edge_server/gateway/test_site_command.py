@@ -121,7 +121,7 @@ def test_each_fault_is_found_with_its_mend(tmp_path, capsys, name):
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_broker_that_is_open_is_found(tmp_path, capsys):
+def test_a_broker_that_is_open_is_found_and_stopped(tmp_path, capsys):
     """One that was told to take an access list that it cannot read, by somebody who did not look."""
 
     async def scene():
@@ -135,8 +135,10 @@ def test_a_broker_that_is_open_is_found(tmp_path, capsys):
             code, found = await asyncio.to_thread(check, site.path, capsys)
             assert code == 1
             assert "takes what the access list forbids" in found["broker"]["told"]
-            assert "site reload" in found["broker"]["mend"]
+            assert "it was stopped" in found["broker"]["mend"]
+            assert not await site.listens()
             assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
+            await site.start()
             assert (await asyncio.to_thread(check, site.path, capsys))[0] == 0
             assert read_state(site.path).generation == 1
 

@@ -284,6 +284,29 @@ def test_fewer_devices_are_the_cheapest_as_many_as_can_be_paid():
     assert foreseen_joules(("a",), {}, {}) == {"a": 0.0}
 
 
+def test_a_part_of_zero_joules_does_not_make_untold_computing_free():
+    """b has told tasks without a step alone: its task with steps is charged as others' dearest."""
+    records = [
+        *(opened(1, "a", "b"), came(1, "a", **joules(1.0, 4.0, 1.0)), came(1, "b", **joules(1.0, 0.0, 1.0))),
+        *(
+            opened(2, "a", "b"),
+            came(2, "a", **joules(1.0, 6.0, 1.0)),
+            came(2, "b", download_joules=1.0, upload_joules=1.0),
+        ),
+    ]
+    found = spent(*records)
+    assert (found.joules, found.charged, found.is_whole) == (6.0 + 2.0 + 8.0 + 2.0 + 6.0, 6.0, True)
+    assert not spent(*(one for one in records if getattr(one, "device", "b") == "b")).is_whole
+
+
+def test_rounding_leaves_nobody_out():
+    """Ten tenths are not one in floating point; what is more than that is."""
+    foreseen = {f"d{index}": 0.1 for index in range(10)}
+    assert len(affordable(foreseen, 1.0 - 1e-15)) == 10
+    assert len(affordable(foreseen, 0.999)) == 9
+    assert affordable({"a": 1e-15}, 0.0) == ()
+
+
 def test_a_split_session_is_charged_for_its_exchange():
     """Of 20 J of it nothing was told in round 2: as much again; a task that is no session has none."""
     session = Assignment(seed=0, hyper=Hyper(), steps=5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, SqliteStore
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunOpened
-from edge_server.journal.runs import best_path
+from edge_server.journal.runs import best_path, checkpoint_path
 from edge_server.journal.sqlite import read
 from edge_server.rounds.check_plan import load
 from shared.tensors import file
@@ -94,3 +95,26 @@ def test_the_most_accurate_model_stays_beside_the_last(tmp_path, keep):
         assert kept() == ["best-000006"]
         play({4: 0.3, 5: 0.4}, Rewound(round=4, cause="lost"))
         assert kept() == []
+
+
+def test_a_reader_of_a_live_run_never_sees_two_states_mixed(tmp_path):
+    """Its server goes on meanwhile: what has the name is read, whole, and a file that is gone is no damaged one."""
+    ended, seen = threading.Event(), set[float]()
+
+    def write() -> None:
+        for number in range(1, 400):
+            tree = {"w": torch.full((30_000 + number,), float(number))}
+            checkpoints.save(tmp_path, number, State(tree), durable=False, origin=Origin("run", number, 0))
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not ended.is_set():
+        for path in (tmp_path / checkpoints.GOOD, checkpoint_path(tmp_path, int(max(seen, default=0)) + 1)):
+            with suppress(FileNotFoundError):
+                leaf = file.load(path).tree["w"]
+                seen.add(leaf[0].item())
+                assert leaf.unique().tolist() == [leaf[0]]
+                assert len(leaf) == 30_000 + int(leaf[0])
+    writer.join()
+    assert len(seen) > 1

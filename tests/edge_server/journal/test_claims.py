@@ -77,6 +77,69 @@ def test_seconds_that_the_server_did_not_see_pass_are_not_believed(seconds, is_b
     assert by_round(records)[1]["a"] == Cost(upload_s=seconds if is_believed else None, compute_joules=3.0)
 
 
+def task(name: str, number: int, seconds: float, **cost: float) -> list[AnyRecord]:
+    """One task of a round that opens at 100 times its number and whose update comes so much later."""
+    update = Update(run="r", round=number, device=name, params=None, cost=Cost(**cost))
+    at = 100.0 * number + seconds
+    return [UpdateAccepted(round=number, device=name, update=update, bytes_up=1, at=at)]
+
+
+def rounds_of(*tasks: tuple[int, str, float, dict[str, float]]) -> list[AnyRecord]:
+    """Rounds in order, each with its tasks: number, device, seconds, cost."""
+    records: list[AnyRecord] = [ServerBegan(at=1.0)]
+    for number in sorted({number for number, *_ in tasks}):
+        own = [one for one in tasks if one[0] == number]
+        records.append(opened(number, *(name for _, name, *_ in own), at=100.0 * number))
+        records += [record for _, name, seconds, cost in own for record in task(name, number, seconds, **cost)]
+    return records
+
+
+IDLE = {"download_joules": 0.01, "download_s": 0.05, "compute_joules": 0.0, "compute_s": 0.0}
+STEPS = {"download_joules": 0.01, "download_s": 0.05, "compute_joules": 2.0, "compute_s": 0.5}
+
+
+@pytest.mark.parametrize("step_rounds", [(2,), (2, 3), (9,), (1, 9)])
+def test_tasks_without_a_step_do_not_make_those_with_steps_doubtful(step_rounds):
+    """HCEF asks for no step in most rounds: such a task costs its download alone."""
+    records = rounds_of(
+        *((n, name, 0.6, STEPS if n in step_rounds else IDLE) for n in range(1, 10) for name in ("a", "b", "c"))
+    )
+    assert doubted(*records) == []
+
+
+def test_one_task_of_many_steps_is_not_doubtful_beside_tasks_of_one():
+    """Fifty steps take fifty times the joules and the seconds of one; the rest of each task is the upload."""
+    one = {"compute_joules": 0.2, "compute_s": 0.05}
+    fifty = {"compute_joules": 10.0, "compute_s": 2.5}
+    assert doubted(*rounds_of(*((1, name, 1.0, one) for name in "abc"), (1, "x", 3.5, fifty))) == []
+
+
+def test_a_claim_of_one_part_stands_out_although_another_part_is_dear():
+    """100 J of download beside 0.01 J of the others, in tasks whose computing takes 50 J."""
+    costs = {name: {"download_joules": 0.01, "download_s": 0.05, "compute_joules": 50.0} for name in "abx"}
+    costs["x"]["download_joules"] = 100.0
+    assert doubted(*rounds_of(*((1, name, 10.0, cost) for name, cost in costs.items()))) == ["x"]
+
+
+def test_seconds_that_a_device_states_do_not_make_its_joules_plausible():
+    """They count up to what the server saw pass."""
+    honest = {"compute_joules": 3.0, "compute_s": 1.0}
+    assert doubted(
+        *rounds_of(
+            *((1, name, 2.0, honest) for name in "abc"), (1, "x", 2.0, {"compute_joules": 900.0, "compute_s": 50.0})
+        )
+    ) == ["x"]
+
+
+def test_what_was_measured_before_round_1_is_not_usual():
+    """A second of steps beside tasks of one step each, and the other way round."""
+    measured = {"compute_joules": 0.001, "compute_s": 0.001}
+    train = {"compute_joules": 4.0, "compute_s": 1.0}
+    names = "abc"
+    records = rounds_of(*((0, name, 1.0, measured) for name in names), *((1, name, 1.2, train) for name in names))
+    assert doubted(*records) == []
+
+
 def test_half_of_the_fleet_does_not_make_the_other_half_liars():
     """Two kinds of boards: what is usual lies between them."""
     assert doubted(*fleet(a=(2.0, 1.0), b=(2.0, 1.0), c=(15.0, 2.0), d=(15.0, 2.0))) == []

@@ -163,7 +163,9 @@ def test_a_server_that_waits_for_room_ends_when_told(disk, tmp_path):
     write_plan(tmp_path, rounds=1, **TINY)
     log, path = tmp_path / "log", tmp_path / "server.json"
     path.write_text(
-        json.dumps({"plan": "plan.toml", "run": RUN, "data_dir": str(disk.path), "data_root": str(tmp_path)})
+        json.dumps(
+            {"plan": "plan.toml", "site": "lab", "run": RUN, "data_dir": str(disk.path), "data_root": str(tmp_path)}
+        )
     )
     disk.fill()
     with forked("run", "--config", path, log=log) as server:

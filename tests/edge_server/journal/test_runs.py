@@ -11,6 +11,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunClosed, RunOpened
 from edge_server.journal.runs import (
     LOCAL,
+    ORDER,
     SITES,
     all_runs,
     edited_from,
@@ -18,6 +19,7 @@ from edge_server.journal.runs import (
     ended_runs,
     exists,
     find,
+    note_begun,
     unfinished,
 )
 from edge_server.journal.sqlite import JOURNAL
@@ -112,3 +114,17 @@ def test_a_record_keeps_the_order_of_its_plans_sites(tmp_path):
     assert opened
     assert opened.plan.sites
     assert opened.plan.sites.names == ("roof", "barn")
+
+
+def test_runs_stand_in_the_order_in_which_they_were_begun_whatever_the_clock_said(tmp_path, plan):
+    """A gateway that was in 2030 once had its run of then as the `last` one until 2030."""
+    runs = tmp_path / "runs"
+    for name, started in (("old", "20240101T000000Z"), ("future", "20300101T000000Z"), ("now", "20261127T000000Z")):
+        begin(runs, name, plan, started)
+        if name != "old":  # of a version before
+            note_begun(runs / name)
+            note_begun(runs / name)  # its server was started again
+    assert [run.folder.name for run in all_runs(runs)] == ["now", "future", "old"]
+    assert find(runs, "last").folder.name == "now"
+    assert unfinished(runs, plan) == "now"
+    assert (runs / ORDER).read_text() == "future\nnow\n"

@@ -43,7 +43,12 @@ def test_the_demo_plan_can_be_used():
         ({"cohort": "size = 3\nover_selection = nan"}, "cohort", "over_selection must be 0 to 10"),
         ({"cohort": "size = 3\nover_selection = 11.0"}, "cohort", "over_selection must be 0 to 10"),
         ({"evaluation": "every = -1"}, "evaluation", "every must be >= 0"),
-        ({"hyper": "batch_size = 0"}, "hyper", "batch_size >= 1"),
+        ({"hyper": "batch_size = 0"}, "hyper", "batch_size is 0: give at least 1"),
+        (
+            {"hyper": "learning_rate = -1.0\nmomentum = 1.5\nweight_decay = -1.0"},
+            "hyper",
+            "give above 0 and finite; momentum is 1.5: give 0 or more, and below 1; weight_decay is -1.0",
+        ),
         ({"hyper": 'learning_rate = "fast"'}, "hyper.learning_rate", "correct the value"),
         ({"algorithm": 'name = "magic"'}, "algorithm", "known: fed"),
         ({"algorithm": 'name = "fedprox"\noptions = { nu = 1 }'}, "algorithm", "no option 'nu'; known: mu"),

@@ -92,7 +92,8 @@ def test_what_a_model_takes_is_told_by_the_plans_data_or_by_the_network(tmp_path
     model = Chosen(name="mlp", options={"features": 8, "hidden": 4, "classes": 3})
     found = read_model(leave_run(tmp_path, "mlp", model=model, data=data))
     assert (found.example, found.classes) == ((8,), ("a", "b", "c"))
-    assert found.preprocessing == Preprocessing(mean=(0.5,), std=(2.0,))
+    told = {"byte_scale": 1.0, "dtype": "float32", "layout": "NF"}
+    assert found.preprocessing == Preprocessing(mean=(0.5,), std=(2.0,), **told)
     assert not caplog.records
     pictures = Chosen(name="resnet20", options={"width": 2})
     away = leave_run(tmp_path, "resnet20", run="away", model=pictures, data=Data(source="npz", path="away.npz"))

@@ -228,7 +228,7 @@ def test_parameters_of_eight_bits_that_are_others_than_the_manifest_says_are_ref
         (tmp_path / "out" / PARAMETERS).read_bytes()[:-1],
         save({one: tensors[one] for one in tensors if one != name}),
         save(tensors | {name: tensors[name].astype(np.int16)}),
-        b"",
+        b"\0",
     ):
         (tmp_path / "out" / PARAMETERS).write_bytes(data)
         part = ReleasePart(sha256=sha256_of(data), size=len(data))

@@ -21,6 +21,7 @@ from edge_server.release import store
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.protocol.inference.release import MANIFEST, Preprocessing, ReleaseManifest, sha256_of
+from shared.runtime.extras import install_command
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called
@@ -108,7 +109,9 @@ def test_a_trained_split_network_is_as_accurate_as_its_run_says(tmp_path, give):
     assert give("create", "last")[0] == 0
     manifest = store.find_release(tmp_path, "tiny").manifest
     assert manifest.graph.input.shape == (-1, 1, 8, 8)
-    assert manifest.preprocessing == Preprocessing(mean=(0.3,), std=(), size=(8, 8))
+    assert manifest.preprocessing == Preprocessing(
+        byte_scale=16.0, dtype="uint8", mean=(0.3,), std=(), size=(8, 8), layout="NCHW"
+    )
     assert give("export", "tiny", tmp_path / "out")[0] == 0
     examples = load(Data(source="digits", split="test", limit=120, mean=(0.3,)))
     session = onnxruntime.InferenceSession(tmp_path / "out" / "graph.onnx", providers=["CPUExecutionProvider"])
@@ -156,7 +159,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path
         code, _, err = give("create", "last")
         assert (code, err.count("\n")) == (2, 1)
         assert f"{module!r}" in err
-        assert "fieldfleet[release]" in err
+        assert install_command("release") in err
 
 
 def test_releases_of_one_architecture_share_the_graph(tmp_path, give, made):

@@ -13,6 +13,7 @@ import pytest
 
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
+from edge_server.journal.runs import ORDER
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import devices
 from edge_server.replay.jobs import Desk
@@ -126,7 +127,7 @@ def test_the_command_replays_into_one_folder(tmp_path):
     [(again, _)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
     assert read(folder) == records
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, name_of(plan)}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, ORDER, name_of(plan)}
     assert name_of(make_plan(tmp_path, rounds=2)) != name_of(plan)
     assert name_of(plan, count=2) != name_of(plan)
 
@@ -151,7 +152,7 @@ def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     assert read(folder) == records
-    assert set((tmp_path / "runs").iterdir()) == {tmp_path / "runs" / FORMATS_FILE, folder}
+    assert set((tmp_path / "runs").iterdir()) == {*(tmp_path / "runs" / one for one in (FORMATS_FILE, ORDER)), folder}
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_the_operators_to_correct(tmp_path):

@@ -12,6 +12,8 @@ from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunClos
 from edge_server.replay.run import replay
 from edge_server.rounds.aggregate import median_of
 from edge_server.rounds.check_plan import load
+from shared.algorithms.fedavg import require_finite_loss
+from shared.errors import Diverged
 from shared.runtime.executor import background
 from shared.tensors.tree import State, tree_norm
 from tests.edge_server.harness import Puppet, Site, moved, site, update_for, virtual, write_examples, write_plan
@@ -90,10 +92,11 @@ def test_a_claimed_weight_does_not_take_the_model_over(tmp_path, honest, claims,
 
 
 def test_a_plan_may_set_no_bound(tmp_path):
-    """Then the sum is what it is, and one that is no model leaves the model as it was."""
+    """Then the sum is what it is; whoever makes it overflow is named and left out, and the others' round counts."""
     rule = 'deadline_s = 30.0\nmost_norm = 0\nmost_examples = 0\non_missed = "continue"'
     state, [closed] = play(tmp_path, by=3e38, num_examples=1000, weight=1000.0, rule=rule)
-    assert (closed.outcome, closed.arrived, closed.refused) == ("missed", ("a", "b", "c"), {"aggregate": 1})
+    assert (closed.outcome, closed.arrived, closed.refused) == ("aggregated", ("a", "b"), {})
+    assert "makes the aggregate diverge" in closed.failed["c"]
     assert all(torch.isfinite(leaf).all() for leaf in state.tree.values())
 
 
@@ -144,9 +147,17 @@ def test_a_rate_that_makes_training_diverge_is_named_with_device_step_and_remedy
     _, records = replay(plan, tmp_path / "run")
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end.outcome == "diverged"
-    for device in ("a", "b"):
-        told = f"{device}: Diverged: training has diverged, the loss of step 2 is nan: lower hyper.learning_rate"
-        assert told in end.cause
+    told = "a, b: Diverged: training has diverged, the loss of step 2 is nan: lower hyper.learning_rate"
+    assert told in end.cause
+
+
+def test_a_loss_that_is_none_before_any_step_is_not_laid_to_the_devices_rate():
+    """The model that came is the cause: a device that trains on it has not moved it."""
+    with pytest.raises(Diverged) as caught:
+        require_finite_loss(float("nan"), 1)
+    assert "learning_rate" not in str(caught.value)
+    with pytest.raises(Diverged, match="learning_rate"):
+        require_finite_loss(float("inf"), 2)
 
 
 def test_medians_and_norms():

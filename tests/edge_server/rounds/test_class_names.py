@@ -62,6 +62,44 @@ def test_names_and_numbers_differ(tmp_path):
     virtual(story())
 
 
+def test_both_unicode_forms_of_a_name_are_one_class(tmp_path):
+    """They were refused with two lists that looked the same; agents up to version 0.1 tell names as they are."""
+
+    async def story() -> None:
+        async with site(tmp_path, rounds=1, data=MINE) as here:
+            puppets = [await arrive(here, "a", ["caf\u00e9", "th\u00e9"])]
+            puppets.append(await arrive(here, "b", ["cafe\u0301", "the\u0301"]))
+            assert await play_round(here.plan, *puppets) == [[], []]
+            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
+
+    virtual(story())
+
+
+def test_two_lists_that_print_alike_are_told_apart(tmp_path):
+    async def story() -> None:
+        async with site(tmp_path, data=MINE) as here:
+            await arrive(here, "a", ["cat", "dog"])
+            await arrive(here, "b", ["c\u0430t", "dog"])
+            with pytest.raises(ConfigError) as caught:
+                await here.run
+        assert r"'c\u0430t', dog; those of a are 'cat', dog" in str(caught.value)
+
+    virtual(story())
+
+
+def test_names_that_are_digits_are_said_in_every_task(tmp_path):
+    """An agent up to version 0.1 tells 01, 02, 03 and numbers them 1, 2, 3, unless its task names them."""
+    names = ["01", "02", "03"]
+
+    async def story() -> None:
+        async with site(tmp_path, rounds=1, data=MINE) as here:
+            puppets = [await arrive(here, name, names) for name in "ab"]
+            assert await play_round(here.plan, *puppets) == [names, names]
+            assert [one.outcome for one in (await here.ended())[1]] == ["aggregated"]
+
+    virtual(story())
+
+
 @pytest.mark.parametrize("classes", [None, [], ["cat", "dog"]])
 def test_devices_that_agree_train_and_their_tasks_are_those_of_before(tmp_path, caplog, classes):
     """Agents of before say nothing; then the log says that nobody knows."""

@@ -167,6 +167,41 @@ def test_a_run_without_a_journal_is_refused_and_its_states_stay(tmp_path, plan, 
         assert torch.equal(SqliteStore(place).load(ROUNDS).tree["w"], state(ROUNDS).tree["w"])
 
 
+@pytest.mark.parametrize("kind", ["good", "best"])
+def test_a_run_whose_journal_and_last_states_are_cut_resumes_from_the_newest_intact_one(tmp_path, plan, kind):
+    """It began at round 1, although the last good or the most accurate state lay whole beside them."""
+    store = SqliteStore(tmp_path / RUN)
+    store.append(RunOpened(run=RUN, plan=plan))
+    for number in range(1, ROUNDS + 1):
+        write_round(store, number)
+    store.close()
+    folder = tmp_path / RUN / "checkpoints"
+    with sqlite3.connect(tmp_path / RUN / JOURNAL) as connection:
+        connection.execute("DELETE FROM records WHERE rowid > 6")
+    connection.close()
+    for path in folder.glob("round-*"):
+        path.write_bytes(path.read_bytes()[:100])
+    if kind == "best":
+        (folder / "good.safetensors").rename(folder / f"best-{ROUNDS - 2:06d}.safetensors")
+    found = go_on(tmp_path / RUN)
+    assert found
+    assert found[0].number == ROUNDS - 1
+    assert torch.equal(found[0].state.tree["w"], state(ROUNDS - 2).tree["w"])
+
+
+def test_a_run_of_which_only_the_last_good_state_is_left_is_not_begun_anew(tmp_path, plan):
+    store = SqliteStore(tmp_path / RUN)
+    store.append(RunOpened(run=RUN, plan=plan))
+    for number in range(1, ROUNDS + 1):
+        write_round(store, number)
+    store.close()
+    (tmp_path / RUN / JOURNAL).unlink()
+    for path in (tmp_path / RUN / "checkpoints").glob("round-*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="there are checkpoints, and"):
+        require_record(tmp_path / RUN)
+
+
 def test_a_state_of_another_run_or_from_before_the_run_went_back_is_not_taken(tmp_path, plan):
     """What looks like the end that was lost may be what the run left behind."""
     store = SqliteStore(tmp_path / RUN, durable=False)

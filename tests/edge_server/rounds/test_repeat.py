@@ -66,7 +66,7 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     assert missed_tries(records) == {1: 4}  # after 1, 2, 4 and 8 s
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
     assert why_short(records) == ""
-    cause = "missed: 0 updates came; one: examples.npz: No such file; two: examples.npz: No such file"
+    cause = "missed: 0 updates came; one, two: examples.npz: No such file"
     assert missed_lines(records) == [f"round 1 was done again 4 times, {cause}"]
     assert sum(one.seconds for one in records if isinstance(one, RoundClosed)) == pytest.approx(15.0)
 

@@ -292,7 +292,7 @@ def test_what_peers_must_not_say_is_counted_by_reason(tmp_path):
             us = {"site": "b", "run": "run-of-b", "round": 1}
             for channel, data in [
                 ("gossip", wire.encode(ModelOffer(site="c", run="run-of-b", round=1, params=transfer))),
-                ("gossip", wire.encode(ModelOffer(site="b", run="no run", round=1, params=transfer))),
+                ("gossip", wire.encode(ModelOffer(site="b", run="no-run", round=1, params=transfer))),
                 ("gossip", wire.encode(Hello(site="b", session=1, instance="x", online=True))),
                 ("gossip", b"FM\1nonsense"),
                 ("status", wire.encode(Hello(site="c", session=1, instance="x", online=True))),

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from edge_server.journal.decision import Coordinated, Granted, Pledged
-from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    Gossiped,
+    Noted,
+    RoundOpened,
+    RunClosed,
+    UpdateAccepted,
+    closed_rounds,
+)
 from edge_server.replay.run import replay_sites
+from edge_server.rounds.check_plan import load
 from edge_server.sites.cases import ROUND_JOULES
+from shared.protocol.measurements import JOULES
 from tests.test_hcef import FLEET, LARGE, ledger_joules, make
 
 SITES = (
     '[sites]\nedge_rounds = 2\ngraph = "full"\ndeadline_s = 4000.0\nclusters = { north = ["a", "b"], south = ["c"] }\n'
 )
 ROUNDS = 4
+PLANS = Path(__file__).parents[3] / "deploy" / "plans"
 
 
 def played(folder: Path, optimizer: str, budget: str) -> dict[str, list[AnyRecord]]:
@@ -58,3 +71,25 @@ def test_sites_share_the_joules_of_a_plan_and_none_is_lost(tmp_path):
     for one in coordinated:
         assert one.decision.limits[ROUND_JOULES] == pytest.approx(pledged[one.round])
         assert math.fsum(one.grants.values()) == pytest.approx(pledged[one.round])
+
+
+@pytest.mark.parametrize(("options", "joules"), [("gradients = 0", 40.0), ("gradients = 3, estimate_every = 10", 60.0)])
+def test_the_ledger_is_what_devices_reported_and_the_budget_ends_the_run(tmp_path, options, joules):
+    """Most tasks have no step: those with steps were charged as 0 J, and the budget never ended the run."""
+    text = (PLANS / "hcef.toml").read_text()
+    text, options_set = re.subn(r"gradients = 3(, estimate_every = \d+)?", options, text)
+    text, budget_set = re.subn(
+        r"\[budget\].*?\n\n", f"[budget]\ntime_s = 900.0\njoules = {joules}\n\n", text, flags=re.DOTALL
+    )
+    assert (options_set, budget_set) == (1, 1)
+    (tmp_path / "plan.toml").write_text(text)
+    plan = load(tmp_path / "plan.toml", tmp_path, several_sites=True)
+    found = replay_sites(plan, {site: tmp_path / f"run-{site}" for site in plan.sites.clusters})
+    for _, records in found.values():
+        costs = {(one.round, one.device): one.update.cost for one in of(records, UpdateAccepted)}
+        costs |= {(one.round, one.device): one.cost for one in of(records, CostSettled)}
+        reported = math.fsum(getattr(cost, part) or 0.0 for cost in costs.values() for part in JOULES)
+        assert ledger_joules(records) == pytest.approx(reported, rel=0.01)
+        assert not [one.what for one in of(records, Noted) if "not believed" in one.what]
+        assert "budget.joules" in of(records, RunClosed)[-1].cause
+    assert math.fsum(ledger_joules(records) for _, records in found.values()) <= 1.1 * joules

@@ -55,7 +55,13 @@ async def main(site: str, ours: Broker, theirs: Broker, folder: Path) -> None:
     links, clock = Links(site, home, {peer: away}, b"{}"), asyncio.get_running_loop().time
     us = Ourselves(site, ORDER, births.run, folder, DEADLINE_S)
     deciding = us, links, keep, decide, clock, inline
-    coordination = Coordination(*deciding, lambda number: Place(number - 1, ROUNDS), ALLOWANCE)
+    coordination = Coordination(
+        *deciding,
+        lambda number: Place(number - 1, ROUNDS),
+        allowance=ALLOWANCE,
+        joules=ALLOWANCE * len(ORDER),
+        devices={one: (f"{one}-1",) for one in ORDER},
+    )
     async with home.running(), away.running(), links.listening():
         for number in range(1, ROUNDS + 1):
             case = Case((f"{site}-1",), {ROUND_JOULES: 1.0, "spent_joules": 0.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from edge_server.journal.records import (
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
+from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves
 from edge_server.sites.graph import graph_edges
@@ -85,6 +87,7 @@ class Region:
     def __post_init__(self) -> None:
         self.sites = {name: Site(Network(), self.plan, self.folder / name, name) for name in HOMES}
         self.processes = 0
+        self.hostile: dict[str, Callable[[Neighbours], Neighbours]] = {}
 
     async def serve(self, name: str, store: SqliteStore | None = None) -> tuple[State, list[AnyRecord]]:
         """Be the server of a site, from where its folder says it stands."""
@@ -107,7 +110,8 @@ class Region:
         join = partial(joined, self.plan, us, links, means, store.records())
         try:
             async with server.listening(), join() as neighbours:
-                about = {"started": "", "members": frozenset(HOMES[name]), "neighbours": neighbours}
+                others = self.hostile.get(name, lambda one: one)(neighbours)
+                about = {"started": "", "members": frozenset(HOMES[name]), "neighbours": others}
                 state = await run_plan(self.plan, RUN, server, store, config, **about)
             return state, store.records()
         finally:

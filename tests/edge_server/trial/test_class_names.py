@@ -46,7 +46,13 @@ def boards(folder: Path, port: int, **labels: tuple[str, str]) -> Iterator[None]
             (folder / name).mkdir()
             rows = "".join(f"{-place},1,{left}\n{place},1,{right}\n" for place in range(1, 21))
             (folder / name / "table.csv").write_text(f"v,w,{'more,' * left.count(',')}label\n" + rows)
-            config = {"device": name, "state_dir": "state", "broker": {"port": port}, "trainer": {"threads": 1}}
+            config = {
+                "device": name,
+                "state_dir": "state",
+                "site": "lab",
+                "broker": {"port": port},
+                "trainer": {"threads": 1},
+            }
             config["data"] = {"source": "csv", "path": "table.csv"}  # beside this file
             (folder / name / "agent.json").write_text(json.dumps(config))
             words = ("run", "--config", folder / name / "agent.json")
@@ -60,7 +66,7 @@ def run_server(folder: Path, port: int, **sections: str) -> tuple[int, str]:
     hyper = "local_epochs = 5\nbatch_size = 8\nlearning_rate = 0.2"
     path = write_plan(folder, rounds=1, **({"model": model, "hyper": hyper} | sections))
     path.write_text(path.read_text().replace('[data]\nsource = "digits"\n', ""))
-    config = {"plan": "plan.toml", "data_dir": "runs", "broker": {"port": port}, "threads": 1}
+    config = {"plan": "plan.toml", "site": "lab", "data_dir": "runs", "broker": {"port": port}, "threads": 1}
     (folder / "server.json").write_text(json.dumps(config))
     with forked("run", "--config", folder / "server.json", log=folder / "log") as process:
         code = process.wait(PATIENCE_S)
@@ -75,17 +81,19 @@ def test_other_names_are_refused_with_both_lists(port, tmp_path):
     assert last.startswith("edge-server: device b: the run does not begin, its labels mean something else: its classes")
     assert "bird, cat; those of a are cat, dog" in last
     assert "Traceback" not in said
-    assert closed_rounds(read(folder_of(tmp_path / "runs"))) == []
+    assert not list((tmp_path / "runs").glob("tiny-*"))  # a run that never began leaves nothing behind
 
 
 def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(port, tmp_path):
     """`cat` is one class, right of zero on one board and left of it on the other; what does not fit has our words."""
     planned = 'source = "csv"\npath = "nowhere.csv"\nclasses = ["dog", "bird", "cat"]'
-    cohort = "min_devices = 3"
     with boards(tmp_path, port, c=("0,cat", "0,dog")):
-        code, said = run_server(tmp_path, port, data=planned, cohort=cohort, round='on_missed = "stop"')
-        assert code == 0, said
-        [closed] = closed_rounds(read(folder_of(tmp_path / "runs")))
+        code, said = run_server(tmp_path, port, data=planned, cohort="min_devices = 3", round='on_missed = "stop"')
+        assert code == 2
+        assert "device c: the run does not begin, its inputs mean something else: it has shape 3; " in said
+        assert "the plan and device a have shape 2" in said
+    (again := tmp_path / "again").mkdir()
+    code, said = run_server(again, port, data=planned, cohort="min_devices = 2")
+    assert code == 0, said
+    [closed] = closed_rounds(read(folder_of(again / "runs")))
     assert closed.arrived == ("a", "b")
-    assert "table.csv: model: it does not take examples of shape (3,)" in closed.failed["c"]
-    assert "correct its options, or this device's [data]" in closed.failed["c"]

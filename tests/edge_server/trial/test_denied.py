@@ -87,6 +87,6 @@ def test_what_cannot_be_read_leaves_those_denied_who_were(tmp_path, caplog):
 
 def test_a_server_without_a_gateway_watches_nothing(tmp_path):
     virtual(watch_denied(ServerConfig(plan=""), Told([]).take))
-    (tmp_path / "server.toml").write_text('plan = "p"\ngateway = "site"\n')
+    (tmp_path / "server.toml").write_text('plan = "p"\nsite = "lab"\ngateway = "site"\n')
     assert load(tmp_path / "server.toml").gateway == str(tmp_path / "site")
     assert msgspec.structs.asdict(ServerConfig(plan=""))["gateway"] == ""

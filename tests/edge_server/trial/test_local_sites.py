@@ -171,7 +171,7 @@ def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):
 def test_what_no_trial_of_sites_can_be(tmp_path, capsys, words, sections, said):
     """One line, code 2, and nothing is begun."""
     plan = planned(tmp_path, **sections)
-    (tmp_path / "server.toml").write_text('plan = "plan.toml"')
+    (tmp_path / "server.toml").write_text('plan = "plan.toml"\nsite = "lab"')
     words = [tmp_path / word if str(word).endswith("toml") else word for word in words]
     assert called("trial", "run", plan, *words, "--data-dir", tmp_path / "runs") == 2
     assert said in capsys.readouterr().err

@@ -22,7 +22,7 @@ RUN = "tiny-20261122T000000Z-0123"
 def write_config(folder: Path, **keys: object) -> Path:
     path = folder / "server.json"
     places = {"plan": "plan.toml", "data_dir": str(folder / "runs"), "data_root": str(folder)}
-    path.write_text(json.dumps(places | {"threads": 1} | keys))
+    path.write_text(json.dumps(places | {"site": "lab", "threads": 1} | keys))
     return path
 
 

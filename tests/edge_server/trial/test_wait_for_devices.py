@@ -52,7 +52,9 @@ def plan(folder: Path, *names: str, rounds: int = 2, **keys: str) -> Path:
 def config(fleet: Fleet, folder: Path, **keys: object) -> Path:
     """Write a server's file, whose own plan is another one."""
     path = folder / "server.json"
-    path.write_text(json.dumps({"plan": "no-such.toml", "run": "old", "broker": fleet.own, "threads": 1} | keys))
+    path.write_text(
+        json.dumps({"plan": "no-such.toml", "site": "lab", "run": "old", "broker": fleet.own, "threads": 1} | keys)
+    )
     return path
 
 
@@ -172,7 +174,9 @@ def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(
 def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_path, typed):
     plan(tmp_path, "a", "b", cohort="min_devices = 2\nwait_s = 0.5")
     path = tmp_path / "server.json"
-    path.write_text(json.dumps({"plan": "", "broker": {"port": free_port()}, "data_dir": str(tmp_path / "runs")}))
+    path.write_text(
+        json.dumps({"plan": "", "site": "lab", "broker": {"port": free_port()}, "data_dir": str(tmp_path / "runs")})
+    )
     code, _, said = typed("trial", "run", tmp_path / "plan.toml", "--config", path, "--data-root", tmp_path)
     assert code == 1
     assert "no broker answers at 127.0.0.1:" in said

@@ -134,3 +134,26 @@ def test_more_lines_than_there_is_room_for(refused):
         message = refused(source="csv", path=str(path))
     assert "out of memory: it takes" in message
     assert peak() - before < 2 * LEFT
+
+
+@pytest.fixture
+def much_memory():
+    """As a gateway has it: there is room for the bomb."""
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.mark.usefixtures("much_memory")
+def test_little_that_stands_for_much_is_not_unpacked_where_there_is_room_for_it(tmp_path, refused):
+    path, other = tmp_path / "zeros.npz", tmp_path / "other.npz"
+    np.savez_compressed(path, x=np.zeros((400, 1000, 1000), np.uint8), y=np.zeros(400, np.int64))
+    np.savez_compressed(other, x=np.zeros((200, 1000, 1000), np.uint8), y=np.zeros(7, np.int64))
+    image = pytest.importorskip("PIL.Image", reason="Pillow is absent")
+    (tmp_path / "a").mkdir()
+    image.new("RGB", (5000, 5000)).save(tmp_path / "a" / "0.png")
+    for number in range(1, 6):
+        shutil.copy(tmp_path / "a" / "0.png", tmp_path / "a" / f"{number}.png")
+    before = peak()
+    assert "no real data" in refused(source="npz", path=str(path))
+    assert "arrays differ in length" in refused(source="npz", path=str(other))
+    assert "no real data" in refused(source="folder", path=str(tmp_path))
+    assert peak() - before < LEFT // 2

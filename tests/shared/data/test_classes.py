@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess  # noqa: TID251 - another process has imported nothing yet
 import sys
+import unicodedata
 
+import msgspec
 import pytest
 
-from shared.data.classes import class_names, with_classes
+from shared.data.classes import class_names, contrast, with_classes
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError
@@ -46,6 +49,15 @@ def folders(tmp_path):
         (("2", "0", "1"), ()),
         (("7", "3"), ()),  # a device that lacks a class still agrees
         (("-1", "1"), ("-1", "1")),
+        (("01", "02", "03"), ("01", "02", "03")),
+        (("007", "3"), ("007", "3")),
+        (("1", "01"), ("01", "1")),
+        (("00", "1"), ("00", "1")),
+        (("0012", "12", "x"), ("0012", "12", "x")),
+        (("+1", "0"), ("+1", "0")),
+        (("\u0661", "1"), ("1", "\u0661")),  # a digit, but not one that is printed so
+        (("1234567890", "1"), ("1", "1234567890")),
+        (("cafe\u0301", "caf\u00e9", "the\u0301"), ("café", "thé")),
     ],
 )
 def test_names_of_a_table_are_those_of_its_numbers(table, labels, names):
@@ -53,6 +65,62 @@ def test_names_of_a_table_are_those_of_its_numbers(table, labels, names):
     spec = table(*labels)
     assert class_names(spec) == names
     assert load(spec).classes == names
+
+
+def test_each_label_of_a_table_has_the_number_of_its_own_name(table):
+    """Labels 1, 2, 3 beside names that began at 0 gave a served model the name of the next class."""
+    for labels in (("02", "01", "03", "01"), ("1", "01", "001"), ("10", "9", "08"), ("b", "a", "é", "e\u0301")):
+        spec = table(*labels)
+        examples = load(spec)
+        names = [examples.classes[number] for number in examples.labels.tolist()]
+        assert names == [unicodedata.normalize("NFC", label) for label in labels]
+
+
+def test_both_files_of_a_table_decide_whether_labels_are_numbers(tmp_path):
+    """A file that has only "1" and "2" beside one that has "03" numbers them as that does."""
+    for name, labels in (("train", ("1", "2")), ("test", ("03", "1"))):
+        (tmp_path / f"{name}.csv").write_text("v,label\n" + "".join(f"0,{label}\n" for label in labels))
+    train, test = (load(Data(source="csv", path=str(tmp_path), split=split)) for split in ("train", "test"))
+    assert (train.classes, test.classes) == (("03", "1", "2"),) * 2
+    assert (train.labels.tolist(), test.labels.tolist()) == ([1, 2], [0, 1])
+
+
+def test_folders_of_both_unicode_forms_are_one_class(folders):
+    spec = folders("caf\u00e9", "cafe\u0301", "the\u0301")
+    assert class_names(spec) == ("café", "thé")
+    assert load(spec).labels.tolist() == [0, 0, 1]
+    planned = msgspec.structs.replace(spec, classes=("the\u0301", "cafe\u0301"))
+    assert planned.classes == ("thé", "café")
+    assert load(planned).labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("label", ["ok\u200b", "o\u202ek", "ok\ufeff", "o\x07k"])
+def test_an_invisible_character_makes_no_class_of_its_own(table, folders, label):
+    for spec in (table("ok", label), folders("ok", label)):
+        for read in (class_names, load):
+            with pytest.raises(ConfigError, match=r"invisible character U\+") as caught:
+                read(spec)
+            assert ascii(label) in str(caught.value)
+            assert str(caught.value).isprintable()
+    with pytest.raises(ValueError, match=r"invisible character U\+"):
+        Data(source="csv", path="x", classes=("ok", label))
+
+
+def test_two_lists_that_print_alike_are_shown_with_escapes(table):
+    with pytest.raises(ConfigError) as caught:
+        load(table("cat", "dog", classes=("c\u0430t", "dog")))
+    here, there = str(caught.value).partition("here ")[2].split("; ")[:2]
+    assert here != there.removeprefix("there ")
+    assert r"c\u0430t" in there
+
+
+def test_long_lists_show_what_differs():
+    """The first twelve names of two lists of hundreds may be the same."""
+    names = [f"class{number:03}" for number in range(100)]
+    ours, theirs = contrast(names, [*names[:-1], "other"])
+    assert ("class099" in ours, "other" in theirs) == (True, True)
+    ours, theirs = contrast(names, [*names[:50], *names[:49:-1]])
+    assert ("class050" in ours, "class099" in theirs) == (True, True)
 
 
 def test_names_of_folders_are_those_of_their_numbers(folders):
@@ -103,6 +171,35 @@ def test_a_task_names_the_classes_of_a_device_that_does_not(table):
     assert with_classes(spec, ["dog", "cat"]).classes == ("dog", "cat")
     with pytest.raises(ConfigError, match=r"the run's are dog, cat, this device's cat; correct its file"):
         with_classes(table("cat", classes=("cat",)), ["dog", "cat"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lost+found", "@eaDir", "__MACOSX", "System Volume Information", "$RECYCLE.BIN", "$Recycle.Bin", "#recycle"),
+        *("RECYCLER", "FOUND.000", "LOST.DIR", "@Recycle", "#snapshot"),
+    ],
+)
+def test_a_folder_of_the_system_is_no_class_and_a_line_says_so(folders, caplog, name):
+    spec = folders("cat", "dog", name)
+    assert class_names(spec) == load(spec).classes == ("cat", "dog")
+    assert f"skipped {name}" in caplog.text
+
+
+def test_a_folder_of_the_system_that_the_plan_names_is_a_class(folders):
+    assert load(folders("cat", "#recycle", classes=("#recycle", "cat"))).labels.tolist() == [0, 1]
+
+
+def test_a_class_folder_whose_name_is_not_utf8_is_refused_with_the_escaped_name(folders):
+    """As unpacked from an archive made on Windows."""
+    spec = folders("cat")
+    os.mkdir(os.fsencode(spec.path) + b"/M\xfcll")  # noqa: PTH102 - bytes that no text stands for
+    for read in (load, class_names):
+        with pytest.raises(ConfigError, match=r"'M\\udcfcll' is not UTF-8 text; rename it") as caught:
+            read(spec)
+        assert str(caught.value).encode()
+    assert class_names(Data(source="folder", path=spec.path, labels="none")) is None
+    assert len(load(Data(source="folder", path=spec.path, labels="none"))) == 1
 
 
 def test_an_agent_learns_them_without_torch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.data.classes import class_names
 from shared.data.load import load
 from shared.data.spec import Client, Data
 
@@ -57,7 +58,7 @@ def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
         (b"label,a,a\n1,2,3\n", "two columns 'a'"),
         (b"label,a\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
         (b"label,a\n1,2\n1,two\n", "line 3, column 'a': 'two' is no finite number"),
-        (b"label,a\n1,2\n\n1,\n", "line 4, column 'a': ''"),
+        (b"label,a\n1,2\n\n1,\n", "line 4, column 'a': empty"),
         (b"label,a\n1,nan\n", "column 'a': 'nan'"),
         (b"label,a\n1,-inf\n", "column 'a': '-inf'"),
         (b"label,a\n1,1e39\n", "column 'a': '1e39'"),
@@ -80,3 +81,73 @@ def test_bad_paths_and_columns(path, refused):
     assert "no test split" in refused(source="csv", path=str(path), split="test")
     assert "correct client_column" in refused(source="csv", path=str(path), client_column="who")
     assert "both 'label'" in refused(source="csv", path=str(path), client_column="label")
+
+
+def write(tmp_path, text):
+    path = tmp_path / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("header", [",a,b,label", "Unnamed: 0,a,b,label", "a,b,,label", "label,a,b,"])
+def test_a_column_without_a_name_is_no_feature(tmp_path, refused, header):
+    """As pandas writes an index, and calls it when it reads the file again."""
+    label = header.split(",").index("label")
+    row = ["1", "2", "3", "4"]
+    row[label] = "x"
+    path = write(tmp_path, f"{header}\n{','.join(row)}\n")
+    message = refused(source="csv", path=path)
+    assert "pandas calls one without a name" in message or "has no name" in message
+    name = "Unnamed: 0" if "Unnamed" in header else ""
+    assert f'skip_columns = ["{name}"]' in message
+    got = load(Data(source="csv", path=path, skip_columns=(name,)))
+    assert got.inputs.shape == (1, 2)
+
+
+def test_columns_are_left_out(tmp_path, refused):
+    path = write(tmp_path, "time,a,b,label\n2024-01-01 00:00:00,1,2,x\n2024-01-01 00:01:00,3,4,y\n")
+    assert "leave the column out by skip_columns" in refused(source="csv", path=path)
+    got = load(Data(source="csv", path=path, skip_columns=("time", "b")))
+    assert got.inputs.flatten().tolist() == [1, 3]
+    assert "has no column 'tme' to leave out" in refused(source="csv", path=path, skip_columns=("tme",))
+
+
+@pytest.mark.parametrize(
+    "cell", ["1_5", "\u0661\u0662", "1e1_0", "0x10", "\u22121", "1,5", "1 5", "nan", "inf", "1e99", "", "True"]
+)
+def test_what_is_no_plain_number_is_refused(tmp_path, refused, cell):
+    message = refused(source="csv", path=write(tmp_path, f'a,label\n"{cell}",x\n'))
+    assert "line 2, column 'a'" in message
+    assert ("decimals with a point" in message) == (cell == "1,5")
+
+
+@pytest.mark.parametrize("cell", ["15", "-1.5", "+.5", "2.", "1E-3", " 7 "])
+def test_plain_numbers_are_read(tmp_path, cell):
+    path = write(tmp_path, f"a,label\n{cell},x\n")
+    assert load(Data(source="csv", path=path)).inputs.item() == pytest.approx(float(cell))
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_other_separators(tmp_path, refused, separator):
+    path = write(tmp_path, "a,b,label\n1,2,x\n3,4,y\n".replace(",", separator))
+    told = separator.replace("\t", "\\t")
+    assert f'set separator = "{told}"' in refused(source="csv", path=path)
+    spec = Data(source="csv", path=path, separator=separator)
+    assert load(spec).inputs.tolist() == [[1, 2], [3, 4]]
+    assert class_names(spec) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"separator": ""}, {"separator": ", "}, {"separator": "\n"}, {"skip_columns": ("label",)}]
+)
+def test_keys_of_csv_that_cannot_be(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        Data(source="csv", path="x", **fields)
+    with pytest.raises(ValueError, match="means nothing to source"):
+        Data(source="npz", path="x", **fields)
+
+
+def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
+    path = tmp_path / "table.csv"
+    path.write_text("a,label\n1,x\n", encoding="utf-16")
+    assert "save it as CSV in UTF-8" in refused(source="csv", path=str(path))

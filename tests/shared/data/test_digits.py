@@ -13,12 +13,13 @@ import torch
 from shared.data.load import load
 from shared.data.sources import digits
 from shared.data.spec import Data
+from shared.runtime.extras import install_command
 
 
 @pytest.fixture
 def installed():
     if importlib.util.find_spec("sklearn") is None:
-        pytest.skip("scikit-learn is absent: pip install fieldfleet[demo]")
+        pytest.skip("scikit-learn is absent: make setup")
 
 
 @pytest.mark.usefixtures("installed")
@@ -41,7 +42,7 @@ def test_train_and_test_share_no_row_of_the_file():
 
 def test_without_scikit_learn(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert "fieldfleet[demo]" in refused(source="digits")
+    assert install_command("demo") in refused(source="digits")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_server.replay.devices.behaviour import batches as steps_by_size
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.sources.arrays import Arrays, as_inputs, count_trained_on, held_out, shuffled_order
 from shared.data.spec import Data
+from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper, steps_of
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -84,6 +88,24 @@ def test_each_epoch_has_every_example_once(count, batch_size, epochs, seed):
     assert all(torch.equal(inputs[:, 0].long(), label) and len(label) <= batch_size for inputs, label in got)
     again = list(batches(numbered(count), batch_size=batch_size, epochs=epochs, seed=seed))
     assert [label.tolist() for _, label in again] == [label.tolist() for _, label in got]
+
+
+@given(st.integers(0, 70), st.integers(1, 20), st.integers(0, 3))
+def test_a_last_batch_of_one_joins_the_batch_before_it(count, batch_size, epochs):
+    """And the count of steps that server and replay go by says so too."""
+    kinds = {"batch_size": batch_size, "epochs": epochs, "seed": 7}
+    usual = [labels for _, labels in batches(numbered(count), **kinds)]
+    merged = [labels for _, labels in batches(numbered(count), **kinds, merges_single=True)]
+    assert torch.equal(torch.cat([*usual, torch.empty(0)]), torch.cat([*merged, torch.empty(0)]))
+    if count % batch_size == 1 and batch_size > 1 and count > 1:
+        assert [len(one) for one in merged] == ([batch_size] * (count // batch_size - 1) + [batch_size + 1]) * epochs
+    else:
+        assert [len(one) for one in merged] == [len(one) for one in usual]
+    told = Assignment(seed=7, hyper=Hyper(batch_size=batch_size, local_epochs=epochs), values={MERGES_SINGLE: True})
+    assert steps_of(told, count) == len(merged)
+    assert max(map(len, merged), default=0) <= told.largest_batch
+    sizes = steps_by_size(count, batch_size, len(merged), merges_single=True) if count else {}
+    assert {size: times for size, times in sizes.items() if times} == Counter(map(len, merged))
 
 
 def test_epochs_and_seeds_differ_in_order():

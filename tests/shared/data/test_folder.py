@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from shared.data.load import load
 from shared.data.spec import Data
+from shared.runtime.extras import install_command
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is absent")
 
@@ -69,6 +71,16 @@ def test_damaged_pictures(tmp_path, refused):
     assert "1.png: no picture that Pillow knows" in refused(source="folder", path=str(tmp_path))
 
 
+def test_a_damaged_picture_whose_name_is_not_utf8_can_be_told_to_the_server(tmp_path, refused):
+    path = tmp_path / "a" / "1.png"
+    draw(path, 1)
+    path.write_bytes(b"no picture")
+    path.rename(os.fsdecode(os.fsencode(tmp_path / "a") + b"/bild\xe4.png"))
+    message = refused(source="folder", path=str(tmp_path))
+    assert "bild\\udce4.png: no picture" in message
+    assert message.encode()
+
+
 def test_a_picture_that_claims_to_be_huge(tmp_path, refused):
     """The header of a PNG, 100,000 pixels wide and high."""
     path = tmp_path / "a" / "1.png"
@@ -89,7 +101,7 @@ def test_absent_folders(tmp_path, refused):
 def test_without_pillow(tmp_path, monkeypatch, refused):
     draw(tmp_path / "a" / "1.png", 1)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install pillow" in refused(source="folder", path=str(tmp_path))
+    assert install_command("images") in refused(source="folder", path=str(tmp_path))
 
 
 def test_postscript_by_the_name_of_a_picture_runs_nothing(tmp_path, monkeypatch, refused):
@@ -111,3 +123,44 @@ def test_postscript_by_the_name_of_a_picture_runs_nothing(tmp_path, monkeypatch,
 def test_each_kind_of_picture_is_read(tmp_path, suffix):
     draw(tmp_path / "a" / f"1.{suffix}", (9, 9, 9) if suffix == "ppm" else 9, mode="RGB" if suffix == "ppm" else "L")
     assert load(Data(source="folder", path=str(tmp_path))).labels.tolist() == [0]
+
+
+@pytest.mark.parametrize("suffix", ["heic", "avif", "wav", "docx"])
+def test_files_of_other_formats_are_told(tmp_path, caplog, refused, suffix):
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.{suffix.upper()}").write_bytes(b"x")
+    message = refused(source="folder", path=str(tmp_path))
+    assert f"holds no picture in a folder of its class; skipped .{suffix} files: 3; formats read: .bmp, .gif" in message
+    draw(tmp_path / "a" / "3.png", 1)
+    assert len(load(Data(source="folder", path=str(tmp_path)))) == 1
+    assert f"skipped .{suffix} files: 3; formats read: .bmp" in caplog.text
+
+
+def test_a_class_folder_without_pictures_is_told(tmp_path, caplog):
+    draw(tmp_path / "cat" / "0.png", 1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "lost+found").mkdir()
+    load(Data(source="folder", path=str(tmp_path)))
+    assert "class folder notes holds no picture; if it is no class, move it" in caplog.text
+    assert "system folder lost+found: 1" in caplog.text
+    assert "folder lost+found holds" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [
+        ("archive/cat/0.png", "they lie deeper, in {root}/archive/cat; set path to {root}/archive"),
+        ("archive/data/train/cat/0.png", "set path to {root}/archive/data"),
+        ("0.png", "they lie in {root} itself; put each into a folder with the name of its class"),
+    ],
+)
+def test_pictures_elsewhere_are_found_for_the_message(tmp_path, refused, picture, words):
+    draw(tmp_path / picture, 1)
+    assert words.format(root=tmp_path) in refused(source="folder", path=str(tmp_path))
+
+
+def test_unsorted_pictures_are_found_in_any_folder_but_those_of_the_system(tmp_path):
+    for name in ("0.png", "x/y/1.png", "@eaDir/2.png", ".hidden/3.png", "x/.trash/4.png"):
+        draw(tmp_path / name, 1)
+    assert len(load(Data(source="folder", path=str(tmp_path), labels="none"))) == 2

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from shared.data.classes import class_names
 from shared.data.load import load
 from shared.data.spec import Data
 
@@ -180,3 +181,36 @@ def test_the_real_cifar10(recorded):
     assert got.inputs.shape == (4000, 3, 32, 32)
     assert got.labels.bincount().tolist() == [400] * 10
     assert got.inputs.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.491, 0.482, 0.447], abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["<U8", ">U8", "S8"])
+def test_labels_may_be_names(tmp_path, kind):
+    """Numbered as those of a CSV file, of both splits alike; an agent learns them without numpy."""
+    path, names = tmp_path / "x.npz", np.array(["dog", "cat", "dog "]).astype(kind)
+    np.savez_compressed(path, x_train=np.ones((3, 2)), y_train=names, x_test=np.ones((1, 2)), y_test=np.array(["ant"]))
+    spec = Data(source="npz", path=str(path))
+    got = load(spec)
+    assert got.labels.tolist() == [2, 1, 2]
+    assert got.classes == class_names(spec) == ("ant", "cat", "dog")
+    assert load(Data(source="npz", path=str(path), split="test")).labels.tolist() == [0]
+    assert load(Data(source="npz", path=str(path), classes=("dog", "cat", "ant"))).labels.tolist() == [0, 1, 0]
+
+
+def test_names_that_are_numbers_are_numbers(tmp_path, refused):
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.ones((2, 2)), y=np.array(["2", "0"]))
+    spec = Data(source="npz", path=str(path))
+    assert load(spec).labels.tolist() == [2, 0]
+    assert load(spec).classes == class_names(spec) == ()
+    np.savez(path, x=np.ones((2, 2)), y=np.array(["caf\u00e9", "cafe\u0301"]))
+    assert load(spec).labels.tolist() == [0, 0]
+    np.savez(path, x=np.ones((2, 2)), y=np.array(["a\u200b", ""]))
+    assert "y" in refused(source="npz", path=str(path))
+    np.savez(path, x=np.ones((2, 2)), y=np.array(["a", "b"], dtype=object))
+    assert "never loaded" in refused(source="npz", path=str(path))
+
+
+def test_one_hot_labels_are_refused_with_what_to_do(tmp_path, refused):
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.ones((2, 2)), y=np.eye(2, dtype=int))
+    assert "y.argmax(axis=1)" in refused(source="npz", path=str(path))

@@ -98,7 +98,7 @@ def test_nobody_tells_what_unread_classes_are_called(tmp_path):
     assert with_classes(spec, ("a", "b")) == spec
     assert DataCache().classes(spec) is None
     assert class_names(spec) is None, "an agent that starts asks so, and there is not even a file"
-    assert class_names(msgspec.structs.replace(spec, source="npz", labels=msgspec.UNSET)) == ()
+    assert class_names(msgspec.structs.replace(spec, source="idx", labels=msgspec.UNSET)) == ()
 
 
 def test_a_labelled_source_can_be_read_without_and_holds_back_what_it_did():

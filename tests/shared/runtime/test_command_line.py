@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess  # noqa: TID251 - the command as an operator runs it
 import sys
 
 import pytest
 
 from edge_server.__main__ import main
+from shared.runtime.extras import install_command
 
 SIDES = ("edge_server", "device_agent")
 WITHOUT = "import sys; sys.modules[{lacks!r}] = None; from {side}.__main__ import main; main()"
@@ -45,7 +48,8 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(lacks,
     """One line, not a traceback."""
     _, out = said("edge_server", *words, lacks=lacks)
     assert len(out.splitlines()) == 1
-    assert f"{lacks!r} is not installed here: pip install 'fieldfleet[{extra}]'" in out
+    assert repr(lacks) in out
+    assert install_command(extra) in out
 
 
 @pytest.mark.parametrize("words", [("-v", "runs"), ("runs", "-v"), ("runs", "prune", "--keep", "9", "-vv")])
@@ -107,3 +111,41 @@ def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, wo
 
     found, told = asyncio.run(ask())
     assert (found, told.startswith(words), len(told.splitlines())) == (code, True, int(bool(words))), told
+
+
+POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""What keeps Python from taking names of files as UTF-8, as a service or a container may."""
+
+
+def ended(*command: str | bytes, **settings: str) -> tuple[int, bytes, bytes]:
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, check=False)  # noqa: S603 - ours
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_paths_that_are_not_ascii_work_under_a_forced_posix_locale(tmp_path):
+    """In the command line, in a file, and in a process that a process starts."""
+    place = tmp_path / "Prüfstand"
+    place.mkdir()
+    (place / "agent.toml").write_text(
+        'device = "a"\nsite = "lab"\nstate_dir = "zustände"\n'
+        '[broker]\nport = 1\n[data]\nsource = "csv"\npath = "möbel.csv"\n',
+        "utf-8",
+    )
+    command = (sys.executable, "-m", "device_agent", "doctor", "--config", str(place / "agent.toml"))
+    code, out, err = ended(*command, **POSIX)
+    assert (code, err) == (1, b"")
+    assert "möbel.csv" in out.decode()
+    assert "zustände" in out.decode()
+    (place / "plan.toml").write_text("rounds = 1\n", "utf-8")
+    code, out, err = ended(sys.executable, "-m", "edge_server", "plan", "check", str(place / "plan.toml"), **POSIX)
+    assert (code, err.count(b"\n")) == (2, 1)
+    assert "Prüfstand" in err.decode()
+
+
+def test_a_path_that_is_not_utf8_is_refused_in_a_line(tmp_path):
+    """It could not be sent, recorded or printed."""
+    path = os.fsencode(tmp_path) + b"/M\xfcll.toml"
+    for package, verb in (("device_agent", "doctor"), ("edge_server", "run")):
+        code, out, err = ended(sys.executable, "-m", package, verb, "--config", path)
+        assert (code, out) == (2, b"")
+        assert err.splitlines()[-1].endswith(rb"M\udcfcll.toml' is not UTF-8 text; rename the file or folder")

@@ -37,7 +37,7 @@ def shadowed(tmp_path_factory) -> Path:
     (folder / "torch").mkdir()
     (folder / "torch/__init__.py").write_text(STAND_IN)
     write_plan(folder)
-    (folder / "server.json").write_text(f'{{"plan": "{folder}/plan.toml", "data_dir": "{folder}/runs"}}')
+    (folder / "server.json").write_text(f'{{"plan": "{folder}/plan.toml", "site": "lab", "data_dir": "{folder}/runs"}}')
     return folder
 
 

@@ -143,3 +143,20 @@ def test_leaves_that_share_memory_are_written_each(tmp_path):
     assert torch.equal(tree["a"], base)
     assert torch.equal(tree["b"], base.view(3, 4))
     assert torch.equal(tree["c"], base[2:5])
+
+
+def test_a_loaded_state_keeps_its_values_when_its_file_becomes_the_spare_of_later_saves(tmp_path):
+    """Its tensors were views of the file: after the fourth save they held the newer states' bytes."""
+    mask, steps = torch.ones(5, dtype=torch.bool), torch.tensor(7)
+    state = State({"weight": torch.full((1000,), 3.0), "mask": mask, "steps": steps})
+    path, spare = tmp_path / "state", tmp_path / "spare"
+    tensorfile.save(path, state)
+    first, second = tensorfile.load(path), tensorfile.load(path)
+    other = State({"weight": torch.full((1000,), -1.0), "mask": ~mask, "steps": steps + 1})
+    path.replace(spare)
+    tensorfile.save(path, other, spare=spare)
+    for loaded in (first, second):
+        assert_same(loaded, state)
+    first.tree["weight"].zero_()
+    assert_same(second, state)
+    assert_same(tensorfile.load(path), other)

@@ -256,3 +256,52 @@ def test_bytes_are_expected_until_as_many_have_come_as_were_asked_for():
     assert not expected.take(1)
     expected.ask((0, 2))
     assert [expected.take(BLOCK_BYTES) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_frames_that_never_come_while_smaller_ones_do_are_asked_for_no_more(small):
+    """As from a broker that acknowledges and drops large messages: each growth cost a silence, for ever."""
+    pace, now, silences = Pace(5.0, 0.0, 256 << 10), 0.0, 0
+    if small:
+        pace.begin_small()
+    for _ in range(40):
+        if pace.frame_bytes > 100 << 10:
+            now, silences = now + pace.left_s(now), silences + 1
+            pace.gave_up(now)
+        else:
+            now += 0.01
+            pace.heard(now, pace.frame_bytes)
+    assert pace.frame_bytes == pace.ceiling == 64 << 10
+    assert silences <= (1 if small else 4)
+    later = Pace(5.0, now, 256 << 10)
+    later.remember(pace)
+    for _ in range(20):
+        now += 0.01
+        later.heard(now, later.frame_bytes)
+    assert later.frame_bytes == 64 << 10
+
+
+def test_a_link_that_was_away_keeps_its_large_frames():
+    """Frames of that size had come before: the silence says nothing of them."""
+    pace, now = Pace(5.0, 0.0, 256 << 10), 0.0
+    for _ in range(4):
+        now += 0.01
+        pace.heard(now, pace.frame_bytes)
+    for _ in range(4):
+        now += 60
+        pace.gave_up(now)
+    for _ in range(40):
+        now += 0.01
+        pace.heard(now, pace.frame_bytes)
+    assert (pace.frame_bytes, pace.ceiling) == (256 << 10, None)
+
+
+def test_frames_that_are_small_by_choice_limit_no_later_ones():
+    """A sender may cut its next payload larger: only frames that did not come are held against a size."""
+    small, now = Pace(5.0, 0.0, 64 << 10), 0.0
+    for _ in range(8):
+        now += 0.01
+        small.heard(now, small.frame_bytes)
+    larger = Pace(5.0, now, 256 << 10)
+    larger.remember(small)
+    assert (small.ceiling, larger.ceiling, larger.frame_bytes) == (None, None, 256 << 10)

@@ -10,11 +10,10 @@ from random import Random
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.fleet.embedded_broker import MOST_PACKET_BYTES
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import BREATH, Connection, Incoming
-from shared.transport.packet_limit import MOST_RECEIVED_BYTES
+from shared.transport.packet_limit import MOST_PACKET_BYTES, MOST_RECEIVED_BYTES
 from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import connected, packet
 from tests.machine import configured

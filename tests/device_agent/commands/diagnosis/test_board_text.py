@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from device_agent.commands.diagnosis.board_text import format_columns, format_figure, format_table
+from device_agent.commands.diagnosis.board_text import format_columns, format_table
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
 from shared.protocol.measurements import Absent, Reading
+from shared.protocol.units import format_figure
 
 PROFILE = Profile(schema=1, id="some-board", name="Some Board")
 

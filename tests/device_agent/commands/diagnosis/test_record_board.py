@@ -54,6 +54,34 @@ def test_a_recording_gives_what_the_board_gave(name, tmp_path) -> None:
         assert made_of(tmp_path / copy / record_board.ROOT) == made_of(root)
 
 
+def add_chip(root: Path, bus: int, address: str, number: int, *, has_bus: bool) -> None:
+    """Add an INA226 as the kernel shows it: one folder of the device, with links to it from the class and the bus."""
+    device = root / f"sys/devices/platform/soc/fe804000.i2c/i2c-{bus}/{bus}-{address}"
+    chip = device / f"hwmon/hwmon{number}"
+    chip.mkdir(parents=True)
+    for name, content in (("in1", 5000), ("curr1", 100 * number), ("power1", 500_000 * number)):
+        (chip / f"{name}_input").write_text(f"{content}\n")
+    (chip / "name").write_text("ina226\n")
+    (device / "name").write_text("ina226\n")
+    links = {"sys/class/hwmon": chip} | ({"sys/bus/i2c/devices": device} if has_bus else {})
+    for folder, target in links.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / target.name).symlink_to(os.path.relpath(target, root / folder))
+
+
+@pytest.mark.parametrize("has_bus", [True, False])
+def test_chips_of_one_kind_have_the_same_names_live_and_recorded(tmp_path, has_bus) -> None:
+    """By their address, which a copy without links keeps also where a container hides the folder of the bus."""
+    live = tmp_path / "live"
+    add_chip(live, 1, "0040", 2, has_bus=has_bus)
+    add_chip(live, 1, "0041", 10, has_bus=has_bus)
+    record(live, tmp_path / "copy")
+    here, there = made_of(live), made_of(tmp_path / "copy" / record_board.ROOT)
+    assert here == there
+    assert here.readings["power.ina226-1-0040_watts"] == 1.0
+    assert here.readings["power.ina226-1-0041_watts"] == 5.0
+
+
 def test_a_recording_of_this_machine_gives_what_this_machine_gave(tmp_path) -> None:
     """What does not change from one moment to the next is the same; lacks are of the same kind."""
     before = made_of(LIVE)

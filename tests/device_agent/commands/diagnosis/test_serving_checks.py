@@ -32,7 +32,7 @@ FAKE = "__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecut
         ("1.20.1", ["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda", "ok", "CUDA, CPU"),
         ("1.20.1", ["CPUExecutionProvider"], "tensorrt", "warn", "no tensorrt, so the CPU computes"),
         ("1.20.1", [], "cpu", "bad", "does not run"),
-        ("", [], "cpu", "bad", "fieldfleet[infer]"),
+        ("", [], "cpu", "bad", "[infer]"),
     ],
 )
 def test_the_runtime(version, providers, wanted, state, words) -> None:

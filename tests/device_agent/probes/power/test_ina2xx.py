@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from device_agent.commands.diagnosis import record_board
 from device_agent.probes.power import ina2xx
 from device_agent.probes.power.rails import choose_summands
 from device_agent.profile.schema import Power
@@ -43,6 +44,23 @@ def test_two_chips_are_told_apart_by_address_and_make_no_total_by_themselves(tmp
     with pytest.raises(NoData):
         choose_summands(Power(), rails, by_profile=False)
     assert choose_summands(Power(total=("ina219-1-0045",)), rails, by_profile=False) == ("ina219-1-0045",)
+
+
+def test_two_chips_have_one_name_live_and_recorded(tmp_path) -> None:
+    """As a kernel shows them: the class and the bus lead to the device by links, of which a copy has none."""
+    board = tmp_path / "board"
+    for number, address in ((4, "1-0045"), (2, "1-0040")):
+        device = f"sys/devices/platform/soc/i2c-1/{address}/hwmon/hwmon{number}"
+        grow(board, {f"{device}/name": "ina219", f"{device}/power1_input": 1_000_000 * number})
+        for link, target in (
+            (f"{HWMON}/hwmon{number}", device),
+            (f"sys/bus/i2c/devices/{address}", f"sys/devices/platform/soc/i2c-1/{address}"),
+        ):
+            (board / link).parent.mkdir(parents=True, exist_ok=True)
+            (board / link).symlink_to(board / target)
+    record_board.record(board, tmp_path / "copy")
+    live, copy = (ina2xx.open_sensor(root)(None) for root in (board, tmp_path / "copy/root"))
+    assert live.watts == copy.watts == {"ina219-1-0040": pytest.approx(2.0), "ina219-1-0045": pytest.approx(4.0)}
 
 
 def test_a_chip_that_does_not_answer_is_an_absence(tmp_path) -> None:

@@ -97,6 +97,15 @@ def test_the_older_driver_may_put_units_behind_figures(tmp_path) -> None:
     assert ina3221.open_sensor(root)(None).watts == {"POM_5V_IN": pytest.approx(2.04)}
 
 
+def test_channels_of_a_module_without_labels_are_numbered(tmp_path) -> None:
+    """The driver has no label file where no device tree names it, and refuses a channel that is disabled."""
+    files = chip(in1_input=5100, curr1_input=800, in2_input=3300, curr2_input=-200)
+    root = grow(tmp_path, files | {f"{CHIP}/in3_input": "#lack invalid", f"{CHIP}/curr3_input": "#lack invalid"})
+    rails = ina3221.open_sensor(root)(None)
+    assert rails.watts == {"ina3221-1": pytest.approx(4.08), "ina3221-2": pytest.approx(-0.66)}
+    assert rails.lacks == {}
+
+
 def test_a_board_without_the_chip_says_so(tmp_path) -> None:
     with pytest.raises(NoData) as caught:
         ina3221.open_sensor(grow(tmp_path, {"sys/class/hwmon/hwmon0/name": "pwmfan"}))

@@ -216,7 +216,8 @@ def test_denied_counters_are_told_where_a_worse_source_steps_in() -> None:
             found, source = power.read(root, profile, 0.0), open_source(root, profile, ticking)
     assert found.absent["power.rapl"].lack == "denied"
     assert "tmpfiles.d" in found.absent["power.rapl"].cause
-    assert (found.absent[TOTAL_WATTS].lack, found.readings) == ("busy", {})
+    assert (found.absent[TOTAL_WATTS].lack, found.readings) == ("denied", {})
+    assert found.facts == {"power.scope": "board"}
     assert "power.battery" not in found.absent
     assert (source.provenance.quality, source.provenance.source) == ("modelled", "model")
 
@@ -299,7 +300,130 @@ def test_the_pause_is_the_profiles_and_the_cost_measured(sample_hz, max_hz, peri
 @pytest.mark.parametrize("sources", [(), ("http",), ("ina3221", "pmic", "rapl", "ina2xx", "battery", "tegrastats")])
 def test_a_board_without_any_source_is_no_fault(sources, tmp_path) -> None:
     profile = board(Power(sources=sources, model=None))
-    for attempt in (lambda: power.read(tmp_path, profile, 0.0), lambda: open_source(tmp_path, profile, ticking)):
-        with pytest.raises(NoData) as caught:
-            attempt()
-        assert caught.value.lack == "not_present"
+    assert power.read(tmp_path, profile, 0.0).absent[TOTAL_WATTS].lack == "not_present"
+    with pytest.raises(NoData) as caught:
+        open_source(tmp_path, profile, ticking)
+    assert caught.value.lack == "not_present"
+
+
+def chip(number: int, name: str, **files: object) -> dict[str, object]:
+    folder = f"sys/class/hwmon/hwmon{number}"
+    return {f"{folder}/name": name} | {f"{folder}/{file}": content for file, content in files.items()}
+
+
+def ups(milliamperes: int, millivolts: int, number: int = 7) -> dict[str, object]:
+    """An INA219 whose power register has no sign."""
+    power_uw = abs(milliamperes) * millivolts
+    return chip(number, "ina219", curr1_input=milliamperes, in1_input=millivolts, power1_input=power_uw)
+
+
+PI_4 = Power(sources=("ina2xx", "ina3221", "model"), supply_v=(4.4, 5.5), model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("files", "lack"),
+    [
+        (ups(-804, 4116), "busy"),  # charges: networkupstools/nut#2430
+        (ups(-804, 5100), "busy"),
+        (ups(900, 3700), "invalid"),  # discharges at the volts of a lithium cell
+        (ups(900, 8200), "invalid"),  # of two in series
+        (ups(900, 12300), "invalid"),
+    ],
+)
+def test_a_chip_at_the_battery_of_a_ups_is_not_the_boards_draw(files, lack, tmp_path) -> None:
+    """The model steps in, and is told as one; the rail is what it is, with the sign of its current."""
+    root = grow(tmp_path, COMPUTING | files)
+    found = power.read(root, board(PI_4), 0.0)
+    assert TOTAL_WATTS not in found.readings
+    assert found.absent["power.ina2xx"].lack == found.absent[TOTAL_WATTS].lack == lack
+    volts, amperes = files["sys/class/hwmon/hwmon7/in1_input"], files["sys/class/hwmon/hwmon7/curr1_input"]
+    assert found.readings["power.ina219_watts"].value == pytest.approx(volts * amperes * 1e-6)
+    assert open_source(root, board(PI_4), ticking).provenance.quality == "modelled"
+
+
+def test_a_chip_that_turns_to_charging_makes_a_gap(tmp_path) -> None:
+    """The source was opened while the current flowed the right way."""
+    root = grow(tmp_path, COMPUTING | ups(900, 5100))
+    source = open_source(root, board(PI_4), ticking)
+    assert source.read().value == pytest.approx(4.59)
+    for files in (ups(-900, 5100), ups(900, 4000)):
+        grow(root, files)
+        with pytest.raises(NoData):
+            source.read()
+
+
+def test_a_chip_at_the_supply_is_the_total(tmp_path) -> None:
+    found = power.read(grow(tmp_path, ups(900, 5020)), board(PI_4), 0.0)
+    assert found.readings[TOTAL_WATTS].value == pytest.approx(4.518)
+    assert found.facts == {"power.scope": "board"}
+
+
+def test_a_chip_without_a_power_register_is_volts_times_amperes(tmp_path) -> None:
+    files = chip(7, "ina226", curr1_input=900, in1_input=5000)
+    assert power.read(grow(tmp_path, files), board(PI_4), 0.0).readings[TOTAL_WATTS].value == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("file", ["curr1_input", "in1_input"])
+def test_a_chip_whose_direction_or_voltage_does_not_answer_is_no_total(file, tmp_path) -> None:
+    files = ups(900, 5020) | {f"sys/class/hwmon/hwmon7/{file}": "#lack busy"}
+    found = power.read(grow(tmp_path, files), board(PI_4), 0.0)
+    assert found.readings == {}
+    assert found.absent["power.ina219_watts"].lack == "busy"
+
+
+def test_the_meter_may_be_a_chip_of_the_board(tmp_path) -> None:
+    """Of several the one that is named, also where its volts are no supply's; never while it charges, nor another."""
+    module = chip(3, "ina3221", in1_label="board", in1_input=5100, curr1_input=800)
+    files = ups(900, 8200) | ups(500, 5000, number=8) | module
+    root = grow(tmp_path, COMPUTING | files)
+    assert TOTAL_WATTS not in power.read(root, board(PI_4), 0.0).readings
+    for name, watts in (("ina219-hwmon7", 7.38), ("ina219-hwmon8", 2.5), ("board", 4.08)):
+        source = open_source(root, board(PI_4), ticking, meter=MeterConfig(kind="chip", chip=name, period_s=0.5))
+        reading = source.read()
+        assert (reading.value, reading.quality) == (pytest.approx(watts), "measured")
+        assert (source.period_s, source.kind) == (0.5, "instant")
+    grow(root, {"sys/class/hwmon/hwmon3/curr1_input": -800})
+    with pytest.raises(NoData) as caught:
+        source.read()
+    assert caught.value.lack == "busy"
+    with pytest.raises(NoData, match="ina219-hwmon7, ina219-hwmon8"):
+        open_source(root, board(PI_4), ticking, meter=MeterConfig(kind="chip", chip="ina226")).read()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"kind": "chip"},
+        {"kind": "chip", "chip": "ina219", "url": "http://192.0.2.7"},
+        {"kind": "shelly", "url": "http://192.0.2.7", "chip": "ina219"},
+        {"kind": "shelly", "chip": "ina219"},
+    ],
+)
+def test_a_meter_is_a_chip_or_an_address(keys) -> None:
+    with pytest.raises(ValueError, match=r"chip|url"):
+        MeterConfig(**keys)
+
+
+def test_rails_of_all_sensors_are_read_beside_the_first_total(tmp_path) -> None:
+    """An INA226 that was added to a Jetson, or a module of three channels, whatever has the total."""
+    added = chip(8, "ina226", curr1_input=2000, in1_input=19000, power1_input=38_000_000)
+    module = chip(9, "ina3221", in1_input=5000, curr1_input=-300, in2_input=12000, curr2_input=100)
+    table = Power(sources=("ina3221", "tegrastats", "ina2xx"), total=("VDD_IN",), rails=ORIN_NANO.rails)
+    found = power.read(grow(tmp_path, rails(VDD_IN=10.0) | added | module), board(table), 0.0)
+    assert {name: one.value for name, one in found.readings.items()} == pytest.approx(
+        {
+            "power.VDD_IN_watts": 10.0,
+            "power.ina226_watts": 38.0,
+            "power.ina3221-hwmon9-1_watts": -1.5,
+            "power.ina3221-hwmon9-2_watts": 1.2,
+            TOTAL_WATTS: 10.0,
+        }
+    )
+    assert found.readings[TOTAL_WATTS].source == "ina3221 VDD_IN"
+
+
+def test_a_rail_of_the_board_never_flows_backwards(tmp_path) -> None:
+    """A little less than nothing is a sensor's offset; more is a fault."""
+    for watts, lacks in ((-0.4, False), (-3.0, True)):
+        found = power.read(grow(tmp_path, rails(VDD_IN=10.0, VDD_SOC=watts)), board(ORIN_NANO), 0.0)
+        assert ("power.VDD_SOC_watts" in found.absent) is lacks

@@ -229,10 +229,11 @@ def test_downloads_and_estimates_are_paid_for_first():
     assert joules <= case.limits["round_joules"] * 1.003
 
 
-def test_many_devices_are_decided_for_in_turn_and_no_worse_than_their_floors():
+def test_many_devices_are_decided_for_at_once_and_no_worse_than_in_turn():
+    """In turn, as it was for more than 64 devices, is 2 to 3 % worse mostly."""
     case = fleet(11, count=200)
     usual, turned, joint = (decide(table(**how), case) for how in ({}, {"joint": False}, {"joint": True}))
-    assert usual == turned
+    assert usual == joint
     assert joint.objective <= turned.objective * (1 + 1e-6)
 
 

@@ -218,6 +218,20 @@ def test_features_that_cannot_be_used_spoil_nobody_elses_step(tmp_path, reason):
     virtual(play())
 
 
+@pytest.mark.parametrize("times", [6.0, 25.0, -25.0, 29.9])
+def test_features_some_times_too_large_are_refused_and_their_device_is_named(tmp_path, caplog, times):
+    """Those of one in four that were 25 times as large halved the accuracy, within the bound of updates."""
+
+    async def play() -> None:
+        async with two(tmp_path) as (here, a, b):
+            await asyncio.gather(a.give(1), b.give(1, features(1, fill=times)))
+            closed = await rest(here, a, b, first=2)
+            assert (closed.refused, closed.missed) == ({"large": 1}, {"b": 1})
+
+    virtual(play())
+    assert "device b: features of size" in caplog.text
+
+
 def test_a_plan_without_a_bound_takes_features_of_any_size(tmp_path):
     async def play() -> None:
         async with two(tmp_path, round=f"{SPLIT['round']}\nmost_norm = 0.0") as (here, a, b):

@@ -38,23 +38,30 @@ def said(*words: str, name: str = "a") -> list[LogLine]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["importing", "training:r:1", "committed", "training:r:2", "committed"], (0, 0)),
-        (["training:r:1", "importing", "training:r:1", "committed"], (1, 0)),
-        (["training:r:1", "importing", "training:r:1", "importing", "training:r:1", "committed"], (2, 0)),
-        (["training:r:1", "committed", "training:r:1", "committed"], (0, 1)),
-        (["training:r:1", "committed", "importing", "training:r:1", "committed"], (0, 1)),
-        (["training:r:1", "failed", "training:r:1", "committed"], (0, 1)),
-        (["training:r:1", "importing", "training:r:2", "committed", "training:s:1", "committed"], (0, 0)),
+        (["importing", "training:r:1", "committed", "training:r:2", "committed"], (0, 0, 0)),
+        (["training:r:1", "importing", "training:r:1", "committed"], (1, 0, 0)),
+        (["training:r:1", "importing", "training:r:1", "importing", "training:r:1", "committed"], (2, 0, 0)),
+        (["training:r:1", "committed", "training:r:1", "committed"], (0, 0, 1)),
+        (["training:r:1", "committed", "importing", "training:r:1", "committed"], (0, 0, 1)),
+        (["training:r:1", "failed", "training:r:1", "committed"], (0, 0, 1)),
+        (["training:r:1", "importing", "training:r:2", "committed", "training:s:1", "committed"], (0, 0, 0)),
     ],
     ids=["undisturbed", "died", "died twice", "for nothing", "died when it was done", "failed", "another run"],
 )
 def test_a_training_begun_again_is_excused_only_by_a_trainer_that_died_of_it(words, expected):
-    assert trainings(said(*words), "r") == expected
+    assert trainings(said(*words), "r", {}) == expected
 
 
 def test_two_devices_train_the_same_round_and_neither_does_it_again():
     lines = [one for pair in zip(said("training:r:1"), said("training:r:1", name="b"), strict=True) for one in pair]
-    assert trainings(lines, "r") == (0, 0)
+    assert trainings(lines, "r", {}) == (0, 0, 0)
+
+
+def test_each_device_trains_a_split_round_once_more_for_each_time_that_its_server_began_it_anew():
+    lines = [*said(*["training:r:1", "committed"] * 3), *said(*["training:r:1", "committed"] * 2, name="b")]
+    assert trainings(lines, "r", {1: 2}) == (0, 3, 0)
+    assert trainings(lines, "r", {1: 1}) == (0, 2, 1)
+    assert trainings(lines, "r", {2: 2}) == (0, 0, 3)
 
 
 def records(*accepted: tuple[int, str], rounds: int = 2) -> list:
@@ -123,7 +130,7 @@ def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
     rows = [line.split() for line in text.getvalue().splitlines()]
     assert ["storing", "1", "1", "2"] in rows
     assert ["all", "2", "0", "1", "1", "4"] in rows
-    assert ["all", "7/8", "0", "0", "0", "0", "0", "inf"] in rows
+    assert ["all", "7/8", *("0" * 6), "inf"] in rows
     assert (total(runs).accepted, total(runs).difference) == (7, math.inf)
 
 
@@ -221,4 +228,4 @@ def test_the_table_of_several_sites_says_what_was_between_them():
         text = io.StringIO()
         write_text(text, accounts_table([found], several_sites=several_sites))
         assert ("edges off*" in text.getvalue()) == several_sites
-    assert ["r", "4/4", *("0" * 5), "1", *("0" * 5)] in [line.split() for line in text.getvalue().splitlines()]
+    assert ["r", "4/4", *("0" * 6), "1", *("0" * 5)] in [line.split() for line in text.getvalue().splitlines()]

@@ -17,8 +17,8 @@ from shared.errors import WireError
 from shared.models.build import blank, initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
-from shared.tensors.tree import Mean
-from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, SEED, play
+from shared.tensors.tree import Mean, State
+from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, NORMED, SEED, Own, copied, pictures, play
 
 
 def bytes_of(tree):
@@ -145,3 +145,20 @@ def test_where_holders_count_alike_none_can_say_that_it_counts_for_more():
         mean = algorithm.absorb(mean, device, played.told[device], loud)
     wanted = sum(result.tree["7.bias"] for result in played.results.values()) / len(FLEET)
     torch.testing.assert_close(algorithm.aggregate(played.state, mean).tree["7.bias"], wanted)
+
+
+@pytest.mark.parametrize("prune", [0.0, 0.5])
+def test_weights_of_a_network_of_more_than_ten_layers_come_back_where_they_belong(prune):
+    """The server's first state has layer 3 before layer 10, what travels and checkpoints have it behind."""
+    algorithm = pruned_personalization(split="all_global", prune=prune, importance="magnitude", global_steps=1)
+    state = algorithm.init(initial(NORMED, SEED), SEED)
+    assert list(state.tree) != sorted(state.tree)
+    still = msgspec.structs.replace(HYPER, learning_rate=1e-30)
+    told = algorithm.assign(state, Cohort(("a",), still, SEED), {}, 1)["a"]
+    down = copied(dict(sorted(state.tree.items())))
+    batches = Own(pictures(4, 0, (3, 32, 32)), told)
+    _, result = algorithm.local(initial(NORMED, SEED), State(), down, batches, told)
+    after = algorithm.aggregate(state, algorithm.absorb(Mean(), "a", told, result)).tree
+    for name, leaf in state.tree.items():
+        if leaf.ndim > 1:
+            assert torch.equal(after[name], leaf), name

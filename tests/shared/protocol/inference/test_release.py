@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from shared.errors import ConfigError, CorruptFile
@@ -22,7 +23,9 @@ from shared.protocol.inference.release import (
     read_manifest,
     write_manifest,
 )
+from shared.protocol.inference.rollout import Ahead, Offer, Withdraw
 from shared.protocol.messages import Spec
+from shared.protocol.update import UpdateTerms
 
 PART = ReleasePart(sha256="ab" * 32, size=5)
 
@@ -91,6 +94,91 @@ def test_every_cut_of_a_manifest_is_told():
 def test_a_release_is_named_with_its_version_or_without():
     assert parse_reference("digits") == ("digits", 0)
     assert parse_reference("digits.v2/12") == ("digits.v2", 12)
-    for text in ("", "a/0", "a/b", "a/1/2", "../a", "a/", "a" * 65, "a/1234567890"):
+    for text in ("", "a/0", "a/b", "a/1/2", "../a", "a/", "a" * 65, "a/1234567890", "a/1\N{ARABIC-INDIC DIGIT THREE}"):
         with pytest.raises(ConfigError):
             parse_reference(text)
+
+
+NO_NAMES = [
+    *("", ".", "..", "...", "../../escape", "/etc/cron.d/x", "a/b", "a\\b", "C:x", "C:\\x", "~root", "-rf", ".hidden"),
+    *("a\nb", "a\x00b", "a\rb", "a b", "a\u202eb", "a\u200bb", "\N{FULLWIDTH FULL STOP}" * 2, "\xe9t\xe9", "a" * 65),
+    *("model.", "con", "NUL", "aux.v2", "Com1", "lpt9.tar.gz"),
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
+def test_a_manifest_whose_name_could_leave_its_folder_or_forge_a_line_is_refused(name):
+    told = json.loads(write_manifest(MADE)) | {"name": name}
+    with pytest.raises(CorruptFile, match="name") as caught:
+        read_manifest(json.dumps(told).encode(), "it")
+    assert str(caught.value).isprintable()
+    for message in (Offer, Ahead, Withdraw):
+        fields = {"deployment": "0001", "name": name, "version": 1, "manifest": b"", "soak_s": 0.0}
+        with pytest.raises(msgspec.ValidationError, match="name"):
+            msgspec.convert(fields, message)
+
+
+@pytest.mark.parametrize("version", [0, -1, 1 << 31, 1 << 62, 1 << 63, -(1 << 63), True, 1.5, None, "1"])
+def test_a_manifest_with_a_version_that_no_release_has_is_refused(version):
+    told = json.loads(write_manifest(MADE)) | {"version": version}
+    with pytest.raises(CorruptFile, match="version"):
+        read_manifest(json.dumps(told).encode(), "it")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"deployment": "0001", "name": "a", "version": version, "manifest": b""}, Ahead)
+
+
+@pytest.mark.parametrize("part", ["graph.part", "parameters", "probes", "halves.bottom.part", "halves.top.part"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"sha256": one} for one in ("", "../" * 21 + "x", "AB" * 32, "ab" * 33, "ab" * 31 + "a\n", "/" + "a" * 63)),
+        *({"size": one} for one in (0, -1, 1 << 41, 1 << 63, True)),
+    ],
+    ids=str,
+)
+def test_a_part_with_no_digest_or_no_size_is_refused(part, change):
+    told = json.loads(write_manifest(MADE))
+    place = told
+    for key in part.split("."):
+        place = place[key]
+    place |= change
+    with pytest.raises(CorruptFile, match=r"sha256|size|Expected"):
+        read_manifest(json.dumps(told).encode(), "it")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("created", "x\ny"),
+        ("source.run", "x\x1b[2J"),
+        ("source.round", -1),
+        ("tensors.0.sha256", "../x"),
+        ("tensors.0.shape", [-1]),
+        ("tensors.0.shape", [1 << 62]),
+        ("format", 0),
+        ("format", -1),
+    ],
+)
+def test_other_values_that_are_shown_or_reckoned_with_are_bounded(key, value):
+    told = json.loads(write_manifest(MADE))
+    *above, last = key.split(".")
+    place = told
+    for one in above:
+        place = place[int(one) if one.isdecimal() else one]
+    place[last] = value
+    with pytest.raises(CorruptFile):
+        read_manifest(json.dumps(told).encode(), "it")
+
+
+def test_of_a_key_that_comes_twice_both_readings_agree():
+    """The name that is checked is the name that is used."""
+    data = write_manifest(MADE).rstrip().removesuffix(b"}")
+    with pytest.raises(CorruptFile, match="name"):
+        read_manifest(data + b', "name": "../x"}', "it")
+    assert read_manifest(data + b', "name": "other"}', "it").name == "other"
+
+
+@pytest.mark.parametrize("soak_s", [float("nan"), float("inf"), -1.0])
+def test_terms_that_a_record_could_not_hold_are_refused(soak_s):
+    with pytest.raises(ValueError, match="finite"):
+        UpdateTerms(soak_s=soak_s)

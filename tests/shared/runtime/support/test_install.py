@@ -5,8 +5,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -159,12 +164,65 @@ def test_the_list_is_what_sha256sum_checks(packaged, choice):
     assert not packaged.exists()
 
 
-def test_a_torch_that_the_usual_index_does_not_have_wants_a_source(packaged, monkeypatch, choice):
-    row = Row(systems="PCs", machine=("x",), wheels="x-3.11", elsewhere=("torch",), note="name an index")
-    monkeypatch.setattr(command, "choose", lambda *_: Choice(row, choice.wheels))
+class _Index(BaseHTTPRequestHandler):
+    """An index by its `pages`; answers `absent` for every other path, as PyTorch's own answers 403."""
+
+    pages: ClassVar[dict[str, bytes]]
+    absent: ClassVar[int]
+    asked: ClassVar[list[str]]
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        body = self.pages.get(self.path)
+        self.send_response(self.absent if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def index(pages: dict[str, bytes], absent: int) -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+    handler = type("Index", (_Index,), {"pages": pages, "absent": absent, "asked": asked})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def page_of(stick: Path, wheel: Wheel) -> dict[str, bytes]:
+    file = f"/files/{wheel.file}"
+    return {f"/{wheel.name}/": f'<a href="{file}">{wheel.file}</a>'.encode(), file: (stick / wheel.file).read_bytes()}
+
+
+def test_setup_takes_torch_from_the_row_s_index_without_any_option(packaged, monkeypatch, stick, choice):
+    """pip's own index has a CUDA build of torch alone; the row's index has only the torch that is wanted."""
+    one, torch = choice.wheels
+    cuda = {f"/{torch.name}/": b'<a href="/files/other.whl">other.whl</a>'}
     monkeypatch.delenv(command.TORCH_INDEX, raising=False)
-    with pytest.raises(ConfigError, match="name an index: --index, FIELDFLEET_TORCH_INDEX or --from"):
-        command.set_up("train", told("--anyway"), lambda _line: None)
+    with index(page_of(stick, one) | cuda, 404) as (usual, _), index(page_of(stick, torch), 403) as (cpu, asked):
+        monkeypatch.setattr(command, "find_usual_index", lambda: usual)
+        row = Row(systems="PCs", machine=("x",), wheels="x-3.11", torch_index=cpu)
+        monkeypatch.setattr(command, "choose", lambda *_: Choice(row, choice.wheels))
+        assert command.set_up("train", told("--anyway"), lambda _line: None) == 0
+    assert asked == [f"/{torch.name}/", f"/files/{torch.file}"]
+    assert sorted(path.name for path in (packaged / "current").glob("[a-z]*")) == ["one", "one-1.0.dist-info", "two.py"]
+
+
+def test_an_index_that_forbids_unknown_projects_is_followed_by_the_next(packaged, monkeypatch, stick, choice):
+    """`--index https://download.pytorch.org/whl/cpu` must not fail for what only pip's own index has."""
+    one, torch = choice.wheels
+    with index(page_of(stick, one), 404) as (usual, _), index(page_of(stick, torch), 403) as (cpu, _):
+        monkeypatch.setattr(command, "find_usual_index", lambda: usual)
+        assert command.set_up("train", told("--anyway", "--index", cpu), lambda _line: None) == 0
+    assert (packaged / "current/one/__init__.py").exists()
 
 
 def test_pip_is_asked_for_its_index(monkeypatch):

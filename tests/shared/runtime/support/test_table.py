@@ -76,7 +76,7 @@ def test_a_64_bit_arm_board_is_given_the_last_torch_without_cuda(table, sets, py
 def test_a_pc_is_given_a_torch_for_the_cpu(table, sets):
     choice = choose(table, sets, System("x86_64", "3.11"), "train")
     assert torch_of(choice).endswith("+cpu")
-    assert choice.row.elsewhere == ("torch",)
+    assert choice.row.torch_index == "https://download.pytorch.org/whl/cpu"
 
 
 @pytest.mark.parametrize("machine", ["armv6l", "armv7l", "armv8l", "i686"])

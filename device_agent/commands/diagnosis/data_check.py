@@ -1,0 +1,77 @@
+"""Check the examples: a child process reads a bounded amount of them with the trainer's reader.
+
+The child has the trainer's memory limit, and its death is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess  # noqa: TID251 - a child of our own, whose death must not be the doctor's
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from device_agent.commands.diagnosis.checks import Check
+from shared.data.spec import Data
+
+PATIENCE_S = 300.0
+READER = "device_agent.commands.diagnosis.data_reader"
+
+
+class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child says: a finding with notes, or why the examples cannot be read."""
+
+    finding: str = ""
+    notes: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+def check_examples(data: Data, memory_mb: int, patience_s: float = PATIENCE_S) -> Iterator[Check]:
+    """Yield what reading the examples shows: whether a task can use them, and what a user should look at.
+
+    Args:
+        data: What the device trains with.
+        memory_mb: Limit of the trainer, in MiB; 0 for the usual.
+        patience_s: Seconds that reading may take.
+    """
+    if data.path and not Path(data.path).exists():
+        remedy = "correct `path` of [data], or put the examples there"
+        yield Check(name="data", state="bad", finding=f"{data.path} is not there", remedy=remedy)
+        return
+    if data.path and not os.access(data.path, os.R_OK):
+        remedy = "let the agent's user read it"
+        yield Check(name="data", state="bad", finding=f"{data.path} is not ours to read", remedy=remedy)
+        return
+    place = data.path or data.source
+    command = [sys.executable, "-m", READER, str(memory_mb << 20)]
+    try:
+        done = subprocess.run(  # noqa: S603 - ours
+            command, input=msgspec.json.encode(data), capture_output=True, timeout=patience_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        finding = f"{place}: could not be read within {patience_s:.0f} s"
+        yield Check(name="data", state="warn", finding=finding, remedy="is its disk or network share slow?")
+        return
+    yield from _judge(place, done.returncode, done.stdout, done.stderr)
+
+
+def _judge(place: str, code: int, printed: bytes, said: bytes) -> Iterator[Check]:
+    try:
+        answer = msgspec.json.decode(printed, type=ReadOutcome)
+    except msgspec.MsgspecError:
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        finding = f"{place}: the process that read it ended with {cause} {last[0]}".strip()
+        yield Check(name="data", state="bad", finding=finding, remedy="a task would end so too; look at the files")
+        return
+    if answer.refusal:
+        problem, _, remedy = answer.refusal.rpartition("; ")
+        yield Check(name="data", state="bad", finding=problem or remedy, remedy=remedy if problem else "")
+        return
+    yield Check(name="data", state="ok", finding=f"{place}: {answer.finding}")
+    for note in answer.notes:
+        problem, _, remedy = note.rpartition("; ")
+        yield Check(name="data", state="warn", finding=problem or note, remedy=remedy if problem else "")

@@ -1,0 +1,51 @@
+"""Read a bounded amount of the examples as the trainer would, and print what they show.
+
+`python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input, and prints the
+summary as JSON, or the refusal that a task would end with; LIMIT is the memory that it may take, 0 for the usual.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import msgspec
+
+from device_agent.commands.diagnosis.data_check import ReadOutcome
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.runtime import memory
+
+
+def read_examples(data: Data) -> ReadOutcome:
+    """Return what a bounded amount of the examples shows, or why they cannot be read."""
+    try:
+        from shared.data.summary import summarise  # noqa: PLC0415 - numpy may be absent
+
+        summary = summarise(data)
+    except ConfigError as error:
+        return ReadOutcome(refusal=str(error))
+    except MemoryError as error:
+        return ReadOutcome(
+            refusal=f"out of memory: {error}; raise trainer.memory_mb, or give this board fewer examples"
+        )
+    except ModuleNotFoundError as error:
+        return ReadOutcome(refusal=f"the Python package {error.name!r} is absent; install what this board trains with")
+    return ReadOutcome(finding=summary.finding, notes=summary.notes)
+
+
+def main() -> None:
+    """Read, and print the answer."""
+    data = msgspec.json.decode(sys.stdin.buffer.read(), type=Data)
+    logging.disable(logging.WARNING)  # the notes say the same
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    memory.limit_data(int(sys.argv[1]) or memory.usual_limit())
+    memory.die_first()
+    with out:
+        out.write(msgspec.json.encode(read_examples(data)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Kinds of CPU cores of a board: cores of several kinds take different energy per cycle."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from device_agent.hardware.files import find_paths, is_there, read_text
+from device_agent.probes.base import read_number
+from device_agent.probes.clocks import CPU_FOLDER, CPUINFO, POLICY_FOLDER
+from shared.errors import NoData
+
+HYBRID_X86 = "sys/devices/cpu_atom"
+"""Performance counters of the small cores; processors with one kind of core have none of their own."""
+SAME_SHARE = 0.1
+"""Capacities and clocks of equal cores differ by less, such as the favoured cores of a turbo."""
+CPU_PART = re.compile(r"^CPU (?:implementer|part)\s*:\s*(0x[0-9a-f]{1,8})\s*$", re.MULTILINE)
+
+
+def describe_core_kinds(root: Path) -> str:
+    """Describe by what the cores of a board differ; empty where they are of one kind, or nothing tells.
+
+    Args:
+        root: The board's root folder.
+    """
+    words = CPU_PART.findall(_text_or_empty(root / CPUINFO))
+    parts = sorted(set(zip(words[::2], words[1::2], strict=False)))
+    if len(parts) > 1:
+        return f"CPU parts {', '.join(part for _, part in parts)}"
+    if is_there(root / HYBRID_X86):
+        return "performance and efficiency cores"
+    capacities = _read_numbers(root, f"{CPU_FOLDER}/cpu[0-9]*/cpu_capacity")
+    if _is_spread(capacities):
+        return f"capacities {min(capacities):.0f} to {max(capacities):.0f}"
+    megahertz = [1e-3 * khz for khz in _read_numbers(root, f"{POLICY_FOLDER}/policy[0-9]*/cpuinfo_max_freq")]
+    return f"clocks up to {min(megahertz):.0f} and {max(megahertz):.0f} MHz" if _is_spread(megahertz) else ""
+
+
+def _is_spread(values: list[float]) -> bool:
+    return bool(values) and min(values) < (1 - SAME_SHARE) * max(values)
+
+
+def _read_numbers(root: Path, pattern: str) -> list[float]:
+    numbers = []
+    for path in find_paths(root, pattern):
+        try:
+            numbers.append(read_number(path))
+        except NoData:
+            continue
+    return numbers
+
+
+def _text_or_empty(path: Path) -> str:
+    try:
+        return read_text(path)
+    except NoData:
+        return ""

@@ -1,0 +1,108 @@
+"""Input preparation of a data set, read from file headers without numpy."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from shared.data.sources.csv_lines import find_columns, read_lines, split_paths
+from shared.data.sources.npz_names import DAMAGE, read_array_header
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.protocol.inputs import BYTE_SCALE, MAX_EXTENTS, MAX_FEATURE_CHARS, MAX_FEATURES, Inputs
+
+DIGITS = Inputs(scale=16.0, shape=(1, 8, 8))
+"""Of scikit-learn's digits, whose pixels count the inked ones of 16."""
+IDX_BYTES = 8
+"""The type of an IDX file whose values are bytes."""
+CHANNELS = (1, 3)
+PICTURE, PICTURE_WITH_CHANNELS = 3, 4
+
+
+def find_inputs(spec: Data) -> Inputs:
+    """Return how a device's examples are prepared; of pictures in folders the shape is not looked at.
+
+    Raises:
+        ConfigError: The files cannot be read.
+    """
+    stored = _stored(spec)
+    shape = stored.shape
+    if spec.channels and len(shape) == PICTURE and shape[0] == 1:
+        shape = (spec.channels, *shape[1:])
+    return msgspec.structs.replace(stored, mean=spec.mean, std=spec.std, shape=shape)
+
+
+def _stored(spec: Data) -> Inputs:
+    match spec.source:
+        case "digits":
+            return DIGITS
+        case "folder":
+            return Inputs(scale=BYTE_SCALE)
+        case "csv":
+            return _of_table(spec)
+        case "idx":
+            return _of_idx(spec)
+        case "npz":
+            return _of_npz(spec)
+
+
+def _of_table(spec: Data) -> Inputs:
+    path, _ = split_paths(spec)
+    _, header = next(iter(read_lines(path, spec)), (0, []))
+    names = tuple(header[at] for at in find_columns(header, path, spec).features)
+    fits = len(names) <= MAX_FEATURES and sum(map(len, names)) <= MAX_FEATURE_CHARS
+    return Inputs(scale=1.0, shape=(len(names),), features=names if fits else ())
+
+
+def _of_idx(spec: Data) -> Inputs:
+    stem = "train-images" if spec.split == "train" else "t10k-images"
+    path = next(iter(sorted(Path(spec.path).glob(f"{stem}[-.]idx*"))), None)
+    if path is None:
+        return Inputs()
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            _, kind, dimensions = struct.unpack(">HBB", file.read(4))
+            extents = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
+    return Inputs(scale=BYTE_SCALE if kind == IDX_BYTES else 1.0, shape=_known((1, *extents[1:])))
+
+
+def _of_npz(spec: Data) -> Inputs:
+    path = Path(spec.path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            arrays = {name.removesuffix(".npy"): name for name in file.namelist()}
+            found = next((arrays[one] for one in (f"x_{spec.split}", "x", "signal") if one in arrays), None)
+            if found is None:
+                return Inputs()
+            with file.open(found) as stream:
+                return _of_array(stream, is_signal=found.startswith("signal"))
+    except (*DAMAGE, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
+
+
+def _of_array(stream: IO[bytes], *, is_signal: bool) -> Inputs:
+    header = read_array_header(stream)
+    if header is None:
+        return Inputs()
+    is_bytes, shape = header.descr in ("|u1", "u1", "<u1", ">u1"), header.shape[1:]
+    if is_signal:  # windows are cut out of it
+        shape = ()
+    elif is_bytes and len(header.shape) == PICTURE:
+        shape = (1, *shape)
+    elif is_bytes and len(header.shape) == PICTURE_WITH_CHANNELS and shape[2] in CHANNELS:
+        shape = (shape[2], *shape[:2])
+    return Inputs(scale=BYTE_SCALE if is_bytes else 1.0, shape=_known(shape))
+
+
+def _known(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape that can be told; none where an extent is no size."""
+    return shape if len(shape) <= MAX_EXTENTS and 0 < math.prod(shape) < 1 << 31 else ()

@@ -1,0 +1,194 @@
+"""One picture file: header, EXIF orientation, damage that decoders pass over.
+
+Cameras store a picture as the sensor was held and note how to turn it. Decoders of JPEG and WebP go on where a power
+cut has left zeros in a file, and return grey or garbage for the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import ConfigError
+from shared.runtime.extras import install_command
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Mode: TypeAlias = Literal["L", "RGB"]
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow goes by what is in a file, not by its name, and runs Ghostscript on what begins like PostScript."""
+DAMAGE = (OSError, EOFError, ValueError, SyntaxError, LookupError, OverflowError, TypeError, struct.error, zlib.error)
+"""What Pillow raises on damaged files."""
+GREY = frozenset(("1", "L"))
+EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
+MAX_PIXELS = 1 << 25
+"""Of one picture: 33 million, beyond which no network here trains; a few kilobytes of PNG may stand for more."""
+ORIENTATION = 0x0112
+"""EXIF tag: how a stored picture is to be turned, 1 (not at all) to 8."""
+SIDEWAYS = frozenset((5, 6, 7, 8))
+ZERO_RUN = bytes(128)
+"""So many zeros in compressed data are damage: in JPEG's usual code they mean 340 equal coefficients in a row."""
+_MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
+"""Ends the compressed data of a JPEG scan; 0xFF00 is data, 0xFFD0 to 0xFFD7 are restarts within it."""
+_SEGMENT = re.compile(rb"\xff+([^\xff])")
+_EOI, _SOS, _DHT, _SOF_PROGRESSIVE = 0xD9, 0xDA, 0xC4, 0xC2
+_SCAN_TAIL = 3
+_CODE_LENGTHS = 16
+
+
+class Header(NamedTuple):
+    """What a picture's header says; width and height are those of the picture when it is upright."""
+
+    width: int
+    height: int
+    mode: str
+
+
+def read_header(path: Path) -> Header:
+    """Return a picture's header without decoding its pixels.
+
+    Raises:
+        ConfigError: Pillow is absent, or the file is no picture, too large, or has other than 8 bits a channel.
+    """
+    with _open(path, path) as picture:
+        width, height = picture.size
+        if width * height > MAX_PIXELS:
+            raise ConfigError(f"{path}: is {width}x{height} pixels, more than {MAX_PIXELS} in all; make it smaller")
+        if picture.mode not in EIGHT_BIT:
+            raise ConfigError(f"{path}: has pixels of mode {picture.mode}; convert it to 8 bits a channel")
+        if _read_orientation(picture) in SIDEWAYS:
+            width, height = height, width
+        return Header(width, height, picture.mode)
+
+
+def decode(path: Path, mode: Mode) -> NDArray[np.uint8]:
+    """Return an upright picture's pixels, of shape (height, width) or (height, width, 3).
+
+    Raises:
+        ConfigError: The picture is damaged.
+    """
+    try:
+        data = path.read_bytes()
+        if problem := find_lost_data(data):
+            raise ConfigError(f"{path}: damaged picture ({problem}); replace or remove it")
+        with _open(io.BytesIO(data), path) as picture:
+            turned = _turn(picture.convert(mode), _read_orientation(picture))
+            return np.asarray(turned)
+    except DAMAGE as error:
+        raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
+
+
+def _open(file: Path | io.BytesIO, path: Path) -> Image:
+    """Open a picture without decoding it."""
+    try:
+        from PIL import Image  # noqa: PLC0415 - only this source needs it
+    except ImportError as error:
+        raise ConfigError(f"source folder needs Pillow, which is absent: {install_command('images')}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `MAX_PIXELS` says what is too large; damaged notes harm no pixel
+            return Image.open(file, formats=FORMATS)
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        cause = "it is empty" if path.exists() and not path.stat().st_size else error
+        raise ConfigError(f"{path}: no picture that Pillow knows ({cause}); replace or remove it") from error
+
+
+def _read_orientation(picture: Image) -> int:
+    """Return how the stored pixels are to be turned; 1, as they are, where the note of it is absent or damaged."""
+    if picture.format == "TIFF" or (picture.format == "PNG" and "exif" not in picture.info):
+        return 1  # Pillow turns TIFF itself; of PNG it would decode all to look for a note behind the pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return int(picture.getexif().get(ORIENTATION, 1))
+    except DAMAGE:
+        return 1
+
+
+def _turn(picture: Image, orientation: int) -> Image:
+    from PIL.Image import Transpose  # noqa: PLC0415 - as above
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return picture.transpose(turns[orientation]) if orientation in turns else picture
+
+
+def find_lost_data(data: bytes) -> str:
+    """Return what shows that a part of a picture file was lost and its decoder would not say so; empty for nothing."""
+    if data.startswith(b"\xff\xd8"):
+        return _find_lost_jpeg(data)
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        lost = any(ZERO_RUN in chunk for name, chunk in _webp_chunks(data) if name in (b"VP8 ", b"VP8L", b"ANMF"))
+        return "a part of it is zeros" if lost else ""
+    return ""
+
+
+def _find_lost_jpeg(data: bytes) -> str:
+    """Walk over the segments to the end of the picture; what follows that, such as a second one, does not count."""
+    place, tables, is_progressive = 2, dict[int, int](), False
+    while marker := _SEGMENT.match(data, place):
+        place, kind = marker.end(), marker[1][0]
+        if kind == _EOI:
+            return ""
+        segment = data[place + 2 : place + int.from_bytes(data[place : place + 2], "big")]
+        place += 2 + len(segment)
+        is_progressive |= kind == _SOF_PROGRESSIVE
+        if kind == _DHT:
+            tables |= _first_ac_symbols(segment)
+        if kind == _SOS:
+            end = _MARKER.search(data, place)
+            if end is None:
+                return "it ends before its end mark"
+            has_zeros = data.find(ZERO_RUN, place, end.start()) >= 0
+            if has_zeros and not _may_be_zeros(segment, tables, is_progressive=is_progressive):
+                return "a part of it is zeros"
+            place = end.start()
+    return "it ends before its end mark"
+
+
+def _may_be_zeros(scan: bytes, tables: Mapping[int, int], *, is_progressive: bool) -> bool:
+    """Return whether a plain picture's scan may be zeros: where they stand for an end of block that repeats.
+
+    Args:
+        scan: Its header.
+        tables: What zeros stand for by each table of AC coefficients.
+        is_progressive: Then scans of DC coefficients, and those that refine others, may be zeros too.
+    """
+    if is_progressive and (len(scan) < _SCAN_TAIL or not scan[-3] or scan[-1] >> 4):
+        return True
+    return all(not symbol & 15 for symbol in tables.values())
+
+
+def _first_ac_symbols(tables: bytes) -> dict[int, int]:
+    """Return what zeros stand for by each table of AC coefficients of a segment."""
+    found = dict[int, int]()
+    while len(tables) > _CODE_LENGTHS + 1:
+        if tables[0] >> 4:
+            found[tables[0]] = tables[_CODE_LENGTHS + 1]
+        tables = tables[_CODE_LENGTHS + 1 + sum(tables[1 : _CODE_LENGTHS + 1]) :]
+    return found
+
+
+def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    place = 12
+    while place + 8 <= len(data):
+        size = int.from_bytes(data[place + 4 : place + 8], "little")
+        yield data[place : place + 4], data[place + 8 : place + 8 + size]
+        place += 8 + size + size % 2

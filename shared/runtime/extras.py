@@ -1,0 +1,54 @@
+"""Commands that install an optional part of the distribution, for the installation that this process runs in.
+
+The distribution is on no package index: a clone installs itself, and a Debian package has its `setup` commands.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+EXTRAS: Mapping[str, Sequence[str]] = {
+    "server": ("amqtt", "cvxpy", "numpy", "rich", "safetensors", "segno", "torch"),
+    "release": ("onnx", "onnxruntime"),
+    "device": ("httptools", "numpy", "onnxruntime", "safetensors", "torch"),
+    "infer": ("httptools", "numpy", "onnxruntime", "safetensors"),
+    "images": ("PIL",),
+    "demo": ("sklearn",),
+    "ray": ("ray",),
+}
+"""Top-level modules that an extra of the distribution brings, see `pyproject.toml`."""
+
+SETUP_COMMANDS: Mapping[str, str] = {
+    "server": "sudo edge-server setup",
+    "release": "sudo edge-server setup",
+    "device": "sudo device-agent setup train",
+    "infer": "sudo device-agent setup infer",
+    "images": "sudo device-agent setup train",
+}
+"""Commands of the Debian packages that bring an extra; the packages have no others."""
+
+PTH = "_setup.pth"
+"""File in a Debian package's Python that names the folder where `setup` installs."""
+
+
+def pth_path() -> Path:
+    """Return where the `_setup.pth` of this Python is if it belongs to a Debian package of ours."""
+    return Path(sysconfig.get_paths()["purelib"]) / PTH
+
+
+def is_packaged() -> bool:
+    """Return whether this is the Python of a Debian package of ours."""
+    return pth_path().is_file()
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra here, ready to be copied from a message."""
+    if is_packaged() and extra in SETUP_COMMANDS:
+        return f"`{SETUP_COMMANDS[extra]}`"
+    root = Path(__file__).parents[2]
+    if (root / "pyproject.toml").is_file():
+        return f"`{sys.executable} -m pip install -e '{root}[{extra}]'`"
+    return f"`pip install '.[{extra}]'` in a clone of fieldfleet"

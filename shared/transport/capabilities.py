@@ -1,0 +1,223 @@
+"""What a broker does of what fieldfleet needs, found by doing it: QoS 1, large messages, retained messages, wills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from shared.errors import Unreachable
+from shared.transport.base import Broker, Presence
+from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
+from shared.transport.packet_limit import LEAST_BYTES, MOST_PACKET_BYTES
+from shared.transport.reach import PATIENCE_S, speaks_only_3
+from shared.transport.tcp_info import Traffic
+
+TOKEN_BYTES = 16
+LEAST_TRIED = LEAST_BYTES >> 4
+"""The smallest message that is tried, where larger ones do not pass."""
+QOS, SIZE, RETAIN, WILL = "QoS 1", "message size", "retained messages", "will"
+SETTINGS = {
+    QOS: "allow QoS 1: `max_qos 2` (mosquitto)",
+    SIZE: f"allow it: `max_packet_size {MOST_PACKET_BYTES}`, and no smaller `message_size_limit` (mosquitto), or the "
+    "limits of packets, messages and bytes a second of another broker",
+    RETAIN: "allow retained messages: `retain_available true` (mosquitto)",
+    WILL: "allow wills, and that this account publishes to that topic",
+}
+"""Of a broker, for each capability."""
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """What a broker does not do.
+
+    Attributes:
+        what: `QoS 1`, `message size`, `retained messages` or `will`.
+        found: What happened.
+        setting: What to change.
+    """
+
+    what: str
+    found: str
+    setting: str
+
+
+@dataclass
+class _Trial:
+    """One broker, and a topic that this client may both publish to and hear, and nobody else uses."""
+
+    broker: Broker
+    client_id: str
+    topic: str
+    patience_s: float
+    dates: bool
+    heard: list[bytes] = field(default_factory=list)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    connection: Connection | None = None
+
+    async def connect(self, will: bytes = b"") -> Connection:
+        """Connect anew; raise Unreachable."""
+        presence = Presence(self.topic, b"", will) if will else None
+        self.heard.clear()
+        self.connection = made = Connection(
+            self.broker, self.client_id, presence, Incoming(self._take, Traffic()), dates=self.dates
+        )
+        await made.open(self.patience_s)
+        return made
+
+    def _take(self, _topic: str, payload: bytes) -> None:
+        self.heard.append(payload)
+        self.came.set()
+
+    async def hear(self, payload: bytes) -> bool:
+        """Wait for a payload; tell whether it came."""
+        loop, connection = asyncio.get_running_loop(), self.connection
+        assert connection
+        until = loop.time() + self.patience_s
+        while payload not in self.heard and loop.time() < until and not connection.lost.done():
+            self.came.clear()
+            coming = asyncio.ensure_future(self.came.wait())
+            waiting: set[asyncio.Future[Any]] = {coming, connection.lost}
+            await asyncio.wait(waiting, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            coming.cancel()
+        return payload in self.heard
+
+    async def publish(self, payload: bytes, *, retain: bool = False) -> str:
+        """Publish with QoS 1 on the open connection; return why that failed, or nothing."""
+        connection = self.connection
+        assert connection
+        try:
+            async with asyncio.timeout(self.patience_s):
+                answer = connection.send(self.topic, payload, qos=1, retain=retain)
+                assert answer
+                return (await connection.settled(answer))[0]
+        except TimeoutError:
+            return f"{NO_ANSWER} within {self.patience_s:g} s"
+        except (Unreachable, ValueError) as error:
+            return connection.lost.result() if connection.lost.done() else str(error)
+
+    async def subscribe(self) -> str:
+        """Subscribe anew on the open connection; return why that failed, or nothing."""
+        connection = self.connection
+        assert connection
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await connection.settled(connection.unsubscribe([self.topic]))
+                return (await connection.settled(connection.subscribe([self.topic])))[0]
+        except TimeoutError:
+            return f"{NO_ANSWER} within {self.patience_s:g} s"
+        except Unreachable as error:
+            return str(error)
+
+    async def again(self) -> None:
+        """Connect and subscribe where the broker has hung up; raise Unreachable."""
+        if self.connection is None or self.connection.lost.done():
+            await self.connect()
+            await self.subscribe()
+
+
+async def find_lacks(
+    broker: Broker,
+    client_id: str,
+    topic: str,
+    size: int,
+    *,
+    patience_s: float = PATIENCE_S,
+    dates: bool = True,
+) -> list[Lack]:
+    """Try what fieldfleet needs of a broker that takes this client, and return what it does not do; retain nothing.
+
+    Args:
+        broker: Its address.
+        client_id: A name that no other client uses.
+        topic: One that this client may both publish to and hear, and nobody else uses.
+        size: Bytes of the largest message in use.
+        patience_s: Seconds for each answer.
+        dates: Whether this machine's clock may judge the dates of certificates.
+
+    Raises:
+        Unreachable: The broker takes this client no more.
+    """
+    once = msgspec.structs.replace(broker, session_expiry_s=0)
+    if await speaks_only_3(once, client_id, topic, patience_s, dates=dates):
+        once = msgspec.structs.replace(once, version=3)
+    trial = _Trial(once, client_id, topic, patience_s, dates)
+    try:
+        if lack := await _find_small_lack(trial):
+            return [lack]
+        found = [await _try_size(trial, size), await _try_retain(trial), await _try_will(trial)]
+        return [one for one in found if one]
+    finally:
+        if trial.connection:
+            trial.connection.close()
+
+
+def _lack(what: str, found: str) -> Lack:
+    return Lack(what, found, SETTINGS[what])
+
+
+async def _find_small_lack(trial: _Trial) -> Lack | None:
+    """Try a small message of QoS 1, without which nothing else can be tried."""
+    await trial.connect()
+    refused = await trial.subscribe()
+    token = os.urandom(TOKEN_BYTES)
+    refused = refused or await trial.publish(token)
+    if refused:
+        return _lack(QOS, f"a message of QoS 1 to {trial.topic} is refused: {refused}")
+    if not await trial.hear(token):
+        return _lack(QOS, f"a message to {trial.topic} was acknowledged and not delivered")
+    return None
+
+
+async def _try_size(trial: _Trial, size: int) -> Lack | None:
+    """Send a message of the size in use; where it does not arrive, find one that does."""
+    problem = await _carry(trial, size)
+    if not problem:
+        return None
+    passing = size >> 1
+    while passing >= LEAST_TRIED and await _carry(trial, passing):
+        passing >>= 1
+    most = f"messages of {passing >> 10} KiB pass" if passing >= LEAST_TRIED else "nor do smaller ones pass"
+    return _lack(SIZE, f"a message of {size >> 10} KiB {problem}; {most}")
+
+
+async def _carry(trial: _Trial, size: int) -> str:
+    """Return why a message of a size does not arrive; nothing where it does."""
+    await trial.again()
+    payload = os.urandom(TOKEN_BYTES).ljust(size, b"\0")
+    if refused := await trial.publish(payload):
+        return f"is refused: {refused}"
+    return "" if await trial.hear(payload) else "was acknowledged and not delivered"
+
+
+async def _try_retain(trial: _Trial) -> Lack | None:
+    await trial.again()
+    token = os.urandom(TOKEN_BYTES)
+    if refused := await trial.publish(token, retain=True):
+        return _lack(RETAIN, f"a retained message is refused: {refused}")
+    await trial.hear(token)
+    trial.heard.clear()
+    refused = await trial.subscribe()
+    kept = not refused and await trial.hear(token)
+    await trial.again()
+    await trial.publish(b"", retain=True)
+    return None if kept else _lack(RETAIN, "a message was accepted and not retained")
+
+
+async def _try_will(trial: _Trial) -> Lack | None:
+    """Break a connection off that has a will, and look whether the broker has published it."""
+    if trial.connection:
+        trial.connection.close()
+    token = os.urandom(TOKEN_BYTES)
+    try:
+        connection = await trial.connect(token)
+    except Unreachable as error:
+        return _lack(WILL, f"a connection with a will is refused: {error}")
+    connection.break_off()
+    await trial.connect()
+    await trial.subscribe()
+    found = await trial.hear(token)
+    await trial.publish(b"", retain=True)
+    return None if found else _lack(WILL, "a connection broke off, and its will was not published")

@@ -1,0 +1,32 @@
+"""Reasons for which MQTT brokers refuse a client, each with its remedy."""
+
+from __future__ import annotations
+
+HUNG_UP = "it hung up before it answered"
+MAY_BE_FULL = (
+    "if it has as many clients as it may open files, usually 1,024, raise that limit (`LimitNOFILE=65536` in its "
+    "systemd unit, see `systemctl edit mosquitto`)"
+)
+ONLY_3 = "if the broker does not know MQTT 5, set `version = 3` in [broker]; MQTT 3.1.1 is tried in turn"
+WANTS_TLS = "if that port speaks TLS, set `tls` of [broker]"
+
+REMEDIES = {
+    "Retain not supported": "the broker retains no messages, which fieldfleet needs: set `retain_available true` "
+    "(mosquitto), or allow retained messages",
+    "QoS not supported": "the broker takes no QoS 1 messages, which fieldfleet needs: set `max_qos 2` (mosquitto), or "
+    "allow QoS 1",
+    "Quota exceeded": "the broker limits its clients: raise its limits of connections, messages or bytes",
+    "Server busy": "the broker is busy: raise its limit of connections, or try later",
+}
+"""By MQTT 5's reason."""
+
+
+def explain_hang_up(*, has_tls: bool) -> str:
+    """Return why a broker may close a connection before it answered, with the remedies."""
+    return "; ".join([HUNG_UP, *([] if has_tls else [WANTS_TLS]), ONLY_3, MAY_BE_FULL])
+
+
+def explain_refusal(reason: str) -> str:
+    """Return the broker's reason with its remedy, where one is known."""
+    remedy = next((remedy for known, remedy in REMEDIES.items() if known.lower() in reason.lower()), "")
+    return f"{reason}: {remedy}" if remedy else reason

@@ -1,0 +1,77 @@
+"""A run whose every device has refused its task for good ends with code 1; it was tried for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edge_server.cli.commands import outcome_code
+from edge_server.journal.records import AnyRecord, LeftOut, RoundOpened, RunClosed
+from edge_server.journal.runs import Run, outcome_of
+from edge_server.trial.tables import failure_lines
+from shared.runtime.executor import background
+from tests.edge_server.harness import site, virtual
+from tests.edge_server.rounds.test_broken_devices import CAUSE, serve
+
+NAMED = '[[device]]\nname = "a"\n[[device]]\nname = "b"'
+
+
+def test_named_devices_that_all_refuse_end_the_run_at_once(tmp_path):
+    async def play() -> list[AnyRecord]:
+        async with site(tmp_path, rounds=6, cohort="min_devices = 2", more=NAMED) as here:
+            a, b = await here.device("a"), await here.device("b")
+            async with background(serve(here, a, CAUSE), serve(here, b, CAUSE)):
+                await here.ended()
+            return here.store.records()
+
+    records = virtual(play())
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    assert (end.outcome, end.cause) == ("refused", f"every device has refused its task for good: a, b: {CAUSE}")
+    assert len([one for one in records if isinstance(one, RoundOpened)]) == 1
+    assert len([one for one in records if isinstance(one, LeftOut)]) == 2
+    assert outcome_code(records) == 1
+    assert outcome_of(Run(tmp_path, list(records))) == "refused"
+    assert failure_lines(records) == [f"devices a, b failed in round 1: {CAUSE}"]  # once, and no advice after the end
+
+
+def test_one_that_is_still_away_is_waited_for(tmp_path):
+    """It may do what the other cannot."""
+
+    async def play() -> list[AnyRecord]:
+        async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0", more=NAMED) as here:
+            async with background(serve(here, await here.device("a"), CAUSE)):
+                await asyncio.sleep(8)
+                async with background(serve(here, await here.device("b"))):
+                    await here.ended()
+            return here.store.records()
+
+    records = virtual(play())
+    assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
+
+
+def test_where_the_plan_names_nobody_others_are_waited_for_once(tmp_path):
+    async def play() -> tuple[list[AnyRecord], float]:
+        async with site(tmp_path, rounds=2, cohort="min_devices = 1\nwait_s = 5.0") as here:
+            async with background(serve(here, await here.device("bad"), CAUSE)):
+                await here.ended()
+            return here.store.records(), asyncio.get_running_loop().time()
+
+    records, took_s = virtual(play())
+    [end] = [one for one in records if isinstance(one, RunClosed)]
+    assert end.outcome == "refused"
+    assert 5 <= took_s < 20
+
+
+def test_a_device_that_fails_and_may_do_better_is_asked_again(tmp_path):
+    """An example file that is away may come back: that is no refusal."""
+
+    async def play() -> list[AnyRecord]:
+        async with site(tmp_path, rounds=1, cohort="min_devices = 1", more='[[device]]\nname = "a"') as here:
+            device = await here.device("a")
+            async with background(serve(here, device, "TaskFailed: examples.npz is not there")):
+                await asyncio.sleep(20)
+            async with background(serve(here, device)):
+                await here.ended()
+            return here.store.records()
+
+    records = virtual(play())
+    assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]

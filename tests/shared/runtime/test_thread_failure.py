@@ -1,0 +1,54 @@
+"""A failed thread ends its process, and no class of ours inherits from Thread, whose private names change."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import device_agent
+import edge_server
+import shared
+from shared.runtime.processes import EXIT_THREAD
+
+FAILING = """
+import threading, time
+from shared.runtime import processes
+processes.configure("warning")
+processes.end_on_thread_failure()
+def fail(): {what}
+threading.Thread(target=fail, name="reader").start()
+time.sleep(1 if "Exit" in "{what}" else 60)
+"""
+
+
+async def _run(code):
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stderr=PIPE)
+    _, said = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, said.decode()
+
+
+def test_an_error_in_a_thread_ends_the_process_and_names_the_thread():
+    code, said = asyncio.run(_run(FAILING.format(what="raise TypeError(7)")))
+    assert code == EXIT_THREAD
+    assert "'reader' failed" in said
+    assert "TypeError: 7" in said
+
+
+def test_a_thread_may_end_itself():
+    assert asyncio.run(_run(FAILING.format(what="raise SystemExit"))) == (0, "")
+
+
+def test_no_class_inherits_from_thread():
+    """Python 3.13 gave Thread a `_handle`, which a method of ours had hidden: no task was ever trained."""
+    found = [
+        f"{file.name}: {node.name}"
+        for package in (shared, device_agent, edge_server)
+        for file in Path(package.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).rpartition(".")[2] in ("Thread", "Timer") for base in node.bases)
+    ]
+    assert not found, "give the class an attribute that is a Thread instead"

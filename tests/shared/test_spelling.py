@@ -1,0 +1,44 @@
+"""A mistyped name is answered with the one that was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent.profile.load import load_for_board
+from edge_server.allocation.coordinator import allocator_of
+from edge_server.journal.runs import find
+from edge_server.plan.sections import OptimizerPlan
+from shared.algorithms import ALGORITHMS
+from shared.errors import ConfigError
+from shared.models.build import blank
+from shared.protocol.messages import Spec
+from shared.registry import build
+from shared.spelling import guess
+
+
+def test_the_nearest_name_is_asked_for_whatever_its_case():
+    assert guess("FedAvgg", ["fedavg", "fedprox"]) == "; did you mean 'fedavg'?"
+    assert guess("nothing like it", ["fedavg"]) == ""
+    assert guess("x", []) == ""
+
+
+def run_named(tmp_path, name):
+    (tmp_path / "demo-20261127T000000Z-abcd").mkdir()
+    (tmp_path / "demo-20261127T000000Z-abcd" / "journal.sqlite").touch()
+    find(tmp_path, name)
+
+
+MISTAKES = {
+    "fedavg": lambda _: build(ALGORITHMS, Spec(name="fedagv"), "algorithm"),
+    "width": lambda _: blank(Spec(name="cnn", options={"widht": 3})),
+    "cnn": lambda _: blank(Spec(name="cn")),
+    "hcef": lambda _: allocator_of(OptimizerPlan(name="hceff")),
+    "raspberry-pi-5": lambda root: load_for_board(root, "raspberry-pi5"),
+    "demo-20261127T000000Z-abcd": lambda root: run_named(root, "demo-20261127T00000Z-abcd"),
+}
+
+
+@pytest.mark.parametrize("meant", MISTAKES)
+def test_names_of_every_kind(tmp_path, meant):
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        MISTAKES[meant](tmp_path)
