@@ -18,6 +18,7 @@ from measure import Figure
 
 from edge_server.allocation.allocators.hcef_figures import HcefOptions
 from edge_server.allocation.coordinator import decide
+from edge_server.allocation.figures import BOUNDS
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
@@ -296,7 +297,7 @@ def _case(kind: str, count: int) -> Case:
         f"d{place}": {
             name: Told(float(column[place]), "measured")
             for name, column in columns.items()
-            if np.isfinite(column[place])  # an infinite or unknown figure is none that a device could report
+            if is_reportable(name, column[place])
         }
         | {"sigma2": Told(problem.sigma2, "measured"), "g2": Told(problem.g2, "measured")}
         for place in range(count)
@@ -305,6 +306,12 @@ def _case(kind: str, count: int) -> Case:
     limits |= {"local_steps": float(problem.tau), "gradients": 4.0, "model_bytes": 4.0 * weights}
     ladder = tuple((share, round(4 * weights * min(1.0, 1.3 * share))) for share in HcefOptions().levels())
     return Case(tuple(figures), limits, figures, ladder)
+
+
+def is_reportable(name: str, value: float) -> bool:
+    """Return whether a device can report the figure; infinite and unknown ones it cannot."""
+    low, high = BOUNDS[name]
+    return low <= value <= high
 
 
 def conic_s(problem: Bandwidth) -> float:
