@@ -40,6 +40,7 @@ class Allocator(Generic[OptionsT]):
             device says makes it fail.
         limits: (options, setting) -> what holds for all devices of a round, by name.
         figures: (options, device, limits) -> what is decided from, by name.
+        spread: (options, setting, limits, figures of each device) -> the limits, where these depend on figures too.
         candidates: Options -> the shares of a model, or of its change, that there is a choice of; a case has the bytes
             of an update of each.
         objective: What it minimises, for people.
@@ -53,6 +54,9 @@ class Allocator(Generic[OptionsT]):
     decide: Callable[[OptionsT, Solver, Case], Decision]
     limits: Callable[[OptionsT, RoundSetting], dict[str, float]] = lambda *_: {}
     figures: Callable[[OptionsT, DeviceFacts, Mapping[str, float]], dict[str, Figure]] = lambda *_: {}
+    spread: Callable[
+        [OptionsT, RoundSetting, Mapping[str, float], Mapping[str, Mapping[str, Figure]]], dict[str, float]
+    ] = lambda _options, _setting, limits, _figures: dict(limits)
     candidates: Callable[[OptionsT], list[float]] = lambda _: []
     objective: str = "pruned of all devices together"
     shared: str = "of the whole uplink"

@@ -106,6 +106,7 @@ def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[s
         device: chosen.figures(options, device_facts(device, reports, experience, planned.get(device)), limits)
         for device in setting.devices
     }
+    limits = chosen.spread(options, setting, limits, figures)
     for device, settled in setting.settled.items():
         figures[device] = {**figures[device], **{name: Figure(value, "measured") for name, value in settled.items()}}
     return Case(setting.devices, limits, figures, setting.ladder, {device: place for place, device in enumerate(met)})

@@ -218,6 +218,7 @@ LIMITS: Mapping[str, Label] = {
     "global_steps": ("global", 1.0, ""),
     "local_steps": ("local steps", 1.0, ""),
     "gradients": ("gradients to estimate by", 1.0, ""),
+    "gradients_left": ("of them in the rounds that are left", 1.0, ""),
 }
 FIGURES: Mapping[str, Label] = {
     "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),

@@ -1,9 +1,10 @@
 """Budgets of a run: seconds and joules spent, by its journal alone, so that a restarted server finds the same figures.
 
-Spent is spent: also the seconds and joules of rounds that were made void later. Joules that nobody told are never
-zero: they are charged as the dearest that the same device has told of that part of a task in this run. Of a device that
-has told none of its computations nothing can be charged; under a budget of joules it takes no further part. What is
-not believed counts as not told; see `edge_server.journal.claims`. What a task's joules are says
+Spent is spent: also the seconds and joules of rounds that were made void later. Joules that nobody told are charged as
+the round's decision predicted them for that task: those of an upload become known with the device's next message. What
+no decision predicted is charged as the dearest that the same device has told of that part of a task in this run. Of a
+device that has told none of its computations no more can be charged; under a budget of joules it takes no further part.
+What is not believed counts as not told; see `edge_server.journal.claims`. What a task's joules are says
 `shared.protocol.measurements`.
 """
 
@@ -85,9 +86,7 @@ class Ledger:
         """Return what is spent."""
         parts = list(self._parts())
         dearest = _dearest(parts)
-        charged = math.fsum(
-            dearest[device, name] * (total.asked - total.told) for device, name, total in parts if total.told
-        )
+        charged = math.fsum(_charged(total, dearest[device, name]) for device, name, total in parts)
         dark = {device for device, name, total in parts if name == COMPUTE and not total.told}
         told = math.fsum(total.joules for _, _, total in parts)
         return RunSpending(
@@ -137,9 +136,17 @@ def _dearest(parts: Iterable[tuple[str, str, PartTotal]]) -> dict[tuple[str, str
     return {(device, name): joules or usual.get(name, 0.0) for (device, name), joules in most.items()}
 
 
+def _charged(total: PartTotal, dearest: float) -> float:
+    """Return the joules of a part that are charged for the tasks that told none of it."""
+    others = total.asked - total.told - len(total.predicted) if total.told else 0
+    return math.fsum([*total.predicted.values(), dearest * others])
+
+
 def _is_covered(part: str, total: PartTotal, dearest: float) -> bool:
     """Return whether something stands for every task's joules of a part; computing is never free."""
-    return bool(total.told) and (total.told == total.asked or dearest > 0 or part != COMPUTE)
+    if total.told + len(total.predicted) == total.asked:
+        return True
+    return bool(total.told) and (dearest > 0 or part != COMPUTE)
 
 
 def foreseen_joules(

@@ -84,12 +84,14 @@ class Claim:
         cost: As told; None while nothing is.
         wall_s: Seconds that it can have taken, by the server's clock; None where nobody knows.
         is_answered: Whether its update has come.
+        predicted: What the round's decision predicted that it costs; None where nothing was.
     """
 
     split: bool = False
     cost: Cost | None = None
     wall_s: float | None = None
     is_answered: bool = False
+    predicted: Cost | None = None
 
     def joules(self) -> dict[str, float]:
         """Return the parts of its joules that were told, as told."""
@@ -171,12 +173,20 @@ class PartTotal:
         told: Those whose part was told, and can be true.
         joules: The sum of these.
         most: The largest of these.
+        predicted: Of the others, those for which the round's decision predicted this part, with the joules.
     """
 
     asked: int = 0
     told: int = 0
     joules: float = 0.0
     most: float = 0.0
+    predicted: dict[Task, float] = field(default_factory=dict)
+
+    def expect(self, task: Task, predicted: Cost | None, part: str) -> None:
+        """Count a task that has told nothing of this part by what was predicted, if anything was."""
+        joules: float | None = getattr(predicted, part) if predicted else None
+        if joules is not None and _is_figure(joules, MOST_JOULES):
+            self.predicted[task] = joules
 
 
 @dataclass
@@ -195,12 +205,14 @@ class DeviceClaims:
     _totals: dict[str, PartTotal] = field(default_factory=dict)
     _usual: dict[str, _Ordered] = field(default_factory=dict)
 
-    def ask(self, task: Task, *, split: bool = False) -> Claim:
+    def ask(self, task: Task, *, split: bool = False, predicted: Cost | None = None) -> Claim:
         """Return the claim of a task, which is new or was asked for before."""
         if task not in self.tasks:
-            self.tasks[task] = Claim(split=split)
+            self.tasks[task] = Claim(split=split, predicted=predicted)
             for name in joule_parts(split=split):
-                self._totals.setdefault(name, PartTotal()).asked += 1
+                total = self._totals.setdefault(name, PartTotal())
+                total.asked += 1
+                total.expect(task, predicted, name)
         return self.tasks[task]
 
     def tell(self, task: Task, cost: Cost, wall_s: float | None) -> None:
@@ -228,10 +240,12 @@ class DeviceClaims:
         """Return the sums of each part, without those figures that other devices' make doubtful."""
         if not doubted:
             return self._totals
-        found = {name: PartTotal(asked=total.asked) for name, total in self._totals.items()}
-        for task in self.tasks:
+        found = {name: PartTotal(total.asked, predicted=dict(total.predicted)) for name, total in self._totals.items()}
+        for task, claim in self.tasks.items():
             for name, joules in self._possible(task).items():
-                if (task, name) not in doubted:
+                if (task, name) in doubted:
+                    found[name].expect(task, claim.predicted, name)
+                else:
                     _add(found[name], joules, 1)
         return found
 
@@ -263,6 +277,9 @@ class DeviceClaims:
         claim = self.tasks[task]
         for name, joules in parts.items():
             _add(self._totals[name], joules, sign)
+            self._totals[name].predicted.pop(task, None)
+            if sign < 0:
+                self._totals[name].expect(task, claim.predicted, name)
             seconds = claim.seconds(name)
             if not joules or seconds is None:
                 continue
@@ -314,8 +331,10 @@ class Claims:
                 self._go_back(record)
             case RoundOpened():
                 self._opened[self._lives, record.round] = at
+                decided = record.decision.devices if record.decision else {}
                 for device, told in record.assignments.items():
-                    self.accounts[device].ask((self._lives, record.round), split=told.is_split)
+                    predicted = decided[device].predicted if device in decided else None
+                    self.accounts[device].ask((self._lives, record.round), split=told.is_split, predicted=predicted)
             case UpdateAccepted():
                 self._accept(record, at)
             case CostSettled():
@@ -338,7 +357,7 @@ class Claims:
         again = self._lives, record.round
         for account in self.accounts.values():
             if record.reopened and before in account.tasks:
-                account.ask(again, split=account.tasks[before].split)
+                account.ask(again, split=account.tasks[before].split, predicted=account.tasks[before].predicted)
                 self._opened[again] = self._opened.get(before)
 
     def _accept(self, record: UpdateAccepted, at: float | None) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_server.allocation.allocator import Allocator
-from edge_server.allocation.allocators.hcef_figures import MOMENTS, HcefOptions, figures, limits
+from edge_server.allocation.allocators.hcef_figures import MOMENTS, HcefOptions, figures, limits, spread_estimates
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import hcef, hcef_joint
 from edge_server.allocation.optimizers.base import MOST, Array, Bound, Solver
@@ -104,7 +104,7 @@ def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
     noise, bend = sum(asked.moments), options.w_add * asked.moments[1]
     least_s, least_joules = _floors(options, asked, found)
     is_met = ~np.isfinite(least_s) | (least_s <= asked.room_s)
-    feasible = bool(is_met.all()) and least_joules <= asked.round_joules
+    feasible = bool(is_met.all()) and float(least_joules.sum()) <= asked.round_joules
     return Decision(
         devices=dict(_given(options, case, asked, found, sent)),
         objective=float(((2 - sent) * found.steps * noise + bend * (1 - found.steps) ** 2).sum()),
@@ -229,7 +229,7 @@ def _once(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
     return hcef.in_whole_steps(terms(problem), problem.tau, found) if options.whole_steps else found
 
 
-def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[Array, float]:
+def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[Array, Array]:
     """Return the seconds and the joules of the least that may be given; of what nothing decides, of all of it."""
     problem = problem_of(options, asked, np.ones(len(asked.step_s)))
     steps = found.steps if options.baseline == "mll_sgd" else np.full(len(found.steps), problem.least_steps)
@@ -237,28 +237,37 @@ def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[A
     with np.errstate(all="ignore"):
         least_s = asked.tau * steps * asked.step_s + upload_s
         joules = _finite(asked.tau * steps * asked.step_joules + upload_s * asked.upload_w)
-    return least_s, float(joules.sum())
+    return least_s, joules
 
 
-def _enough(case: Case, asked: HcefColumns, least_s: Array, least_joules: float) -> dict[str, float]:
-    """Return the least that would do, of each limit that is below it, and of the budget that it is a part of."""
-    limits, over = case.limits, asked.room_s < least_s
-    seconds = float(np.max((least_s + asked.besides_s)[over & np.isfinite(least_s)], initial=0.0))
-    short = least_joules > asked.round_joules
-    found, left = {}, limits.get("rounds_left", 1.0)
-    for name, enough, spent, budget in (
-        ("deadline_s", seconds, "spent_s", "budget.time_s"),
+def _enough(case: Case, asked: HcefColumns, least_s: Array, least_joules: Array) -> dict[str, float]:
+    """Return the least that would do, of each limit that is below it, and of the budget that it is a part of.
+
+    A budget has to pay for the estimates of those rounds alone that have some.
+    """
+    limits, is_short = case.limits, float(least_joules.sum()) > asked.round_joules
+    late = (asked.room_s < least_s) & np.isfinite(least_s)
+    left, gradients_left = limits.get("rounds_left", 1.0), limits.get("gradients_left", 0.0)
+    with np.errstate(all="ignore"):
+        run_s = left * (least_s + asked.download_s) + (gradients_left * asked.step_s if gradients_left else 0.0)
+    estimate_joules = _finite(asked.gradients * asked.step_joules)
+    every_joules = least_joules + asked.besides_joules - estimate_joules
+    run_joules = left * every_joules + gradients_left * _finite(asked.step_joules)
+    found = dict[str, float]()
+    for name, enough, spent, budget, run in (
+        ("deadline_s", np.max((least_s + asked.besides_s)[late], initial=0.0), "spent_s", "budget.time_s", run_s[late]),
         (
             "round_joules",
-            least_joules + float(asked.besides_joules.sum()) if short else 0.0,
+            (least_joules + asked.besides_joules).sum() if is_short else 0.0,
             "spent_joules",
             "budget.joules",
+            run_joules.sum(),
         ),
     ):
         if enough:
-            found[name] = enough * (1 + TIGHT)
+            found[name] = float(enough) * (1 + TIGHT)
             if spent in limits:
-                found[budget] = limits[spent] + left * found[name]
+                found[budget] = limits[spent] + float(np.max(run)) * (1 + TIGHT)
     return found
 
 
@@ -304,6 +313,7 @@ HCEF = Allocator(
     decide=decide,
     limits=limits,
     figures=figures,
+    spread=spread_estimates,
     candidates=HcefOptions.levels,
     objective="bound (15a) of all devices together",
     shared="joule of the round",

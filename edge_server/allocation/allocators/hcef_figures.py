@@ -8,6 +8,7 @@ timed before round 1; sigma^2 and G^2 are those that devices told with their las
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Literal
 
@@ -33,6 +34,8 @@ MOMENTS = ("sigma2", "g2")
 """What devices estimate of their gradients, by the names that they give it."""
 COUNTS = (("local_steps", 1), ("gradients", 0), ("estimate_every", 1))
 """Of the method's facts, and what they are of any other."""
+BUDGETS = (("deadline_s", "s"), ("round_joules", "joules"))
+"""Limits that follow from a budget, with the unit in the names of what is spent of it."""
 LEVELS = 64
 """Between theta_min and 1, at shares that grow by the same factor: for each, the bytes of an update are counted."""
 DENSE = 31 / 32
@@ -93,29 +96,102 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
 
 def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
     """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the sizes of the model."""
-    plan, spending, facts = setting.plan, setting.spending, setting.sizes.facts
-    place = round_place(plan, setting.number)
-    found = {"deadline_s": options.deadline_s or plan.round.deadline_s}
-    backhaul_s = backhaul_seconds(setting)
-    for name, unit, total, spent, fixed in (
-        ("deadline_s", "s", plan.budget.time_s, spending.seconds, backhaul_s),
-        ("round_joules", "joules", plan.budget.joules, spending.joules or 0.0, 0.0),
-    ):
-        if total is None:
+    spending, place = setting.spending, round_place(setting.plan, setting.number)
+    found = {"deadline_s": _fixed_deadline(options, setting)}
+    for name, unit in BUDGETS:
+        left = _budget_left(options, setting, name)
+        if left is None:
             continue
-        before = setting.last_limits.get(f"before_{unit}", spent) if place.edge_over else spent
-        left = max(0.0, remaining(total, before, place, spent - before, fixed))
-        if name in setting.last_limits:
-            smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
-            left = min(smoothed, max(0.0, total - spent))
         found[name] = min(found.get(name, math.inf), left)
-        found |= {f"spent_{unit}": spent, f"before_{unit}": before}
-        found |= {"backhaul_s": fixed} if fixed else {}
+        spent = spending.seconds if unit == "s" else spending.joules or 0.0
+        found |= {f"spent_{unit}": spent, f"before_{unit}": _spent_before(setting, unit)}
         found["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
-    tau, gradients, every = (_count(facts.get(name), usual) for name, usual in COUNTS)
+    if backhaul_s := backhaul_seconds(setting) if setting.plan.budget.time_s is not None else 0.0:
+        found["backhaul_s"] = backhaul_s
+    tau, gradients, every = _counts(setting)
     is_due = every and not (setting.number - 1) % every
-    steps = {"local_steps": tau, "gradients": gradients if is_due else 0.0}
-    return found | steps | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+    found |= {"local_steps": tau, "gradients": gradients if is_due else 0.0}
+    if gradients and "rounds_left" in found:
+        found["gradients_left"] = gradients * (_estimates(setting, setting.plan.rounds) - _estimates(setting))
+    return found | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+
+
+def spread_estimates(
+    options: HcefOptions,
+    setting: RoundSetting,
+    limits: Mapping[str, float],
+    figures: Mapping[str, Mapping[str, Figure]],
+) -> dict[str, float]:
+    """Return the limits with the cost of gradient estimates spread over all rounds that a budget has to last for.
+
+    A round with estimates has their seconds and joules more, the others have them less; with estimates in every round
+    nothing changes. Joules are those of all devices, seconds those of the median one.
+
+    Args:
+        options: Of the optimizer.
+        setting: The round.
+        limits: As `limits` returns them.
+        figures: Of each device, by name.
+    """
+    _, gradients, every = _counts(setting)
+    if not gradients or every <= 1:
+        return dict(limits)
+    place, over = round_place(setting.plan, setting.number), setting.number - 1
+    before = _estimates(setting, place.over * place.edge_rounds)
+    usual = remaining(_estimates(setting, setting.plan.rounds), before, place, _estimates(setting, over) - before)
+    more = float(not over % every) - usual
+    steps_s, joules = (
+        [figure.value for known in figures.values() if (figure := known.get(name)) and math.isfinite(figure.value)]
+        for name in ("step_s", "step_joules")
+    )
+    costs = {"deadline_s": statistics.median(steps_s) if steps_s else 0.0, "round_joules": math.fsum(joules)}
+    found = dict(limits)
+    for name, cost in costs.items():
+        if (left := _budget_left(options, setting, name)) is not None:
+            most = _fixed_deadline(options, setting) if name == "deadline_s" else math.inf
+            found[name] = min(most, max(0.0, left + more * gradients * cost))
+    return found
+
+
+def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:
+    return options.deadline_s or setting.plan.round.deadline_s
+
+
+def _budget_left(options: HcefOptions, setting: RoundSetting, name: str) -> float | None:
+    """Return what a budget leaves to this round of the limit `name`; None where there is no such budget."""
+    budget, spending = setting.plan.budget, setting.spending
+    total, spent, fixed = {
+        "deadline_s": (budget.time_s, spending.seconds, backhaul_seconds(setting)),
+        "round_joules": (budget.joules, spending.joules or 0.0, 0.0),
+    }[name]
+    if total is None:
+        return None
+    before = _spent_before(setting, dict(BUDGETS)[name])
+    left = max(0.0, remaining(total, before, round_place(setting.plan, setting.number), spent - before, fixed))
+    if name in setting.last_limits:
+        smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
+        left = min(smoothed, max(0.0, total - spent))
+    return left
+
+
+def _spent_before(setting: RoundSetting, unit: str) -> float:
+    """Return what was spent before this global round."""
+    spent = setting.spending.seconds if unit == "s" else setting.spending.joules or 0.0
+    is_within = round_place(setting.plan, setting.number).edge_over > 0
+    return setting.last_limits.get(f"before_{unit}", spent) if is_within else spent
+
+
+def _counts(setting: RoundSetting) -> tuple[float, float, float]:
+    """Return tau, M, and from how many rounds to the next one gradients are estimated."""
+    tau, gradients, every = (_count(setting.sizes.facts.get(name), usual) for name, usual in COUNTS)
+    return tau, gradients, every
+
+
+def _estimates(setting: RoundSetting, rounds: int | None = None) -> int:
+    """Return in how many of the first rounds gradients are estimated; without `rounds`, of those before this one."""
+    every = int(_counts(setting)[2])
+    rounds = setting.number - 1 if rounds is None else rounds
+    return -(-rounds // every) if every else 0
 
 
 def backhaul_seconds(setting: RoundSetting) -> float:

@@ -64,7 +64,7 @@ def solve(problem: Hcef) -> Control:
     """Return a feasible allocation with its certified gap; where there is room for floors alone, the floors."""
     given = terms(problem)
     floors = np.full(len(given.step_s), given.least[0]), np.full(len(given.step_s), given.least[1])
-    if given.floor_joules >= given.energy_joules:
+    if given.floor_joules >= given.energy_joules * (1 - ROUNDING):
         spent = floors[0] * given.step_joules + floors[1] * given.send_joules
         free = given.on_time & ~given.dear & ((given.step_joules == 0) | (given.send_joules == 0))
         best = within(given, spent[:, None])
@@ -179,6 +179,8 @@ def _bracket(given: HcefTerms, faces: Faces) -> tuple[tuple[float, Apart], tuple
     for step in range(1, NARROWINGS + 1):
         (high, right), (low, left) = under, over
         excess, spare = left.joules - energy, energy - right.joules
+        if excess + spare <= 0:  # apart from rounding, no price changes what all spend
+            break
         meet = low + (right.bound - left.bound + spare * (high - low)) / (excess + spare)  # of both tangents
         top = left.bound + excess * (meet - low)
         if top - max(left.bound, right.bound) <= CLOSE * abs(top):

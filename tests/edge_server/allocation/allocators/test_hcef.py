@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_server.allocation.allocators.hcef import FARTHEST, pooled
-from edge_server.allocation.allocators.hcef_figures import HcefOptions, limits
+from edge_server.allocation.allocators.hcef_figures import HcefOptions, limits, spread_estimates
 from edge_server.allocation.coordinator import decide, options_of, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
@@ -377,6 +377,55 @@ def test_gradients_cost_time_in_rounds_with_estimates_alone(tmp_path):
     at = dataclasses.replace(at, sizes=dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": 4}))
     found = [limits(HcefOptions(), dataclasses.replace(at, number=number))["gradients"] for number in (1, 2, 4, 5)]
     assert found == [2.0, 0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize(("rounds", "edge_rounds"), [(10, 1), (12, 4)])
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_the_cost_of_estimates_is_spread_over_all_rounds(tmp_path, rounds, edge_rounds, every):
+    """Each round spends all it may: what is left beside the estimates is the same in every round, and no joule more."""
+    at = setting(tmp_path, 1)
+    sites = SitesPlan(edge_rounds=edge_rounds, clusters={"one": ["a*"]})
+    plan = msgspec.structs.replace(at.plan, rounds=rounds, sites=sites, budget=BudgetPlan(joules=300.0))
+    sizes = dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": every})
+    figures = {"a": {"step_joules": Figure(2.0, "measured"), "step_s": Figure(0.1, "measured")}}
+    spent_j, before, besides = 0.0, {}, list[float]()
+    for number in range(1, rounds + 1):
+        now = RunSpending(seconds=0.0, joules=spent_j, charged=0.0, is_whole=True, unmetered=())
+        round_ = dataclasses.replace(at, plan=plan, sizes=sizes, number=number, spending=now, last_limits=before)
+        found = spread_estimates(HcefOptions(), round_, limits(HcefOptions(), round_), figures)
+        before = found
+        spent_j += found["round_joules"]
+        besides.append(found["round_joules"] - 2.0 * found["gradients"])
+        ahead = sum(1 for later in range(number, rounds + 1) if not (later - 1) % every)
+        assert found["gradients_left"] == 2.0 * ahead
+    assert besides == pytest.approx([besides[0]] * rounds)
+    assert spent_j == pytest.approx(300.0)
+
+
+def test_seconds_of_estimates_are_spread_within_the_deadline_of_the_plan(tmp_path):
+    """60 s for six rounds, estimates of 2 x 0.5 s in rounds 5 and 9 of ten: 1/3 of them in each."""
+    sizes = dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": 4})
+    figures = {"a": {"step_s": Figure(0.5, "measured")}, "b": {"step_s": Figure(0.5, "measured")}}
+
+    def seconds(number: int, **options: float) -> float:
+        at = dataclasses.replace(setting(tmp_path, number), sizes=sizes)
+        chosen = HcefOptions(**options)
+        return spread_estimates(chosen, at, limits(chosen, at), figures)["deadline_s"]
+
+    assert seconds(5) == pytest.approx(10 + 1 - 1 / 3)
+    assert seconds(6) == pytest.approx(12 - 1 / 5)
+    assert seconds(5, deadline_s=2.0) == seconds(6, deadline_s=2.0) == 2.0
+
+
+def test_what_would_do_for_the_run_counts_estimates_in_their_rounds_alone():
+    known = {"spent_s": 100.0, "spent_joules": 7.0, "rounds_left": 4.0, "gradients_left": 3.0, "gradients": 3.0}
+    case = fleet(7, slow=1e-4, poor=1e-4, **known)
+    enough = decide(table(), case).enough
+    other = decide(table(), Case(case.devices, case.limits | {"gradients": 0.0}, case.figures, case.ladder)).enough
+    joules = sum(3 * known["step_joules"].value for known in case.figures.values())
+    assert enough["budget.joules"] == pytest.approx(7 + 4 * other["round_joules"] + joules, rel=1e-3)
+    assert enough["budget.joules"] == pytest.approx(other["budget.joules"], rel=1e-3)
+    assert enough["budget.time_s"] < 100 + 4 * enough["deadline_s"]
 
 
 def test_with_several_sites_the_rest_of_the_run_looks_like_this_edge_round(tmp_path):

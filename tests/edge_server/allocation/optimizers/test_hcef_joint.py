@@ -102,3 +102,25 @@ def test_budgets_below_the_floors_no_budget_and_nobody():
     assert solve(Hcef(np.empty(0), 1.0, 1.0, 1.0, 1.0, 1.0, 5, 1.0, 1.0)).gap == 0
     still = by_turns(dataclasses.replace(problem, sigma2=0.0, g2=0.0))
     assert solve(dataclasses.replace(problem, sigma2=0.0, g2=0.0)).objective == still.objective == 0.0
+
+
+@pytest.mark.parametrize("kind", CONTROLS)
+def test_budgets_below_the_floors_that_do_not_divide_evenly(kind):
+    """What devices' even parts of E add up to may be E but for rounding: nothing is left to divide by."""
+    for seed in range(40):
+        shares = np.random.default_rng(seed).uniform(0.01, 0.3, 2)
+        for count in (3, 7, 9, 12):
+            problem = control(kind, count, seed)
+            for share in shares:
+                poor = dataclasses.replace(problem, energy_joules=share * terms(problem).enough_joules)
+                assert not solve(poor).feasible
+
+
+def test_budgets_that_the_floors_take_but_for_rounding():
+    for seed in range(8):
+        problem = control("balanced", 9, seed)
+        floors = terms(problem).floor_joules
+        for more in (0.0, 1e-16, 3e-16, 1e-15, 1e-14, 1e-12, 1e-11, 1e-9):
+            tight = dataclasses.replace(problem, energy_joules=floors * (1 + more))
+            found = solve(tight)
+            assert joules(terms(tight), (found.steps, found.sent)) <= floors * (1 + more) * (1 + 1e-12)
