@@ -1,4 +1,4 @@
-"""Read a TOML file (or JSON, by its suffix) into a typed struct; a mistake is one line with file, key and remedy."""
+"""Read a TOML file (or JSON, by its suffix) into a typed struct; each mistake is one line with file, key and remedy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from shared.config_faults import find_faults
 from shared.errors import ConfigError
 from shared.spelling import guess
 
@@ -47,27 +48,30 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
         path: Where the file is; its suffix says whether it is JSON, and errors name it.
 
     Raises:
-        ConfigError: They are too long or not TOML (JSON, by its suffix); a key is unknown, missing or of a wrong type.
+        ConfigError: They are too long or not TOML (JSON, by its suffix); keys are unknown, missing or of a wrong type,
+            one line for each.
     """
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES} bytes; give the path of a configuration")
     try:
         text, is_json = data.decode("utf-8-sig"), path.suffix == ".json"
-        return _decode(text, kind, is_json=is_json)
+        value: T = _decode(text, kind, is_json=is_json)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_remedy(one_line(error), kind, text, is_json=is_json)}") from error
+        faults = _all_faults(text, kind, is_json=is_json) or [str(error)]
+        lines = [f"{path}: {_remedy(one_line(fault), kind, text, is_json=is_json)}" for fault in faults]
+        raise ConfigError("\n".join(lines)) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {one_line(error)}; correct that line") from error
     except RecursionError:
         raise ConfigError(f"{path}: arrays or tables within one another beyond all measure; flatten them") from None
     except OverflowError:
         raise ConfigError(f"{path}: an integer of more than 64 bits; make it smaller") from None
+    return value
 
 
-def _decode(text: str, kind: type[T], *, is_json: bool) -> T:
-    value: T
+def _decode(text: str, kind: Any, *, is_json: bool) -> Any:
     if is_json:
         value = msgspec.json.decode(text, type=kind)
     elif _DEEP_KEY.search(text):
@@ -83,7 +87,16 @@ def _decode(text: str, kind: type[T], *, is_json: bool) -> T:
     return value
 
 
-def one_line(error: Exception) -> str:
+def _all_faults(text: str, kind: type, *, is_json: bool) -> list[str]:
+    """Return every fault of the file; none where it is not even plain data."""
+    try:
+        value: Any = _decode(text, Any, is_json=is_json)
+    except (msgspec.MsgspecError, RecursionError, OverflowError):
+        return []
+    return find_faults(value, kind)
+
+
+def one_line(error: object) -> str:
     """Return what it says, with what a terminal would not print as it is, written out: keys may hold anything."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 

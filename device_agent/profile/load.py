@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from device_agent.hardware.files import read_text
 from device_agent.hardware.tools import LIVE_ROOT
@@ -13,12 +17,15 @@ from device_agent.profile.check import find_problems
 from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Cpu, Power, Profile
 from shared.config import parse, read
+from shared.config_faults import find_faults
 from shared.errors import ConfigError, NoData
 from shared.spelling import guess
 
 SUFFIX = ".toml"
 COMPATIBLE_FILES = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
 DMI_FIELDS = ("sys_vendor", "product_name", "board_name")
+_NAMED = {"schema": 1, "id": "x", "name": "x"}
+"""What every profile needs, for those that lack it."""
 UNKNOWN_PROFILE = Profile(
     schema=1,
     id="unknown",
@@ -64,7 +71,22 @@ def load_file(path: Path) -> Profile:
     Raises:
         ConfigError: It cannot be read, or says what cannot be true; one line for each problem.
     """
-    return _validate(read(path, Profile), path)
+    try:
+        profile = read(path, Profile)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *_further_problems(path)])) from error
+    return _validate(profile, path)
+
+
+def _further_problems(path: Path) -> list[str]:
+    """Return the problems of those tables of a profile that are of the right form, though others are not."""
+    try:
+        value = read(path, dict[str, Any])
+    except ConfigError:
+        return []
+    sound = {key: part for key, part in value.items() if not find_faults({**_NAMED, key: part}, Profile)}
+    problems = find_problems(msgspec.convert({**_NAMED, **sound}, Profile))
+    return [f"{path}: {problem}" for problem in problems if re.split(r"\W", problem)[0] in sound]
 
 
 def read_source(name: str) -> str:

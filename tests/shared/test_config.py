@@ -50,10 +50,9 @@ def mistake(tmp_path):
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         with pytest.raises(ConfigError) as caught:
             config.read(path, Plan)
-        prefix, line = f"{path}: ", str(caught.value)
-        assert line.startswith(prefix)
-        assert "\n" not in line
-        return line.removeprefix(prefix)
+        prefix, lines = f"{path}: ", str(caught.value).split("\n")
+        assert all(line.startswith(prefix) for line in lines)
+        return "\n".join(line.removeprefix(prefix) for line in lines)
 
     return remark
 
@@ -124,6 +123,41 @@ def test_not_toml(mistake, text):
     assert said.endswith("; correct that line")
 
 
+def test_every_mistake_has_a_line(mistake):
+    """Within tables, arrays of tables and tables by name; a faulty value hides no other one."""
+    text = """
+    name = 3
+    rat = 1
+    [broker]
+    port = "x"
+    hots = 1
+    [data]
+    path = 1
+    [[links]]
+    kind = "wired"
+    mbit_s = "x"
+    mbits = 1
+    [[links]]
+    kind = "wires"
+    """
+    assert [line.partition(";")[0] for line in mistake(text).split("\n")] == [
+        "name: Expected `str`, got `int`",
+        "top level: Object contains unknown field `rat`",
+        "broker.port: Expected `int`, got `str`",
+        "broker: Object contains unknown field `hots`",
+        "data.path: Expected `str`, got `int`",
+        "data: Object missing required field `source`",
+        "links[0].mbit_s: Expected `float`, got `str`",
+        "links[0]: Object contains unknown field `mbits`",
+        "links[1].kind: Invalid value 'wires'",
+        "top level: Object missing required field `rounds`",
+    ]
+
+
+def test_no_more_mistakes_are_listed_than_somebody_reads(mistake):
+    assert len(mistake("\n".join(f"k{n} = 1" for n in range(1000))).split("\n")) == 50
+
+
 def test_not_json(mistake):
     assert mistake("{", ".json").endswith("; correct that line")
     assert mistake('{"name": 1}', ".json").startswith("name: Expected `str`, got `int`")
@@ -155,7 +189,7 @@ def test_not_text(mistake):
     ids=lambda value: repr(value)[:24],
 )
 def test_what_no_parser_should_be_given(mistake, text, suffix, problem):
-    """Nesting, numbers, keys and lengths beyond all measure: refused in one line, soon, and without much memory."""
+    """Nesting, numbers, keys and lengths beyond all measure: refused in few lines, soon, and without much memory."""
     tracemalloc.start()
     try:
         began = time.process_time()

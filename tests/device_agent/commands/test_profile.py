@@ -69,6 +69,19 @@ def test_check_says_what_is_wrong_and_ends_with_1(call, tmp_path):
     assert f"{bad}: power.total: IN is no rail of power.rails; add it there" in said
 
 
+def test_check_lists_every_fault_of_a_file(call, tmp_path):
+    """Keys of a wrong form and figures that cannot be true; of a table of a wrong form its form alone."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text(
+        'schema = 1\nid = "My Board"\nnam = "x"\n'
+        '[cpu]\nsources = []\n[power]\ntotal = 3\nsources = ["modle"]\n[memory]\nshared = 2\n'
+    )
+    code, said, _ = call("check", bad)
+    assert code == 1
+    lines = [line.removeprefix(f"{bad}: ").partition(":")[0] for line in said.splitlines()]
+    assert lines == ["top level", "power.total", "power.sources[0]", "memory", "top level", "id", "cpu.sources"]
+
+
 def test_plan_prints_steps_and_does_none(call, root):
     before = content(root)
     code, said, _ = call("plan", "--root", root, "--governor", "powersave", "--max-mhz", "1000")
