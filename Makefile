@@ -35,10 +35,12 @@ check: setup ## Run all that must pass before a change lands: format, lint, type
 	@$(BIN)/lint-imports
 	@$(TEST)
 
-fix: setup ## Format, mend what ruff can mend by itself, write the reference of a plan's keys anew
+fix: setup ## Format, mend what ruff can mend by itself, write the three REFERENCE.md anew
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/edge-server plan schema --format markdown > .reference && mv .reference edge_server/plan/REFERENCE.md
+	@$(BIN)/edge-server config schema --format markdown > .reference && mv .reference edge_server/REFERENCE.md
+	@$(BIN)/device-agent config schema --format markdown > .reference && mv .reference device_agent/REFERENCE.md
 
 chaos: setup ## Kill processes of a live run, 200 times, and show that nothing is lost; KILLS=... SEED=...
 	@$(BIN)/edge-server chaos deploy/plans/demo.toml --kills $(or $(KILLS),200) --seed $(or $(SEED),1)

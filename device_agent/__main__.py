@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "upgrade": "take a new version of the agent that the site signed; the one before is back if it fails",
     "calibrate": "fit this board's power model with real training; about four minutes",
     "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",
+    "config": "print every key of agent.toml",
     "profile": "show this board's firmware profile; plan or apply clocks and power mode",
 }
 """What each command does; its code is the module of that name in `device_agent.commands`, imported when asked for."""

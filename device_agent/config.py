@@ -287,6 +287,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         site: The site its edge server serves.
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
         data: Its own examples; a board that only serves models may have none.
+        broker: The site's MQTT broker.
+        trainer: The process that trains.
+        link: How payloads are sent and received.
         board: How the board is measured.
         serve: Serves models to applications on this board; absent for a board that only trains.
         outbox_mb: Most that updates waiting for the server may take on the disk, in MiB; where the next one would

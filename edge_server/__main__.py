@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_server.cli import commands, places
+from edge_server.cli import config as config_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
 from edge_server.cli import study as study_command
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Command] = {
     "trial": commands.trial,
     "chaos": commands.chaos,
     "plan": commands.plan,
+    "config": config_command.config,
     "study": study_command.study,
     "report": report_command.report,
     "export": release_command.export,
@@ -122,6 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.plan_arguments(
         verbs.add_parser("plan", help="check a plan; the keys of plans: type, unit, default and meaning")
     )
+    config_command.arguments(verbs.add_parser("config", help="print every key of a server's file"))
     _chaos(verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random"))
     study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)

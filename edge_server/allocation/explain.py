@@ -206,6 +206,7 @@ LIMITS: Mapping[str, Label] = {
     "joules": ("joules of a task", 1.0, "J"),
     "round_joules": ("joules of the round", 1.0, "J"),
     "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
+    "spread_joules": ("of these moved here from other rounds, for estimates", 1.0, "J"),
     "spent_s": ("of the run's time is spent", 1.0, "s"),
     "spent_joules": ("of the run's energy is spent", 1.0, "J"),
     "weights": ("weights", 1.0, ""),

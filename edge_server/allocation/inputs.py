@@ -10,6 +10,9 @@ from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.plan import Plan
 from shared.protocol.messages import Scalar
 
+SPREAD = "spread_joules"
+"""Limit: joules of `round_joules` that come from other rounds' parts of the budget, below zero where they go there."""
+
 
 @dataclass(frozen=True)
 class Case:

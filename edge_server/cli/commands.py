@@ -18,6 +18,7 @@ from edge_server.cli import places
 from edge_server.cli.gateway import arguments as gateway_commands
 from edge_server.plan.data_folder import check_data_folder
 from shared import registry
+from shared.config_reference import add_format, write_reference
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.processes import loading
@@ -307,8 +308,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--config", type=Path, metavar="FILE", help=help_)
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
-    help_ = "json: a JSON Schema for editors; markdown: the page edge_server/plan/REFERENCE.md; default: %(default)s"
-    schema.add_argument("--format", choices=("table", "markdown", "json"), default="table", help=help_)
+    add_format(schema, "edge_server/plan/REFERENCE.md")
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -337,19 +337,8 @@ def _check_plan(options: argparse.Namespace) -> int:
 
 
 def _print_keys(options: argparse.Namespace) -> int:
-    from edge_server.cli.plan.reference import as_markdown, plan_keys  # noqa: PLC0415
+    from edge_server.cli.plan.reference import INTRODUCTION, plan_keys  # noqa: PLC0415
     from edge_server.cli.plan.schema import plan_schema  # noqa: PLC0415 - torch, for the builders' options
-    from shared.runtime.text_table import TextColumn, TextTable, write_text  # noqa: PLC0415
 
-    if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(plan_schema()), indent=1).decode() + "\n")
-        return 0
-    if options.format == "markdown":
-        sys.stdout.write(as_markdown(plan_keys()))
-        return 0
-    columns = [TextColumn("key"), TextColumn("type", least=16), TextColumn("unit"), TextColumn("default", least=12)]
-    for group in plan_keys():
-        about = [group.meaning] if group.meaning else []
-        table = TextTable([*columns, TextColumn("meaning", least=24)], group.keys)
-        write_text(sys.stdout, group.heading, *about, *([table] if group.keys else ["no options"]), "")
+    write_reference(options.format, INTRODUCTION, plan_keys(), plan_schema())
     return 0

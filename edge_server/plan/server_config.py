@@ -149,6 +149,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         gateway: Folder of the site, as `edge-server site init` makes it: who is revoked there takes no part from that
             moment on. Empty where there is none.
         strangers: Whether devices take part that the plan does not name, where it names any.
+        broker: The site's MQTT broker.
+        link: How payloads are sent and received.
+        readings: How long device reports are kept.
+        trainer: Where the server computes.
+        tops: Limits of `edge-server serve-tops`.
         threads: Torch threads; 0 for torch's own choice.
         models: Networks of the user's own that plans may name: `module:function`, or `module:*` for all that a module
             defines; with those of FIELDFLEET_MODELS.

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from edge_server.allocation.figures import BOUNDS
-from edge_server.allocation.inputs import Case
+from edge_server.allocation.inputs import SPREAD, Case
 from edge_server.journal.decision import Decision, Figure, Given, Source
 from edge_server.journal.records import RoundOpened
 from edge_server.journal.sqlite import encode
@@ -55,7 +55,7 @@ def pack_case(case: Case) -> bytes:
     return msgspec.msgpack.encode(
         {
             "devices": tuple(case.names),
-            "limits": dict(case.limits),
+            "limits": {name: limit for name, limit in case.limits.items() if name != SPREAD},
             "figures": {device: dict(known) for device, known in case.figures.items()},
             "ladder": list(case.ladder),
             "places": dict(case.places),
@@ -103,7 +103,8 @@ def merged(own: str, cases: Mapping[str, Case], joules: float | None) -> Case:
         cases: By site; of a device that two sites claim, the first has it.
         joules: Of all together; None for no such limit.
     """
-    limits, figures, places = dict(cases[own].limits), dict[str, dict[str, Figure]](), dict[str, int]()
+    limits = {name: limit for name, limit in cases[own].limits.items() if name != SPREAD}
+    figures, places = dict[str, dict[str, Figure]](), dict[str, int]()
     for name in (DEADLINE, "joules"):
         if values := [case.limits[name] for case in cases.values() if name in case.limits]:
             limits[name] = max(min(values), LEAST_LIMIT * cases[own].limits.get(name, 0.0))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from edge_server.allocation.inputs import Case
+from edge_server.allocation.inputs import SPREAD, Case
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
 from edge_server.journal.records import AnyRecord, RoundOpened
@@ -193,7 +193,8 @@ class Coordination:
         """Return what the round may take of our joules; the sum over all sites is (15c), which is linear in them."""
         spent = case.limits.get("spent_joules", 0.0)
         before = case.limits.get("before_joules", spent)
-        return max(0.0, remaining(self._purse.rights, before, self.place(self._number), spent - before))
+        even = remaining(self._purse.rights, before, self.place(self._number), spent - before)
+        return max(0.0, even + case.limits.get(SPREAD, 0.0))
 
     async def _lead(self, case: Case, key: Key) -> Decision | None:
         """Decide for all that tell their case in time; None where a higher term has begun meanwhile."""

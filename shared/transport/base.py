@@ -22,13 +22,17 @@ UInt16: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 16)]
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the broker is, and by what it and we know each other.
+    """The MQTT broker and how to log in to it.
 
     Attributes:
-        version: 5 or 3 (MQTT 3.1.1); 5 falls back to 3 where the broker knows no better.
-        user: As whom we log in, where the broker asks for a name and no certificate.
-        password_file: Holds the password on one line.
-        tls: Certificates; absent for a broker that speaks no TLS.
+        host: Its name or address.
+        port: Usually 1883, and 8883 with TLS.
+        version: 5, or 3 for MQTT 3.1.1; 5 falls back to 3 if the broker does not support it.
+        keepalive_s: Longest time without a message after which the broker closes the connection.
+        session_expiry_s: How long the broker keeps our session and its messages while we are not connected.
+        user: User name, if the broker asks for one.
+        password_file: File with the password on one line.
+        tls: Certificates; absent for a connection without TLS.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"

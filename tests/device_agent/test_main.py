@@ -114,8 +114,8 @@ def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) 
     ],
     ids=["unknown", "missing", "name", "folder", "syntax", "absent"],
 )
-def test_a_bad_file_ends_it_with_2_and_one_line(tmp_path, monkeypatch, text, words) -> None:
-    """The line names the program, and what to edit."""
+def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypatch, text, words) -> None:
+    """The first line names the program, each of them what to edit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     if text is not None:
@@ -126,9 +126,10 @@ def test_a_bad_file_ends_it_with_2_and_one_line(tmp_path, monkeypatch, text, wor
         out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
         assert process.returncode == 2
         assert out == b""
-        (line,) = err.decode().splitlines()
-        assert line.startswith("device-agent: ")
-        assert re.search(words, line)
+        first, *others = err.decode().splitlines()
+        assert first.startswith("device-agent: ")
+        assert re.search(words, first)
+        assert all(line.startswith("agent.toml: ") for line in others)
 
     asyncio.run(story())
 

@@ -21,7 +21,7 @@ from edge_server.allocation.figures import (
     planned_step_s,
     planned_task_s,
 )
-from edge_server.allocation.inputs import RoundSetting
+from edge_server.allocation.inputs import SPREAD, RoundSetting
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
@@ -150,6 +150,8 @@ def spread_estimates(
         if (left := _budget_left(options, setting, name)) is not None:
             most = _fixed_deadline(options, setting) if name == "deadline_s" else math.inf
             found[name] = min(most, max(0.0, left + more * gradients * cost))
+    if "round_joules" in found:
+        found[SPREAD] = more * gradients * costs["round_joules"]
     return found
 
 

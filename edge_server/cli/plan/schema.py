@@ -7,16 +7,16 @@ by name come from the reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan.reference import CHOICES, meanings, option_function, own_options, summary
+from edge_server.cli.plan.reference import CHOICES, builder_meanings, option_function, own_options
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen, OptimizerPlan
+from shared.config_reference import DIALECT, describe, every_struct
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_MODEL = "^[^:]+:[^:]+$"
 """A model of the user's own, `module:function`; its options are for that function to judge."""
 SCALARS = {"type": ["boolean", "number", "string"]}
@@ -27,8 +27,8 @@ def plan_schema() -> dict[str, Any]:
     (reference,), structs = msgspec.json.schema_components([Plan], ref_template="#/$defs/{name}")
     options = [one.options for one in ALLOCATORS.values()]
     definitions = {**structs, **msgspec.json.schema_components(options, ref_template="#/$defs/{name}")[1]}
-    for struct in _every_struct(Plan).union(options):
-        _describe(definitions[struct.__name__], struct)
+    for struct in every_struct(Plan).union(options):
+        describe(definitions[struct.__name__], struct)
     for what, builders in CHOICES.items():
         definitions[f"{what}_choice"] = {"anyOf": _choices(what, builders)}
     for name in ("Plan", "FallbackPlan"):
@@ -47,22 +47,6 @@ def plan_schema() -> dict[str, Any]:
     ]
     del definitions[Chosen.__name__]
     return {"$schema": DIALECT, "title": "fieldfleet plan", **reference, "$defs": dict(sorted(definitions.items()))}
-
-
-def _every_struct(hint: Any) -> set[type[msgspec.Struct]]:
-    """Return a struct and those in it, at any depth."""
-    found = {hint} if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else set()
-    parts = [one.type for struct in found for one in msgspec.structs.fields(struct)] or [*get_args(hint)]
-    return found.union(*map(_every_struct, parts))
-
-
-def _describe(definition: dict[str, Any], struct: type) -> None:
-    """Put the meaning of each key beside it, in place of a docstring for all of them."""
-    definition["description"] = summary(struct)
-    notes = meanings(struct)
-    for name, entry in definition["properties"].items():
-        if name in notes:
-            entry["description"] = notes[name]
 
 
 def _refer(properties: dict[str, Any], key: str) -> None:
@@ -86,7 +70,7 @@ def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 def _options(builder: Callable[..., object]) -> dict[str, Any]:
     """Return the schema of a builder's options, with the defaults of a variant of it."""
     function = option_function(builder)
-    hints, notes = get_type_hints(function), meanings(function)
+    hints, notes = get_type_hints(function), builder_meanings(function)
     properties: dict[str, Any] = {}
     others: object = False
     for name, option in own_options(builder).items():

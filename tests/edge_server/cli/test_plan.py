@@ -17,12 +17,16 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from device_agent.__main__ import main as agent_main
+from device_agent.config import AgentConfig
 from edge_server.__main__ import main
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan.reference import CHOICES, as_markdown, meanings, option_keys, plan_keys, type_words, unit_of
+from edge_server.cli.plan.reference import CHOICES, INTRODUCTION, builder_meanings, option_keys, plan_keys
 from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan
+from edge_server.plan.server_config import ServerConfig
 from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
+from shared.config_reference import as_markdown, struct_keys, type_words, unit_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "edge_server" / "plan" / "REFERENCE.md"
@@ -43,14 +47,35 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
 def test_the_page_is_that_of_the_structs(monkeypatch, capsys):
     """What the command prints, letter by letter."""
     page = printed(monkeypatch, capsys, "--format", "markdown")
-    assert page == as_markdown(KEYS)
+    assert page == as_markdown(INTRODUCTION, KEYS)
     assert PAGE.read_text() == page, "write it anew with `make fix`"
 
 
-def test_every_key_says_what_it_means():
+@pytest.mark.parametrize("groups", [KEYS, struct_keys(ServerConfig), struct_keys(AgentConfig)])
+def test_every_key_says_what_it_means(groups):
     """A docstring without an entry for a key leaves a hole in the page."""
-    assert [f"{group.heading}: {key.name}" for group in KEYS for key in group.keys if not key.meaning] == []
-    assert [group.heading for group in KEYS if not group.meaning] == []
+    assert [f"{group.heading}: {key.name}" for group in groups for key in group.keys if not key.meaning] == []
+    assert [group.heading for group in groups if not group.meaning] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "run", "page"),
+    [("edge-server", main, "edge_server"), ("device-agent", agent_main, "device_agent")],
+)
+def test_the_pages_of_the_configuration_files_are_what_their_commands_print(monkeypatch, capsys, program, run, page):
+    """As a JSON Schema they take what the shipped files hold."""
+    shown = {}
+    for form in ("markdown", "json"):
+        monkeypatch.setattr(sys, "argv", [program, "config", "schema", "--format", form])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        assert ended.value.code == 0
+        shown[form] = capsys.readouterr().out
+    assert (ROOT / page / "REFERENCE.md").read_text() == shown["markdown"], "write it anew with `make fix`"
+    schema = json.loads(shown["json"])
+    key = "site" if page == "edge_server" else "device"
+    own = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
+    assert own[key]["description"]
 
 
 def structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
@@ -119,7 +144,7 @@ def test_a_type_without_words_is_an_error():
 
 def test_a_meaning_is_found_where_the_docstring_points():
     """In a class of settings, in another builder, in the struct that a struct extends."""
-    found = meanings(CHOICES["algorithm"]["hermes"])
+    found = builder_meanings(CHOICES["algorithm"]["hermes"])
     assert "neurons" in found["keep"]
     assert "learning rate" in found.get("learning_rate", "learning rate")
     assert "stale" not in found

@@ -93,7 +93,10 @@ def test_joules_that_nobody_told_are_charged_as_the_dearest_of_that_device_and_p
 
 
 def test_joules_that_are_not_told_yet_are_charged_as_they_were_predicted_for_that_task():
-    """An upload's joules are told with the next message: 0.5 J were predicted of it, and the dearest one took 20 J."""
+    """An upload's joules are told with the next message: 0.5 J were predicted of it, and the dearest one took 20 J.
+
+    Charged are 2 % more.
+    """
     decision = Decision(devices={"a": Given(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
     records = [
         opened(1, "a"),
@@ -101,17 +104,17 @@ def test_joules_that_are_not_told_yet_are_charged_as_they_were_predicted_for_tha
         RoundOpened(round=2, assignments={"a": TOLD}, decision=decision),
         came(2, "a", download_joules=1.0, compute_joules=9.0),
     ]
-    assert spent(*records) == RunSpending(0.0, 41.5, charged=0.5, is_whole=True, unmetered=())
+    assert spent(*records) == RunSpending(0.0, 41.51, charged=0.51, is_whole=True, unmetered=())
     after = [settled(2, "a", **joules(1.0, 9.0, 2.0)), RoundOpened(round=3, assignments={"a": TOLD}, decision=decision)]
     assert spent(*records, *after[:1]) == RunSpending(0.0, 43.0, charged=0.0, is_whole=True, unmetered=())
-    assert spent(*records, *after) == RunSpending(0.0, 52.5, charged=9.5, is_whole=True, unmetered=())
+    assert spent(*records, *after) == RunSpending(0.0, 52.69, charged=9.69, is_whole=True, unmetered=())
 
 
 def test_a_first_upload_is_charged_though_nobody_has_told_what_one_takes():
     decision = Decision(devices={"a": Given(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
     opening = RoundOpened(round=1, assignments={"a": TOLD}, decision=decision)
     found = spent(opening, came(1, "a", download_joules=1.0, compute_joules=9.0))
-    assert (found.joules, found.charged) == (10.5, 0.5)
+    assert (found.joules, found.charged) == (10.51, 0.51)
 
 
 def test_figures_that_no_sum_could_hold_are_none():

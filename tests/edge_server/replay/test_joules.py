@@ -129,7 +129,7 @@ def test_bandwidth_keeps_a_budget_of_joules_and_shows_what_it_explains(tmp_path)
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
     assert ledger_joules(records) <= 450.0
     found = explained(records)
-    assert [one.devices[0].binding for one in found] == ["full", "full", "energy", "energy", "energy"]
+    assert [one.devices[0].binding for one in found] == ["full", "energy", "energy", "energy", "energy"]
     for one in found[2:]:
         assert one.feasible
         for device in one.devices:
