@@ -23,7 +23,7 @@ from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_to_the_end
+from shared.runtime.command_line import add_config, add_general_options, missing_extra, parse_all, run_to_the_end
 from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = verbs.add_parser("run", help="run a plan with the devices of the site, or go on with an interrupted run")
-    run.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file")
+    add_config(run, "server.toml", "the server's file, see edge_server/REFERENCE.md")
     run.add_argument("--again", action="store_true", help="begin a plan anew that has ended")
     runs_command.arguments(verbs.add_parser("runs", help="list runs, remove some, keep the newest"))
     runs_command.sites_arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, who coordinates"))
@@ -137,7 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     releases = verbs.add_parser("release", help="releases of trained models: create, list, show, export, delete")
     release_command.release_arguments(releases)
     tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features that devices send")
-    tops.add_argument("--config", type=Path, required=True, metavar="FILE", help="the server's file; see [tops]")
+    add_config(tops, "server.toml", "the server's file; see [tops]")
     rollouts = verbs.add_parser("rollout", help="roll a release out to the boards of a site, wave by wave")
     rollout_command.arguments(rollouts)
     trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))

@@ -33,6 +33,7 @@ from shared.protocol.inference.release import TensorSpec, read_manifest
 from shared.runtime import processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
+from shared.runtime.extras import packaged_config
 from shared.runtime.text_table import printable_text, write_text
 
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
@@ -80,7 +81,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group(required=packaged_config("agent.toml") is None)
     which.add_argument("--release", type=Path, metavar="DIR", help="as `edge-server release export` writes it")
     which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: the first of its releases")
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long (%(default)g)")
@@ -93,11 +94,12 @@ def run(options: argparse.Namespace) -> int:
     """Measure; a process of its own serves, on a socket of its own, so that a running agent is not disturbed."""
     if not 0 < options.seconds <= MAX_SECONDS or not 1 <= options.clients <= MAX_CLIENTS or options.batch < 1:
         raise ConfigError(f"--seconds must be up to {MAX_SECONDS:g}, --clients 1 to {MAX_CLIENTS}, --batch 1 or more")
-    config = load(options.config) if options.config else None
+    path = options.config or (None if options.release else packaged_config("agent.toml"))
+    config = load(path) if path else None
     processes.configure("warning", options.verbose)
     serve = (config.serve if config else None) or ServeConfig()
     if not options.release and not serve.releases:
-        raise ConfigError(f"{options.config}: serve.releases names no folder; name one with --release DIR")
+        raise ConfigError(f"{path}: serve.releases names no folder; name one with --release DIR")
     files = read_folder(options.release or Path(serve.releases[0]))
     told = config.board if config else BoardConfig()
     board = open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))

@@ -16,6 +16,7 @@ from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import monotonic
+from shared.runtime.command_line import add_config
 from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import write_text
 
@@ -26,7 +27,7 @@ IDLE_S, PHASE_S = 60.0, 20.0
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the agent's TOML file")
+    add_config(parser, "agent.toml", "the agent's TOML file")
     parser.add_argument(
         "--meter",
         metavar="KIND=URL",

@@ -23,17 +23,19 @@ from device_agent.profile.load import UNKNOWN_PROFILE, load_for_board
 from device_agent.profile.schema import Profile
 from device_agent.upgrade.record import find_home
 from shared.errors import ConfigError
+from shared.runtime.extras import packaged_config
 from shared.runtime.folder_lock import is_held
 from shared.runtime.text_table import fold_text, terminal_columns
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
+CONFIG_HELP = "the agent's TOML file: its broker, folder, board; default: the package's own, if it is there"
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "bad": "\x1b[31m"}
 PLAIN = "\x1b[0m"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: its broker, folder, board")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
@@ -44,9 +46,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print each check as it is done; return 0 where nothing is bad, 1 where something is, 2 for the configuration."""
+    config = options.config or (None if options.root else packaged_config("agent.toml"))
     checks: list[Check] = []
     in_colour = sys.stdout.isatty()
-    for check in run_checks(options.config, options.root, fix=options.fix):
+    for check in run_checks(config, options.root, fix=options.fix):
         checks.append(check)
         if options.format == "table":
             _print(format_check(check, terminal_columns(sys.stdout), in_colour=in_colour))

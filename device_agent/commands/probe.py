@@ -28,9 +28,11 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import monotonic
+from shared.runtime.extras import packaged_config
 from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
+CONFIG_HELP = "the agent's TOML file, for its [board] table; default: the package's own, if you may read it"
 SECOND_LOOK_S = 1.0
 WIDTH = 80
 CLEAR = "\x1b[H\x1b[J"
@@ -47,7 +49,7 @@ class ProbeOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file, for its [board] table")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
@@ -80,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; a board that measures nothing is no failure: the table shows what is absent and why."""
     if options.watch is not None and not MIN_WATCH_S <= options.watch <= MAX_WATCH_S:
         raise ConfigError(f"--watch {options.watch:g}: {MIN_WATCH_S} to {MAX_WATCH_S:g} seconds")
+    options.config = options.config or _usual_config(options)
     if options.link and (not options.config or options.record or options.watch is not None):
         raise ConfigError("--link measures once, and needs --config FILE to know the broker")
     board = _open_board(options)
@@ -97,6 +100,12 @@ def run(options: argparse.Namespace) -> int:
         in_words = options.format != "json"
         _print(board_text.format_table(board.profile, found, width) if in_words else _format_json(board.profile, found))
     return 0
+
+
+def _usual_config(options: argparse.Namespace) -> Path | None:
+    """Return the package's own file where nothing else says which board to read, and this user may read the file."""
+    usual = None if options.root or options.profile else packaged_config("agent.toml")
+    return usual if usual and os.access(usual, os.R_OK) else None
 
 
 def _open_board(options: argparse.Namespace) -> Board:

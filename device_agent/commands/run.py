@@ -41,6 +41,7 @@ from shared.errors import ConfigError, Unwritable
 from shared.protocol.inputs import Inputs
 from shared.runtime import malloc, processes
 from shared.runtime.clock import monotonic
+from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.runtime.service import supervised
@@ -55,9 +56,7 @@ logger = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="TOML file, see device_agent/README.md"
-    )
+    add_config(parser, "agent.toml", "the agent's TOML file, see device_agent/REFERENCE.md")
 
 
 def run(options: argparse.Namespace) -> int:

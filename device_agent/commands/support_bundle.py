@@ -13,6 +13,7 @@ from device_agent.hardware.tools import LIVE_ROOT, run_tool
 from shared.errors import ConfigError, NoData
 from shared.runtime.clock import utc_stamp
 from shared.runtime.diagnosis.bundle import MOST_LINES, last_lines, listing, running_versions, words_in, write_bundle
+from shared.runtime.extras import packaged_config
 
 UNIT = "fieldfleet-agent"
 JOURNAL = ("journalctl", f"--unit={UNIT}", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
@@ -32,19 +33,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the bundle; print where it is."""
+    config_path = options.config or packaged_config("agent.toml")
     path = options.out or Path(f"agent-bundle-{utc_stamp()}.tar.gz")
     log = last_lines(options.log) if options.log else _journal()
     files: dict[str, object] = {"versions.json": running_versions(), "log.txt": log}
     secrets = set[str]()
-    if options.config:
+    if config_path:
         try:
-            config = load(options.config)
+            config = load(config_path)
         except ConfigError as error:
             files["config.txt"] = f"{error}\n"
         else:
             files |= {"config.json": config, "state.txt": listing(Path(config.state_dir))}
             secrets = words_in(secret_files(config.broker))
-    files["doctor.json"] = list(run_checks(options.config, None))
+    files["doctor.json"] = list(run_checks(config_path, None))
     write_bundle(path, files, secrets)
     sys.stdout.write(f"{path}\n")
     return 0

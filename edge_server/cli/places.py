@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 
 from edge_server.plan.data_folder import check_data_folder
+from shared.runtime.extras import packaged_config
 
 RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
 RUN_OR_SITES = f"{RUN}; of several sites what all their runs' names begin with, or a folder with these alone"
 DATA_DIR = Path("runs")
+OWN_RUNS = frozenset({"replay", "trial", "chaos", "study"})
+"""Commands that make runs of their own: they go by a Debian package's server.toml only where it is named."""
 
 
 def usual_data_root() -> Path:
@@ -38,7 +41,9 @@ def add(
         help_ = f"folder of data sets; default: {usual_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = "a server's file: its folders, where they are not named here"
+        help_ = (
+            "a server's file: its folders, where they are not named here; default: a package's own"
+        )
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
@@ -59,6 +64,8 @@ def _fill(options: argparse.Namespace) -> None:
     asked = [name for name in ("data_dir", "data_root") if getattr(options, name, "") is None]
     if not asked:
         return
+    if "data_dir" in asked and getattr(options, "config", "") is None and options.command not in OWN_RUNS:
+        options.config = packaged_config("server.toml")
     usual = {"data_dir": DATA_DIR, "data_root": usual_data_root()}
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415

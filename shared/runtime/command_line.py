@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.errors import escape_text
 from shared.runtime.durable import REMEDIES
-from shared.runtime.extras import EXTRAS, install_command
+from shared.runtime.extras import EXTRAS, install_command, packaged_config
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,19 @@ REFUSALS: Mapping[int, str] = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS),
     **dict.fromkeys((errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP), _PATH),
 }
+
+
+def add_config(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
+    """Add `--config`, which must be given except where a Debian package's own file is there.
+
+    Args:
+        parser: Of the command.
+        name: Of the package's file, such as `agent.toml`.
+        help_: What the file says.
+    """
+    usual = packaged_config(name)
+    about = f"{help_}; default: {usual}" if usual else help_
+    parser.add_argument("--config", type=Path, default=usual, required=usual is None, metavar="FILE", help=about)
 
 
 def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:

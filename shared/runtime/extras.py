@@ -5,6 +5,7 @@ The distribution is on no package index: a clone installs itself, and a Debian p
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ SETUP_COMMANDS: Mapping[str, str] = {
 }
 """Commands of the Debian packages that bring an extra; the packages have no others."""
 
+CONFIG_FOLDER = Path("/etc/fieldfleet")
 PTH = "_setup.pth"
 """File in a Debian package's Python that names the folder where `setup` installs."""
 
@@ -42,6 +44,12 @@ def pth_path() -> Path:
 def is_packaged() -> bool:
     """Return whether this is the Python of a Debian package of ours."""
     return pth_path().is_file()
+
+
+def packaged_config(name: str) -> Path | None:
+    """Return the file that the service of a Debian package runs with, such as `agent.toml`; None if there is none."""
+    path = CONFIG_FOLDER / name
+    return path if is_packaged() and os.path.lexists(path) else None
 
 
 def install_command(extra: str) -> str:
