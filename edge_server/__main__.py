@@ -219,7 +219,7 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
 
 def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="all of one device's readings")
-    gateway_commands.approve_arguments(parser)
+    gateway_commands.device_verb_arguments(parser)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, metavar="FILE", help="a server's file: ask its broker as well")
     source.add_argument("--data-dir", type=Path, metavar="DIR", help="what a server has kept; default: runs")

@@ -197,13 +197,14 @@ def trial(options: argparse.Namespace) -> int:
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Show the devices of a site and what they measured last; `approve` lets one renew its certificate."""
-    if gateway_commands.is_approval(options):
+    """Show the devices of a site and what they measured last; `approve` lets one renew, `forget` removes one."""
+    verb = gateway_commands.device_verb(options)
+    if verb == gateway_commands.APPROVE:
         return gateway_commands.approve(options)
-    from edge_server.cli.devices import show_devices  # noqa: PLC0415
+    from edge_server.cli.devices import forget_device, show_devices  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    return show_devices(options)
+    return forget_device(options) if verb else show_devices(options)
 
 
 def rollout(options: argparse.Namespace) -> int:

@@ -6,18 +6,20 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
+from edge_server.fleet.forget import forget_retained
 from edge_server.fleet.tables import absences_table, devices_table, model_lines, plot, readings_table, short_text
 from edge_server.fleet.view import Device, Look, device_rows, watch_site
 from edge_server.gateway.revocation.denied import read_denied
-from edge_server.journal.report_history import FILE, KeptReport, latest_reports, reading_history
+from edge_server.journal.report_history import FILE, KeptReport, forget_history, latest_reports, reading_history
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.protocol.measurements import Reading
+from shared.protocol.topics import check_name
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import write_text
 
@@ -51,6 +53,30 @@ def show_devices(options: argparse.Namespace) -> int:
     if (options.watch is not None and not options.watch > 0) or not options.hours > 0:
         raise ConfigError("--watch and --hours: give a number above 0")
     asyncio.run(_show(options))
+    return 0
+
+
+def forget_device(options: argparse.Namespace) -> int:
+    """Remove a device from the broker and from the history.
+
+    Raises:
+        ConfigError: It is connected, or known to neither.
+        Unreachable: The broker does not answer, or does not let it be removed.
+    """
+    name = check_name(options.name, "device")
+    config = load(options.config) if options.config else None
+    path = Path(config.data_dir if config else options.data_dir) / FILE
+    retained = 0
+    if config:
+        is_revoked = name in _denied(config.gateway)
+        retained = asyncio.run(forget_retained(config.broker, config.site, name, is_revoked=is_revoked))
+    kept = forget_history(path, name) if path.is_file() else 0
+    if not retained and not kept:
+        where = "" if config else "; name the server's file by --config to ask the broker too"
+        raise ConfigError(f"no device {name!r} is known here{where}")
+    write_text(sys.stdout, f"{name} is forgotten: {kept} kept reports, {retained} messages of the broker")
+    if config and config.gateway:
+        write_text(sys.stdout, f"its certificate is good still: `edge-server revoke {name}` ends that")
     return 0
 
 
@@ -93,14 +119,17 @@ async def _repeat(options: argparse.Namespace, path: Path, look: Look | None, ga
 
 def _without_revoked(found: list[Device], gateway: str) -> list[Device]:
     """Show who was revoked as away: the broker goes on retaining its birth, and nobody may take that back."""
-    if not gateway:
-        return found
+    denied = _denied(gateway)
+    return [msgspec.structs.replace(one, online=False) if one.device in denied else one for one in found]
+
+
+def _denied(gateway: str) -> Collection[str]:
+    """Return who is revoked at a site; nobody where that cannot be read."""
     try:
-        denied = read_denied(Path(gateway))
+        return read_denied(Path(gateway)) if gateway else ()
     except ConfigError as error:
         log.debug("who is revoked cannot be read: %s", error)
-        return found
-    return [msgspec.structs.replace(one, online=False) if one.device in denied else one for one in found]
+        return ()
 
 
 def _kept(path: Path, *, required: bool) -> Mapping[str, KeptReport]:

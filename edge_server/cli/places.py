@@ -41,9 +41,7 @@ def add(
         help_ = f"folder of data sets; default: {usual_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = (
-            "a server's file: its folders, where they are not named here; default: a package's own"
-        )
+        help_ = "a server's file: its folders, where they are not named here; default: a package's own"
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

@@ -63,13 +63,9 @@ class Rule:
 
 
 RULES = (
-    Rule(OWN, ("status",), device=BOTH, server=HEARS),
-    Rule(
-        OWN,
-        ("report", "want", "update", "features", "lacks", "release", "agent", "infer", "log"),
-        device=SAYS,
-        server=HEARS,
-    ),
+    Rule(OWN, ("status",), device=BOTH, server=BOTH),
+    Rule(OWN, ("report", "release", "agent"), device=SAYS, server=BOTH),
+    Rule(OWN, ("want", "update", "features", "lacks", "infer", "log"), device=SAYS, server=HEARS),
     Rule(OWN, ("task", "model", "ack", "gradient", "offer", "upgrade", "parts", "inferred"), device=HEARS, server=SAYS),
     Rule(OWN, ("probe",), device=BOTH),
     Rule(EVERYONE, ("model", "parts"), device=HEARS, server=BOTH),
@@ -83,7 +79,8 @@ RULES = (
     Rule(NEIGHBOUR, ("gossiped", "decision"), server=SAYS, peer=HEARS),
     Rule(PROBES, (GENERATION,), probe=BOTH),
 )
-"""A status is heard by its own speaker too, who says it anew where somebody else's word, such as a late will, is kept.
+"""The server may publish what a broker retains of a device, so that `edge-server devices forget` can remove it.
+A status is heard by its own speaker too, who says it anew where somebody else's word, such as a late will, is kept.
 What all devices hear, mosquitto lets the server hear too, and has no way to deny that alone."""
 
 

@@ -145,6 +145,27 @@ def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0
     return _ask(path, read)
 
 
+def forget_history(path: Path, device: str) -> int:
+    """Remove a device from the history, which a server may write meanwhile; return how many reports these were.
+
+    Raises:
+        CorruptFile: The history cannot be read.
+        Unwritable: It cannot be written.
+    """
+    opened = closing(sqlite3.connect(path, isolation_level=None))
+    with translate_sql_errors(path), explain_disk_errors(path.parent), opened as connection:
+        _require_tables(connection, path)
+        connection.execute("BEGIN IMMEDIATE")
+        found = connection.execute(DEVICE, (device,)).fetchone()
+        if not found:
+            return 0
+        (count,) = connection.execute("SELECT count(*) FROM reports WHERE device = ?", found).fetchone()
+        for statement in FORGET:
+            connection.execute(statement, {"device": found[0], "until": ALL, "overhead": OVERHEAD_BYTES})
+        connection.execute("COMMIT")
+        return int(count)
+
+
 def _require_tables(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file whose tables are views, which may go on for ever.
 

@@ -15,7 +15,7 @@ from shared.runtime import processes
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 USUAL_DAYS = 365.0
-APPROVE = "approve"
+APPROVE, FORGET = "approve", "forget"
 
 
 def add_commands(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -88,23 +88,29 @@ def service_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=float, default=USUAL_DAYS, metavar="N", help=help_)
 
 
-def approve_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `edge-server devices approve NAME` takes beside what `devices` does."""
-    help_ = "`devices approve NAME`: let a board renew a certificate that ended more than 180 days ago"
+def device_verb_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `edge-server devices approve NAME` and `devices forget NAME` take beside what `devices` does."""
+    help_ = (
+        "`devices approve NAME`: let a board renew a certificate that ended more than 180 days ago; `devices forget "
+        "NAME`: remove a board that is gone for good from the list, with its history"
+    )
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help=help_)
     add_folder(parser)
 
 
-def is_approval(options: argparse.Namespace) -> bool:
-    """Tell whether a command line of `devices` approves a board.
+def device_verb(options: argparse.Namespace) -> str:
+    """Return what a command line of `devices` does with one device: `approve`, `forget`, or nothing.
 
     Raises:
         ConfigError: It names two things and is none.
     """
-    if (options.device == APPROVE) != bool(options.name):
-        what = "name the board" if options.device == APPROVE else f"{options.name!r}: one DEVICE at a time"
-        raise ConfigError(f"{what}; `edge-server devices approve NAME` lets a board renew its certificate")
-    return bool(options.name)
+    if (options.device in (APPROVE, FORGET)) != bool(options.name):
+        what = f"{options.name!r}: one DEVICE at a time" if options.name else "name the board"
+        raise ConfigError(
+            f"{what}; `edge-server devices approve NAME` lets a board renew its certificate, `edge-server devices "
+            "forget NAME` removes one that is gone for good"
+        )
+    return str(options.device) if options.name else ""
 
 
 def duration_s(text: str) -> float:

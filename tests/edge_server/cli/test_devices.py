@@ -120,6 +120,33 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.broker
+def test_a_device_that_is_gone_for_good_is_forgotten(tmp_path, monkeypatch, capsys):
+    """By the broker and by the history; one that is connected is not, except where it is revoked."""
+    with a_site(tmp_path / "site") as config:
+        kept(config.parent / "runs", *(report(Random(1), 100.0, name) for name in ("here", "gone", "long-gone")))
+
+        def listed() -> list[str]:
+            out = run(monkeypatch, capsys, "--config", config, "--format", "json")[1]
+            return [one["device"] for one in json.loads(out)["devices"]]
+
+        assert listed() == ["gone", "here", "long-gone"]
+        code, out, _ = run(monkeypatch, capsys, "forget", "gone", "--config", config)
+        assert (code, out) == (0, "gone is forgotten: 1 kept reports, 2 messages of the broker\n")
+        code, out, _ = run(monkeypatch, capsys, "forget", "long-gone", "--data-dir", config.parent / "runs")
+        assert (code, out) == (0, "long-gone is forgotten: 1 kept reports, 0 messages of the broker\n")
+        code, _, err = run(monkeypatch, capsys, "forget", "here", "--config", config)
+        assert code == 2
+        assert "here is connected" in err
+        assert listed() == ["here"]
+        config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
+        write_state(config.parent, SiteState(site=SITE, accounts={"here": SiteAccount(denied=True)}))
+        assert run(monkeypatch, capsys, "forget", "here", "--config", config)[0] == 0
+        assert listed() == []
+        for words in (("forget",), ("forget", "nobody", "--config", config), ("forget", "../x", "--config", config)):
+            assert run(monkeypatch, capsys, *words)[0] == 2
+
+
+@pytest.mark.broker
 def test_a_look_hears_what_comes_and_leaves_nothing_behind(tmp_path):
     """A report made meanwhile has a time; the broker keeps no session of a client that will not come again."""
 
