@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     Raises:
         ConfigError: The plan cannot be used for this.
     """
-    data_root = options.data_root.resolve()  # the processes of a study work in folders of their own
+    data_root = options.data_root
     plan = load(options.plan, data_root, several_sites=True)
     agents, folder = len(devices(plan, options.local)), make_folder(options.data_dir) / new_name(plan)
     require_possible(plan, agents, options.kills)

@@ -54,6 +54,8 @@ def settle(options: argparse.Namespace) -> None:
         ConfigError: The server's file cannot be used, or a newer version wrote in the folder of runs.
     """
     _fill(options)
+    if hasattr(options, "data_root"):
+        options.data_root = options.data_root.resolve()  # processes that a command starts work in other folders
     if hasattr(options, "data_dir"):
         check_data_folder(options.data_dir)
 

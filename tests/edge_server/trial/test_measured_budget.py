@@ -74,15 +74,18 @@ def test_the_slowest_sites_seconds_and_all_sites_joules(tmp_path):
 def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(tmp_path, monkeypatch, capsys):
     """Servers read the plan that is written for them: it is the trial's own."""
     ran: list[Plan] = []
+    roots: list[str] = []
+    monkeypatch.chdir(tmp_path)
 
-    def sites(_options, _config, plan, _signals):
+    def sites(_options, config, plan, _signals):
         ran.append(plan)
+        roots.append(config.data_root)
         folders = tmp_path / "tiny-south", tmp_path / "tiny-north"
         return list(zip(folders, (records(plan, "a", 20.0, 6.0), records(plan, "b", 30.0, 3.0)), strict=True))
 
     monkeypatch.setattr(trial, "run_at_sites", sites)
     path = write_plan(tmp_path, **HCEF)
-    words = ["edge-server", "trial", "run", str(path), "--data-dir", str(tmp_path / "runs"), "--cef-share"]
+    words = ["edge-server", "trial", "run", str(path), "--data-dir", str(tmp_path / "runs"), "--data-root", ".", "--cef-share"]
 
     def called(share: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", [*words, share])
@@ -93,6 +96,7 @@ def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(
     code, said = called("0.6")
     assert code == 0
     assert "cef took 30.0 s and 9.0 J: time_s = 18.0 and joules = 5.4 are 0.6 of that" in said
+    assert roots == [str(tmp_path), str(tmp_path)], "servers start in other folders, so that no relative path holds"
     base, plan = ran
     assert base.name == "tiny-cef"
     assert (plan.budget.time_s, plan.budget.joules) == (pytest.approx(18.0), pytest.approx(5.4))
