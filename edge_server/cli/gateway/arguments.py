@@ -71,9 +71,8 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "let NAME in again although it was revoked, by a new key; without this it is refused"
     parser.add_argument("--readmit", action="store_true", help=help_)
     parser.add_argument("--address", default="", metavar="HOST", help="of the gateway; default: the site's first")
-    parser.add_argument(
-        "--port", type=int, default=USUAL_PORT, metavar="N", help="of the enrolment service; default: %(default)s"
-    )
+    help_ = f"of the enrolment service; default: the one on which it was last started, else {USUAL_PORT}"
+    parser.add_argument("--port", type=int, metavar="N", help=help_)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="show the tokens that were made, and who used them")
     instead.add_argument("--revoke", default="", metavar="ID", help="withdraw a token")

@@ -96,7 +96,7 @@ async def look(site: Path | None, config: ServerConfig | None) -> list[Finding]:
         if running := examine.running_configuration(config.broker.port):
             found += examine.examine_limits(running[1], str(running[0]))
     found += examine.examine_machine(config)
-    return found + await services.examine_services(config, has_site=site is not None)
+    return found + await services.examine_services(config, site)
 
 
 def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 
 from edge_server.gateway.authority import check_device_name
+from edge_server.gateway.enrolment.address import Address, read_address, write_address
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
@@ -83,7 +84,8 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
     if options.svg and len(names) > 1:
         raise ConfigError("--svg: one token at a time; --csv has many")
     state = read_state(site.folder)
-    place = (_address(state, options.address), options.port, site.root_digest())
+    port = options.port or read_address(site.folder).port
+    place = (_address(state, options.address), port, site.root_digest())
     denied, rows = _denied(site, names, may_readmit=options.readmit), []
     with site.edit() as ledger:
         ledger.tokens = without_old(ledger.tokens, site.utc_s())
@@ -315,6 +317,7 @@ async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with service.running(host, port) as bound, supervised():
+        write_address(site.folder, Address(host=host, port=bound))
         log.info("enrolment service of site %s on port %d", site.facts().name, bound)
         await stopping.wait()
     log.info("stopped")

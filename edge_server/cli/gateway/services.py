@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge_server.cli.gateway.examine import advice, good
 from edge_server.gateway.check import Finding
+from edge_server.gateway.enrolment.address import Address, read_address
 from edge_server.journal.runs import folders_of_runs
 from edge_server.plan.server_config import ServerConfig
 from shared.protocol.enrolment import USUAL_PORT
@@ -17,18 +18,18 @@ SERVER, ENROLMENT, BROKER = "fieldfleet-server", "fieldfleet-enrolment", "mosqui
 CONNECT_S = 2.0
 
 
-async def examine_services(config: ServerConfig | None, *, has_site: bool) -> list[Finding]:
+async def examine_services(config: ServerConfig | None, site: Path | None) -> list[Finding]:
     """Look whether server, enrolment service and broker run.
 
     Args:
         config: Of the server; None where it has none that can be read.
-        has_site: Whether boards join here.
+        site: Folder of the site that boards join here; None where there is none.
     """
-    names = (SERVER, *([ENROLMENT] if has_site else []), BROKER)
+    names = (SERVER, *([ENROLMENT] if site else []), BROKER)
     found = [judge_unit(*one) for one in (await units.states(*names)).items()] if units.is_booted() else []
     if config and not found:
         found.append(_server(Path(config.data_dir)))
-    return [*found, *([_enrolment_service()] if has_site else [])]
+    return [*found, *([_enrolment_service(read_address(site))] if site else [])]
 
 
 def judge_unit(name: str, state: str) -> Finding:
@@ -55,10 +56,11 @@ def _server(data: Path) -> Finding:
     return advice(f"service {SERVER}", f"no process is at work below {data}", "`edge-server run` begins, or goes on")
 
 
-def _enrolment_service() -> Finding:
+def _enrolment_service(address: Address) -> Finding:
     try:
-        socket.create_connection(("127.0.0.1", USUAL_PORT), CONNECT_S).close()
+        socket.create_connection((address.host or "127.0.0.1", address.port), CONNECT_S).close()
     except OSError:
-        told = f"nobody answers at port {USUAL_PORT}: boards can neither join nor renew their certificates"
-        return advice("enrolment service", told, "start `edge-server enrolment-service`, where it has no other port")
-    return good("enrolment service", f"somebody answers at port {USUAL_PORT}")
+        told = f"nobody answers at port {address.port}: boards can neither join nor renew their certificates"
+        port = "" if address.port == USUAL_PORT else f" --port {address.port}"
+        return advice("enrolment service", told, f"start `edge-server enrolment-service{port}`")
+    return good("enrolment service", f"somebody answers at port {address.port}")

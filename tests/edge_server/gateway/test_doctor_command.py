@@ -189,7 +189,7 @@ def test_a_server_is_seen_by_systemd_or_by_the_run_that_it_holds(tmp_path, monke
     (run / JOURNAL).touch()
 
     def states():
-        return {one.about: one.state for one in asyncio.run(services.examine_services(config, has_site=False))}
+        return {one.about: one.state for one in asyncio.run(services.examine_services(config, None))}
 
     names = ("service fieldfleet-server", *(["service mosquitto"] if booted else []))
     with hold_lock(run):

@@ -27,8 +27,10 @@ from cryptography import x509
 
 from edge_server import __main__ as command_line
 from edge_server.cli.gateway import enrol as enrol_command
+from edge_server.cli.gateway.services import examine_services
 from edge_server.gateway import authority
 from edge_server.gateway.enrolment import ledger as ledgers
+from edge_server.gateway.enrolment.address import FILE, read_address
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.site import EnrolmentSite
@@ -38,7 +40,7 @@ from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
 from edge_server.gateway.state import read_state, with_account, write_state
 from shared.errors import ConfigError
-from shared.protocol.enrolment import JoinAnswer, parse_token
+from shared.protocol.enrolment import USUAL_PORT, JoinAnswer, parse_token
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of, request_of
 from tests.machine import free_port
 
@@ -59,6 +61,7 @@ def site(made):
         path.unlink()
     before = {path: path.read_bytes() for path in (made / "state.json", made / "accounts.sqlite")}
     yield EnrolmentSite(made, utc_s=lambda: NOW)
+    (made / FILE).unlink(missing_ok=True)
     for path, data in before.items():
         path.write_bytes(data)
 
@@ -279,10 +282,10 @@ def test_the_service_does_not_begin_with_secrets_that_others_can_read(site, caps
     assert f"chmod 600 {path}" in capsys.readouterr().err
 
 
-def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, caplog):
+def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, caplog, capsys):
     options = argparse.Namespace(folder=site.folder, days=365.0, host="127.0.0.1", port=0)
     secured = ssl.create_default_context(cadata=(site.folder / "ca" / "root.crt").read_text())
-    answers = []
+    answers, doctors = [], []
 
     def ask(port: int) -> None:
         with (
@@ -297,6 +300,7 @@ def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, 
             threading.Event().wait(0.01)
         try:
             ask(int(found[1]))
+            doctors.append(asyncio.run(examine_services(None, site.folder))[-1])
         finally:
             os.kill(os.getpid(), signal.SIGTERM)  # the command heeds it, since it listens
 
@@ -306,6 +310,13 @@ def test_the_service_of_the_command_line_answers_until_it_is_told_to_stop(site, 
         assert enrol_command.serve(options) == 0
         thread.join()
     assert answers[0].startswith(b"HTTP/1.1 200 OK")
+    port = read_address(site.folder).port
+    assert port != USUAL_PORT
+    assert (doctors[0].state, f"at port {port}" in doctors[0].told) == ("good", True)
+    stopped = asyncio.run(examine_services(None, site.folder))[-1]
+    assert stopped.state == "advice"
+    assert stopped.mend == f"start `edge-server enrolment-service --port {port}`"
+    assert parse_token(enrol(site, "pi-03", capsys=capsys)).port == port, "a token names the port that boards reach"
 
 
 @pytest.mark.parametrize("readmitted", [False, True])

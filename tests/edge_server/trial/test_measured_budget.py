@@ -85,7 +85,8 @@ def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(
 
     monkeypatch.setattr(trial, "run_at_sites", sites)
     path = write_plan(tmp_path, **HCEF)
-    words = ["edge-server", "trial", "run", str(path), "--data-dir", str(tmp_path / "runs"), "--data-root", ".", "--cef-share"]
+    words = ["edge-server", "trial", "run", str(path), "--data-dir", str(tmp_path / "runs")]
+    words += ["--data-root", ".", "--cef-share"]
 
     def called(share: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", [*words, share])
