@@ -17,8 +17,10 @@ from edge_server.gateway.check import Finding, check_site
 from edge_server.gateway.initialise import Wanted, initialise
 from edge_server.gateway.site_folder import open_folder
 from edge_server.gateway.state import FILE, read_state
+from edge_server.journal.report_history import FILE as REPORTS
+from edge_server.journal.report_history import latest_reports
 from edge_server.plan.server_config import ServerConfig, load
-from shared.errors import ConfigError
+from shared.errors import ConfigError, CorruptFile
 from shared.runtime import processes
 from shared.runtime.text_table import write_text
 from shared.transport.tls import find_openness
@@ -93,10 +95,21 @@ async def look(site: Path | None, config: ServerConfig | None) -> list[Finding]:
     if config:
         found += await examine.examine_broker(config)
         found += examine.examine_secrets(config) if site is None else []
+        found += examine.examine_open_files(config.broker.port, count_boards(site, config))
         if running := examine.running_configuration(config.broker.port):
             found += examine.examine_limits(running[1], str(running[0]))
     found += examine.examine_machine(config)
     return found + await services.examine_services(config, site)
+
+
+def count_boards(site: Path | None, config: ServerConfig) -> int:
+    """Return how many boards may connect: those of the site that are not revoked, else those that ever reported."""
+    if site:
+        return sum(not account.denied for account in read_state(site).accounts.values())
+    try:
+        return len(latest_reports(Path(config.data_dir) / REPORTS))
+    except (ConfigError, CorruptFile):
+        return 0
 
 
 def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:

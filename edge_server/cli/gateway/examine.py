@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -36,6 +37,10 @@ LEFT = 1 / 3
 CA_ENDS = "all end with the site CA: `edge-server site rotate-ca` makes the next"
 ROOT_ENDS = "no CA outlives it: `edge-server site rotate-root`, then rotate-ca, make the next"
 LEAST_FREE, LITTLE_FREE = 64 * MIB, 1024 * MIB
+OTHER_FILES = 32
+"""Of a broker: listeners, logs, the server's and the probe's connections."""
+FEWER, FIRST_LIMIT = 0.8, 3
+"""Share of a limit that boards may take without a word; place of the soft limit in a line of /proc/PID/limits."""
 LEAST_QUEUED = 1000
 """Messages that mosquitto keeps for a client that is slow, by its own default."""
 
@@ -205,19 +210,57 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def running_configuration(port: int) -> tuple[Path, list[str]] | None:
-    """Return file and lines of the mosquitto of this machine that listens on a port; None where that cannot be seen."""
+def examine_open_files(port: int, boards: int) -> Iterator[Finding]:
+    """Look whether the mosquitto of this machine that listens on a port may hold a connection of every board.
+
+    Args:
+        port: Of the broker.
+        boards: How many there are.
+    """
+    process = broker_process(port)
+    limit = open_file_limit(process.pid) if process else None
+    if limit is None:
+        return
+    told = f"it may open {limit:,} files, and each of {boards:,} boards takes one"
+    mend = "add `LimitNOFILE=65536` under [Service] by `systemctl edit mosquitto`, then restart it"
+    if boards + OTHER_FILES > limit:
+        yield bad("broker's open files", f"{told}: the last ones are refused", mend)
+    elif FEWER * limit < boards + OTHER_FILES:
+        yield advice("broker's open files", told, mend)
+    else:
+        yield good("broker's open files", told)
+
+
+def open_file_limit(pid: int) -> int | None:
+    """Return how many files a process may open; None where that cannot be read, or there is no limit."""
+    try:
+        lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    except OSError:
+        return None
+    words = next((line.split() for line in lines if line.startswith("Max open files")), [])
+    return int(words[FIRST_LIMIT]) if len(words) > FIRST_LIMIT and words[FIRST_LIMIT].isdecimal() else None
+
+
+def broker_process(port: int) -> psutil.Process | None:
+    """Return the mosquitto of this machine that listens on a port; None where that cannot be seen."""
     for one in psutil.net_connections("tcp"):
         if one.status != psutil.CONN_LISTEN or one.laddr.port != port or one.pid is None:
             continue
-        try:
+        with suppress(psutil.Error):
             process = psutil.Process(one.pid)
-            words = process.cmdline()
-            if process.name() == PROGRAM and "-c" in words[:-1]:
-                path = Path(process.cwd(), words[words.index("-c") + 1])
-                return path, read_included(path.read_text().splitlines())
-        except (psutil.Error, OSError, ValueError):
-            continue
+            if process.name() == PROGRAM:
+                return process
+    return None
+
+
+def running_configuration(port: int) -> tuple[Path, list[str]] | None:
+    """Return file and lines of the mosquitto of this machine that listens on a port; None where that cannot be seen."""
+    process = broker_process(port)
+    with suppress(psutil.Error, OSError, ValueError):
+        words = process.cmdline() if process else []
+        if process and "-c" in words[:-1]:
+            path = Path(process.cwd(), words[words.index("-c") + 1])
+            return path, read_included(path.read_text().splitlines())
     return None
 
 

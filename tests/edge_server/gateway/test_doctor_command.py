@@ -49,6 +49,28 @@ def test_a_site_in_order_has_no_fault_and_a_stopped_broker_is_one(tmp_path):
 
 
 @pytest.mark.broker
+@needs_mosquitto
+@pytest.mark.parametrize(("files", "state"), [(100, "bad"), (140, "advice"), (300, "good")])
+def test_a_broker_that_may_open_fewer_files_than_there_are_boards(tmp_path, monkeypatch, files, state):
+    """A limit of 1,024, as Debian has it, refuses about the thousandth board; here 90 boards and a smaller limit."""
+    limited = tmp_path / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -Sn {files}\nexec {broker.mosquitto()} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr(broker, "mosquitto", lambda: str(limited))
+
+    async def scene():
+        async with broker.running(tmp_path) as running:
+            [found] = examine.examine_open_files(running.port, 90)
+            assert found.state == state
+            assert f"{files} files" in found.told
+            if state == "bad":
+                assert "LimitNOFILE=65536" in found.mend
+        assert list(examine.examine_open_files(running.port, 90)) == []
+
+    asyncio.run(asyncio.wait_for(scene(), GUARD_S))
+
+
+@pytest.mark.broker
 def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
     path, word = tmp_path / "server.toml", tmp_path / "word"
     word.write_text("pass")
