@@ -21,6 +21,7 @@ from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig, TargetConfig, load
 from device_agent.exchange.agent_offers import AgentOffers, OwnVersion
 from device_agent.exchange.download import Download
+from device_agent.exchange.owner import claim
 from device_agent.exchange.state_files import writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
@@ -93,6 +94,7 @@ async def serve(config: AgentConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
         check_formats(folder)
+        claim(folder, config.device)
         beside = serving.running() if serving else []
         async with supervised(), background(keep_lock(lock), proving.run(), *beside):
             if serving and config.data is None:
