@@ -86,6 +86,21 @@ def test_who_has_a_certificate_of_the_site_is_let_in(here, ports, version, host)
     asyncio.run(connect(Broker(host=host, port=ports["broker"], version=version, tls=here.known_as("pi-03"))))
 
 
+def test_files_with_a_byte_order_mark_are_read(tmp_path, here, other, ports) -> None:
+    """As Notepad saves them; also of several CAs the first, whose block begins behind the mark."""
+    known, mark = here.known_as("pi-03"), b"\xef\xbb\xbf"
+    paths = {}
+    for name in ("ca", "cert", "key"):
+        paths[name] = tmp_path / name
+        paths[name].write_bytes(mark + Path(getattr(known, name)).read_bytes())
+        paths[name].chmod(0o600)
+    tls = msgspec.structs.replace(known, **{name: str(path) for name, path in paths.items()})
+    asyncio.run(connect(Broker(host="localhost", port=ports["broker"], tls=tls)))
+    both = mark + Path(known.ca).read_bytes() + mark + Path(other.known_as("pi-03").ca).read_bytes()
+    paths["ca"].write_bytes(both)
+    asyncio.run(connect(Broker(host="localhost", port=ports["broker"], tls=tls)))
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
