@@ -1,0 +1,108 @@
+"""Imports and one trained round on every supported Python that this machine has: `python -m tests.install.pythons`.
+
+Each interpreter gets an environment of its own below `build/pythons`, with the versions of constraints.txt. There every
+module is imported, and a live trial of one round is run with four agents, their trainers and a broker as processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+BUILD = ROOT / "build" / "pythons"
+EXTRAS = "device,server,demo,images"
+LIMIT_S = 900.0
+IMPORTS = """
+import importlib, pkgutil, sys
+count = 0
+for name in ("shared", "device_agent", "edge_server"):
+    package = importlib.import_module(name)
+    for found in pkgutil.walk_packages(package.__path__, name + "."):
+        if not found.name.endswith(("__main__", ".ray_cluster")):
+            importlib.import_module(found.name)
+            count += 1
+print(count, "modules")
+"""
+
+
+def interpreters() -> Iterator[tuple[str, str]]:
+    """Yield version and path of each supported interpreter: of the PATH, and of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in VERSIONS:
+        own = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        named = shutil.which(f"python{version}")
+        places = [*map(str, own), *([named] if named and "shims" not in named else [])]
+        yield from ((version, place) for place in places)
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command; return the end of what it printed.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV", "PYENV"))}
+    done = subprocess.run(
+        command, cwd=cwd, env=clean, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout[-2000:], done.stderr[-4000:])
+    return done.stdout.strip()
+
+
+def made_environment(python: str) -> Path:
+    """Return the interpreter of an environment with everything installed, made where it is not there."""
+    exact = run(python, "-c", "import platform; print(platform.python_version())")
+    place = BUILD / exact
+    own = place / "bin" / "python"
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    if not own.exists():
+        run(python, "-m", "venv", place)
+    pip = (own, "-m", "pip", "--disable-pip-version-check", "-q", "install")
+    index = os.environ.get("FIELDFLEET_TORCH_INDEX")
+    run(*pip, "--no-deps", *(("--index-url", index) if index else ()), torch)
+    run(*pip, "-c", ROOT / "constraints.txt", "-e", f"{ROOT}[{EXTRAS}]")
+    return own
+
+
+def tried(python: Path) -> str:
+    """Return what was seen with an environment's interpreter: modules imported, and a trained round."""
+    modules = run(python, "-c", IMPORTS)
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "plan.toml"
+        text = (ROOT / "deploy" / "plans" / "demo.toml").read_text()
+        plan.write_text("\n".join("rounds = 1" if line.startswith("rounds") else line for line in text.splitlines()))
+        command = (python, "-m", "edge_server", "trial", "run", plan, "--local", "4", "--data-dir", f"{folder}/runs")
+        ended = run(*command).splitlines()
+    result = next((line for line in ended if line.startswith("finished")), "no result")
+    return f"{modules}; {result}"
+
+
+def main() -> int:
+    """Try every interpreter; return 1 where one fails."""
+    failed, seen = 0, set[str]()
+    for version, python in interpreters():
+        seen.add(version)
+        began = time.monotonic()
+        try:
+            told = tried(made_environment(python))
+        except (subprocess.SubprocessError, OSError) as error:
+            failed += 1
+            told = f"FAILED: {error}\n{getattr(error, 'stderr', '') or ''}"
+        sys.stdout.write(f"{python}: {told} ({time.monotonic() - began:.0f} s)\n")
+        sys.stdout.flush()
+    if missing := sorted(set(VERSIONS) - seen):
+        sys.stdout.write(f"not on this machine: {', '.join(missing)}\n")
+    return 1 if failed or not seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
