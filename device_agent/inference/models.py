@@ -71,6 +71,9 @@ class ServedVersion:
         began = time.perf_counter()
         try:
             outputs = self.model.run(inputs)
+        except ServingRefused:
+            self.errors += 1
+            raise
         except Exception as error:  # of ONNX Runtime's C++ code, by no common class
             self.errors += 1
             problem = str(error).strip().partition("\n")[0]

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from device_agent.inference.release_folder import OwnModel, own_digest, read_own
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError, CorruptFile, ServingRefused
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.inference.release import (
     BOTTOM,
@@ -33,6 +33,7 @@ from shared.protocol.inference.release import (
     describe_class_fault,
     read_manifest,
 )
+from shared.runtime.bounded_run import bounded_run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,9 +98,13 @@ class OpenModel:
 
         Args:
             inputs: Of shape (B, ...) and the input's dtype.
+
+        Raises:
+            ServingRefused: It took too long.
         """
-        [found] = self.session.run([self.output.name], {self.input.name: inputs})
-        return found  # type: ignore[no-any-return]
+        feed, what = {self.input.name: inputs}, f"release {self.manifest.reference}"
+        [found] = bounded_run(self.session, [self.output.name], feed, what)
+        return found
 
 
 def open_model(
@@ -123,6 +128,7 @@ def open_model(
         ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
         CorruptFile: A file of it is damaged or gone, does not hold what the manifest says, or parameters are no
             numbers.
+        ServingRefused: It does not end a run.
     """
     began, told = time.monotonic(), read_manifest(manifest, "manifest")
     what = f"release {told.reference}"
@@ -140,8 +146,8 @@ def open_model(
     try:
         session = onnxruntime.InferenceSession(data, options, providers=providers)
         _require_signature(session, graph, what)
-        quick_s = _warm_up(session, graph)
-    except (ConfigError, CorruptFile):
+        quick_s = _warm_up(session, graph, what)
+    except (ConfigError, CorruptFile, ServingRefused):
         raise
     except Exception as error:  # of its C++ code, by no common class
         raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
@@ -300,13 +306,13 @@ def _require_signature(session: Any, graph: ReleaseGraph, what: str) -> None:
             raise CorruptFile(f"{what}: {wanted.name!r} is {known}, and its manifest says {list(wanted.shape)}")
 
 
-def _warm_up(session: Any, graph: ReleaseGraph) -> float:
+def _warm_up(session: Any, graph: ReleaseGraph, what: str) -> float:
     """Run it on zeros; return the seconds of the fastest run."""
     zeros = np.zeros((1, *graph.input.shape[1:]), graph.input.dtype)
     fastest = float("inf")
     for _ in range(WARM_UPS):
         began = time.monotonic()
-        session.run([graph.output.name], {graph.input.name: zeros})
+        bounded_run(session, [graph.output.name], {graph.input.name: zeros}, what)
         fastest = min(fastest, time.monotonic() - began)
     return fastest
 

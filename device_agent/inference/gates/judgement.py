@@ -35,7 +35,7 @@ from device_agent.inference.soak import latency_limit
 from device_agent.inference.store import BoardStore, digest_of
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
-from shared.errors import ConfigError, CorruptFile
+from shared.errors import ConfigError, CorruptFile, ServingRefused
 from shared.protocol.inference.release import ReleaseManifest, describe_class_fault, write_manifest
 from shared.protocol.update import REASON_CHARS
 from shared.runtime.memory import MIB
@@ -175,7 +175,7 @@ def _open_answering(store: BoardStore, job: GateJob, version: int) -> OpenModel 
         own = _own_of(job, manifest)
         parts = {name: store.path(part.sha256) for name, part in manifest.parts.items()}
         return open_model(write_manifest(manifest), parts, job.settings, own=own)
-    except (ConfigError, CorruptFile) as error:
+    except (ConfigError, CorruptFile, ServingRefused) as error:
         log.warning("%s/%d: its accuracy is not measured: %s", job.name, version, error)
         return None
 

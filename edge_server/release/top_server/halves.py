@@ -23,6 +23,7 @@ from shared.protocol.inference.collaborative import MAX_OUTPUT_BYTES, TopRequest
 from shared.protocol.inference.onnx_graph import require_no_files
 from shared.protocol.inference.release import ReleaseGraph
 from shared.protocol.messages import LOSSLESS
+from shared.runtime.bounded_run import bounded_run
 from shared.tensors import feature_codec
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class Halves:
         features = feature_codec.decode(payload.unpack(data), half.graph.input, self.most_bytes // VALUE_BYTES)
         name = half.graph.output.name
         try:
-            [outputs] = half.session.run([name], {half.graph.input.name: features})
+            what = f"upper half of release {request.name}/{request.version}"
+            [outputs] = bounded_run(half.session, [name], {half.graph.input.name: features}, what)
         except Exception as error:
             problem = str(error).partition("\n")[0]
             raise WireError(f"ONNX Runtime does not run it: {problem}", reason="failed") from error
