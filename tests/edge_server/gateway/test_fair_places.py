@@ -266,6 +266,43 @@ def test_handshakes_that_never_end_from_hundreds_of_addresses_keep_no_board_out(
     assert max(took) < 5
 
 
+async def dawdle(port, source, stop):
+    """Have a handshake, then send a request so slowly that it never ends; begin anew when hung up on."""
+    while not stop.is_set():
+        with suppress(OSError, ssl.SSLError):
+            async with AsyncExitStack() as stack:
+                _, writer = await connected(stack, port, source)
+                for byte in itertools.cycle(b"POST /join HTTP/1.1 "):
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(0.5)
+                    if stop.is_set():
+                        break
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("addresses", [200, 1])
+def test_two_hundred_slow_requests_keep_no_board_out(tmp_path, addresses):
+    """Of as many addresses, or all of one."""
+
+    async def go():
+        context = server_context(tmp_path / "tls")
+        service = EnrolmentService(Gateway().registrar, lambda: context)
+        async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
+            stop = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                for number in range(200):
+                    group.create_task(dawdle(port, ADDRESSES[number % addresses], stop))
+                await asyncio.sleep(2)
+                took = [await patient(stack, port, f"127.0.9.{number}") for number in range(1, 11)]
+                stop.set()
+        return took
+
+    took = asyncio.run(go())
+    assert statistics.median(took) < 1
+    assert max(took) < 5
+
+
 def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_once():
     clock = Hand()
     places = FairPlaces(4, 2, 3.0, clock, dawdlers=Dawdlers(clock))
