@@ -31,7 +31,7 @@ from edge_server.gateway.certificate_files import (
 )
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.packages.store import package_faults, read_index
-from edge_server.gateway.probe_access import is_open
+from edge_server.gateway.probe_access import Door, OpenFault, strangers
 from edge_server.gateway.reload import AGAIN, RELOAD_LOCK, all_faults, broker_door, find_broker, stop_broker
 from edge_server.gateway.rotation.root import unmoved
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses, pair_chain
@@ -89,9 +89,16 @@ async def check_site(site: SiteFolder, now: datetime, *, stops: bool = False) ->
         stops: Whether to stop a broker that is open to those whom it must not let in, or lets pass what it must not.
 
     Raises:
-        ConfigError: There is no site, or its state cannot be read.
+        ConfigError: There is no site.
     """
-    look = _Look(site, read_state(site.path), now)
+    try:
+        state = read_state(site.path)
+    except ConfigError as error:
+        if not (site.path / FILE).is_file():
+            raise
+        restore = "restore state.json and accounts.sqlite from a backup, both of one time"
+        return [_bad("state", str(error), restore), *await _broker_without_state(site, stops=stops)]
+    look = _Look(site, state, now)
     checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file, _packages)
     found = [finding for check in checks for finding in _guarded(check, look)]
     return found + await _broker(look, stops=stops)
@@ -288,14 +295,14 @@ async def _broker(look: _Look, *, stops: bool) -> list[Finding]:
         with locked(look.site.path, RELOAD_LOCK):
             found = await all_faults(look.site, look.state, pid)
             lacks = [] if found else await _lacks(look)
-            is_stopped = stops and any(map(is_open, found))
+            is_stopped = stops and any(isinstance(one, OpenFault) for one in found)
             if is_stopped:
                 await stop_broker(pid, look.state.port)
     except (ConfigError, OSError) as error:
         return [_bad("broker", str(error), "run this as root")]
     if found:
         mend = f"it was stopped: {AGAIN}" if is_stopped else RELOAD
-        return [_bad("broker", told, mend) for told in found]
+        return [_bad("broker", str(told), mend) for told in found]
     if lacks:
         return [_bad(f"broker's {one.what}", one.found, one.setting) for one in lacks]
     told = f"at {place}, with the gateway's certificate; refuses strangers, the revoked, and what is not allowed"
@@ -305,6 +312,33 @@ async def _broker(look: _Look, *, stops: bool) -> list[Finding]:
         _good("broker", told),
         *(Finding(about="broker", state="advice", told=f"listens at port {one} too", mend=mend) for one in others),
     ]
+
+
+async def _broker_without_state(site: SiteFolder, *, stops: bool) -> list[Finding]:
+    """Look whether a broker lets strangers in at the ports of its configuration, where the site's state is damaged."""
+    found = []
+    for port in _ports_of(site.path / "mosquitto.conf"):
+        try:
+            pid = find_broker(port)
+            opened = await strangers(Door("127.0.0.1", port, site.ca("chain.pem")), site.gateway("")) if pid else []
+            if pid and opened and stops:
+                await stop_broker(pid, port)
+        except (ConfigError, OSError) as error:
+            found.append(_bad("broker", str(error), "run this as root"))
+            continue
+        mend = "it was stopped: restore the state, then start it" if stops else "stop it until the state is restored"
+        found += [_bad("broker", f"at port {port} {one}", mend) for one in opened]
+    return found
+
+
+def _ports_of(conf: Path) -> list[int]:
+    """Return the ports of a configuration of mosquitto; none where it cannot be read."""
+    try:
+        lines = conf.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    told = [words[1] for line in lines if len(words := line.split()) > 1 and words[0] == "listener"]
+    return [int(port) for port in told if port.isdecimal()]
 
 
 async def _lacks(look: _Look) -> list[Lack]:

@@ -26,10 +26,6 @@ CLEAN_START, KEEPALIVE_S = 0x02, 60
 _LOW7, _MORE = 0x7F, 0x80
 
 
-LETS_IN, TAKES_FORBIDDEN = "it lets in who has", "it takes what the access list forbids"
-DELIVERS_MORE = "it delivers what was not asked for"
-
-
 @dataclass(frozen=True)
 class Door:
     """Where a broker is, and whom to trust there.
@@ -191,9 +187,10 @@ async def faults(door: Door, gateway: Path, site: str, generation: int) -> list[
     return found + await strangers(door, gateway)
 
 
-def is_open(fault: str) -> bool:
-    """Tell whether a fault is that the broker lets in or lets pass what it must not."""
-    return any(words in fault for words in (LETS_IN, TAKES_FORBIDDEN, DELIVERS_MORE))
+class OpenFault(str):
+    """A fault by which a broker lets in or lets pass what it must not."""
+
+    __slots__ = ()
 
 
 async def strangers(door: Door, gateway: Path) -> list[str]:
@@ -203,11 +200,11 @@ async def strangers(door: Door, gateway: Path) -> list[str]:
         door: Where it is.
         gateway: Folder of the pair `revoked`.
     """
-    found = []
+    found = list[str]()
     for pair, who in ((gateway / "revoked", "a revoked certificate"), (None, "no certificate")):
         with suppress(Unreachable):
             async with call(door, pair):
-                found.append(f"{LETS_IN} {who}")
+                found.append(OpenFault(f"it lets in who has {who}"))
     return found
 
 
@@ -218,9 +215,9 @@ async def _faults_of_access(probe: Caller, site: str, generation: int) -> list[s
     if await probe.subscribe(allowed) >= REFUSED or await probe.publish(allowed) >= REFUSED:
         found.append("it refuses what the access list allows")
     elif await probe.heard() != allowed:
-        found.append(DELIVERS_MORE)
+        found.append(OpenFault("it delivers what was not asked for"))
     if await probe.publish(forbidden) != NOT_AUTHORIZED:
-        found.append(TAKES_FORBIDDEN)
+        found.append(OpenFault("it takes what the access list forbids"))
     return found
 
 

@@ -65,7 +65,7 @@ async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
     if await asyncio.to_thread(find_broker, state.servers_port) == pid:
         door = Door("127.0.0.1", state.servers_port, site.ca("chain.pem"))
         own = await faults(door, site.gateway(""), state.site, state.generation)
-        found += [f"at its listener for the server, port {state.servers_port}, {one}" for one in own]
+        found += [type(one)(f"at its listener for the server, port {state.servers_port}, {one}") for one in own]
     return found
 
 
