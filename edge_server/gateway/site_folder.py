@@ -43,7 +43,6 @@ from edge_server.gateway.certificate_files import (
 )
 from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.state import (
-    FILE,
     SiteState,
     denied_accounts,
     read_state,
@@ -140,7 +139,9 @@ def open_folder(path: Path, broker_user: str | None = None) -> SiteFolder:
     if os.geteuid() != 0:
         return SiteFolder(path)
     if broker_user is None:
-        known = read_state(path).broker_user if (path / FILE).is_file() else ""
+        known = ""
+        with suppress(ConfigError):  # of a state that is missing or damaged, which whoever needs it says
+            known = read_state(path).broker_user
         broker_user = known or (BROKER_USER if _is_user(BROKER_USER) else "root")
     if not _is_user(broker_user):
         raise ConfigError(f"user {broker_user!r}: there is none on this machine; make one, or name another")

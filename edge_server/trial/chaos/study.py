@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -90,6 +90,7 @@ class ChaosStudy:
         self._since, number = self.clock(), 0
         while self.kills or not self.accounts:
             number += 1
+            first = self.kills[0] if self.kills else None
             self._stir()
             for site in self.sites:
                 await site.serve(self._name(site, number))
@@ -111,6 +112,8 @@ class ChaosStudy:
                     task.cancel()
                 await asyncio.gather(*self._following.values(), return_exceptions=True)
             await self._close()
+            if first and self.kills and self.kills[0] is first:  # its device took no part in the whole run
+                self.kills[0] = replace(first, device=first.device + 1)
 
     def _name(self, site: Site, number: int) -> str:
         """Return the name of a run, of a plan with several sites that of a site's."""

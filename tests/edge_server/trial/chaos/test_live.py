@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.trial.chaos.kills import KINDS, MARKS
+from edge_server.trial.chaos.kills import KINDS, MARKS, schedule
 from edge_server.trial.chaos.log_reader import Logs
 from edge_server.trial.local import SERVER
 from tests.edge_server.harness import write_examples, write_plan
@@ -24,6 +24,7 @@ pytestmark = [
 
 KILLS, SEED, LIMIT_S = 4, 24849, 300.0  # every kind is among them, two after a mark; `make chaos` makes 200
 EARLY_SEED = 125  # the first kill is as soon as the server was started
+IDLE_SEED = 17
 TOWNS_SEED = 488  # four kinds, a coordinator at some moment and a server in a gossip
 
 
@@ -135,3 +136,16 @@ def test_ctrl_c_leaves_no_process(tmp_path):
         assert process.wait(60) == 130
     assert naming(tmp_path) == []
     assert log.read_text().splitlines()[-1] == "edge-server: interrupted"
+
+
+def test_a_device_that_takes_no_part_keeps_no_study_going(tmp_path):
+    """Of two devices every run draws the same one: the trainer of the other one would be waited for without end."""
+    path = plan(tmp_path, rounds=1, cohort="size = 1\nmin_devices = 2")
+    usual = [kill for kill in schedule(1, IDLE_SEED) if kill.victim == "trainer" and kill.mark is None]
+    assert len(usual) == 1
+    where = ("--data-dir", tmp_path / "runs", "--data-root", tmp_path, "--format", "json")
+    done = captured("chaos", path, "--kills", 1, "--seed", IDLE_SEED, "--local", 2, *where, limit_s=LIMIT_S)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [one["kind"] for one in found["struck"]] == ["trainer"]
+    assert len(found["runs"]) <= 4
