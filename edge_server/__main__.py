@@ -181,6 +181,13 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
     help_ = "play a trace's plan although its devices trained on other examples than are here"
     parser.add_argument("--other-data", action="store_true", help=help_)
+    help_ = "of a recorded run: train on these examples, such as npz=FILE, where its devices had their own"
+    parser.add_argument("--data", default="", metavar="SOURCE=PATH", help=help_)
+    help_ = (
+        "of a recorded run: train on random numbers of the recorded shape or of this one, such as 1x28x28: decisions, "
+        "times, bytes and joules follow from the record, the accuracy means nothing"
+    )
+    parser.add_argument("--synthetic", nargs="?", const="", metavar="SHAPE", help=help_)
     parser.add_argument("--compare", metavar="RUN", help=f"say how far the replay is from it: {places.RUN_OR_SITES}")
     parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
     parser.add_argument(

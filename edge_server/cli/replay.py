@@ -53,6 +53,8 @@ def run_command(options: argparse.Namespace) -> list[Replayed]:
         instead=options.instead,
         exact=options.exact,
         other_data=options.other_data,
+        data=options.data,
+        synthetic=options.synthetic,
     )
 
 

@@ -22,10 +22,11 @@ import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
-from edge_server.journal.runs import make_folder, note_begun
+from edge_server.journal.runs import find, make_folder, note_begun
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, placed, require_there, share
 from edge_server.plan.sections import ReplayPlan
+from edge_server.replay import other_examples
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded
 from edge_server.replay.devices.behaviour import Behaviour
@@ -107,6 +108,8 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     instead: Path | None = None,
     exact: bool = False,
     other_data: bool = False,
+    data: str = "",
+    synthetic: str | None = None,
 ) -> list[Replayed]:
     """Replay a plan or a recorded run; return folder and records of the run, of a plan with sites of the run of each.
 
@@ -122,10 +125,14 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
             which is there to be compared.
         other_data: Whether a trace's own plan is played although its devices trained on other examples.
+        data: `SOURCE=PATH` of examples in place of those that the devices of a trace trained on; empty for none.
+        synthetic: Shape of random numbers in their place, empty for the recorded one; None for none.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
     """
+    if data or synthetic is not None:
+        return _with_other_examples(source, data_root, data_dir, workers or cores(), data, synthetic)
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
     if traces := None if instead or count else find_site_traces(source, data_dir, data_root):
@@ -133,14 +140,76 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     plan, trace = find_source(source, instead, data_dir, data_root)
     if plan.sites:
         require_replayable(source, is_plan=trace is None and not count)
-    require_there(plan, data_root)
+    _require_data(plan, trace, data_root)
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
-        require_recorded_data(trace, examples_by_device(plan, recorded_fleet(trace, plan)[0]))
+        require_recorded_data(trace, _examples_here(plan, trace))
     with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
         part = place / name_of(plan, trace, count)  # two replays of one plan write two, and one that is ended none
         return [_kept(one, data_dir) for one in _played(plan, part, count, workers or cores(), trace)]
+
+
+def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
+    """Refuse data that are not there; where devices of a recorded run brought their own, with what else can be done.
+
+    Raises:
+        ConfigError: As said.
+    """
+    if trace and not plan.data:
+        raise ConfigError(
+            f"{trace.header.run}: its devices trained on examples of their own, which are not on this machine: "
+            f"{other_examples.REMEDY}"
+        )
+    try:
+        require_there(plan, data_root)
+    except ConfigError as error:
+        if trace is None:
+            raise
+        raise ConfigError(f"{error}; or {other_examples.REMEDY}") from error
+
+
+def _examples_here(plan: Plan, trace: Trace) -> dict[str, int]:
+    """Return how many examples each recorded device would train on here.
+
+    Raises:
+        ConfigError: Their data cannot be read here.
+    """
+    try:
+        return examples_by_device(plan, recorded_fleet(trace, plan)[0])
+    except ConfigError as error:
+        here = f"the examples that its devices trained on cannot be read on this machine ({error})"
+        raise ConfigError(f"{trace.header.run}: {here}: {other_examples.REMEDY}") from error
+
+
+def _with_other_examples(
+    source: Path, data_root: Path, data_dir: Path, workers: int, data: str, synthetic: str | None
+) -> list[Replayed]:
+    """Replay a recorded run on other examples than its devices had."""
+    if data and synthetic is not None:
+        raise ConfigError("--data and --synthetic: give one of them")
+    plan, trace = find_source(source, None, data_dir, data_root)
+    if trace is None or plan.sites:
+        raise ConfigError(f"{source}: --data and --synthetic are for a recorded run of one server, or its trace")
+    plan, shape = plan_for_exact_bits(plan), other_examples.parse_shape(synthetic or "")
+    with ExitStack() as stack:
+        if synthetic is None:
+            plan = other_examples.with_data(plan, other_examples.parse_data(data))
+        else:
+            shape = shape or other_examples.recorded_shape(_records_of(source, data_dir))
+            plan = stack.enter_context(other_examples.synthetic(plan, trace, shape))
+        stack.enter_context(_terminable())
+        place = stack.enter_context(folder_in(make_folder(data_dir), PART_PREFIX))
+        part = place / name_of(plan, trace)
+        return [_kept(one, data_dir) for one in _played(plan, part, 0, workers, trace)]
+
+
+def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
+    """Return the records of a run; none of a trace, which has not got them."""
+    try:
+        return find(data_dir, str(source)).records
+    except ConfigError:
+        return ()
 
 
 def _again(traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool) -> list[Replayed]:

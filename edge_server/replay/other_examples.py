@@ -1,0 +1,122 @@
+"""Examples in place of those that the devices of a recorded run trained on, which are not on this machine.
+
+Decisions, times, bytes and joules of a replay follow from the record, whatever the examples are. With a data set of
+the user's the accuracy is that of this data; with synthetic examples it means nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+
+import msgspec
+import numpy as np
+import torch
+
+from edge_server.journal.records import AnyRecord, RoundOpened
+from edge_server.plan.plan import Plan
+from edge_server.plan.sections import PartitionPlan
+from edge_server.replay.trace.trace import Trace
+from shared.data.spec import Data
+from shared.errors import ConfigError
+from shared.models.build import initial
+
+OWN_KINDS = ("none", "client")
+"""Of a plan's partition: how devices with examples of their own share none, or by their names."""
+USUAL_EXAMPLES = 32
+"""Of a device of which nobody recorded how many it had."""
+REMEDY = "give --data SOURCE=PATH for others, or --synthetic for decisions, times, bytes and joules alone"
+
+
+def parse_data(text: str) -> Data:
+    """Return the data set that `SOURCE=PATH` names, such as `npz=examples.npz`, or `digits` alone.
+
+    Raises:
+        ConfigError: There is no such source, or it needs a path.
+    """
+    source, _, path = text.partition("=")
+    try:
+        return msgspec.convert({"source": source, "path": str(Path(path).resolve()) if path else ""}, Data)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--data {text}: {error}; give SOURCE=PATH, such as npz=examples.npz, or digits") from error
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the shape of one input, such as (1, 28, 28) of `1x28x28`; none of an empty text.
+
+    Raises:
+        ConfigError: It is no shape.
+    """
+    if not text:
+        return ()
+    parts = text.split("x")
+    if not all(part.isdecimal() and 0 < int(part) <= 1 << 20 for part in parts):
+        raise ConfigError(f"--synthetic {text}: give the shape of one input, such as 1x28x28 or 12")
+    return tuple(map(int, parts))
+
+
+def with_data(plan: Plan, data: Data) -> Plan:
+    """Return a plan that trains on other data, which its devices share evenly where they had their own."""
+    partition = PartitionPlan(kind="even") if plan.partition.kind in OWN_KINDS else plan.partition
+    return msgspec.structs.replace(plan, data=data, partition=partition, fallback=None)
+
+
+@contextmanager
+def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...]) -> Iterator[Plan]:
+    """Lend a plan whose examples are random numbers of the recorded shape, as many as were trained on.
+
+    Args:
+        plan: Of the record.
+        trace: The record.
+        shape: Of one input, channels first.
+
+    Raises:
+        ConfigError: Nobody knows the shape, or the plan's network does not take it.
+    """
+    if not shape:
+        raise ConfigError(
+            f"{trace.header.run}: the shape of an example was not recorded; name it: --synthetic 1x28x28, or 12 for a "
+            "table of 12 columns"
+        )
+    had = {task.device: task.examples for task in trace.tasks if task.purpose == "train" and task.examples}
+    clients = [one.name for one in trace.header.devices for _ in range(had.get(one.name) or USUAL_EXAMPLES)]
+    count = len(clients)
+    random = np.random.default_rng(plan.seed)
+    inputs = random.standard_normal((count, *shape), dtype=np.float32)
+    labels = np.arange(count) % _classes(plan, shape)
+    folder = Path(gettempdir()) / f"fieldfleet-synthetic-{'x'.join(map(str, shape))}-{count}-{plan.seed}"
+    folder.mkdir(exist_ok=True)  # of the same name each time, so that the record of the same replay is the same
+    try:
+        np.savez(folder / "synthetic.npz", x=inputs, y=labels, client=np.array(clients, dtype=str))
+        data = Data(source="npz", path=str(folder / "synthetic.npz"), client_column="client")
+        yield msgspec.structs.replace(
+            plan,
+            data=data,
+            partition=PartitionPlan(kind="client"),
+            evaluation=msgspec.structs.replace(plan.evaluation, every=0),
+            fallback=None,
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _classes(plan: Plan, shape: tuple[int, ...]) -> int:
+    """Return how many outputs the plan's network has."""
+    layers = initial(plan.model, plan.seed).layers.eval()
+    try:
+        with torch.no_grad():
+            outputs = layers(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        words = "x".join(map(str, shape))
+        raise ConfigError(f"--synthetic: the plan's network takes no inputs of shape {words}: {error}") from error
+    return math.prod(outputs.shape[1:])
+
+
+def recorded_shape(records: Iterable[AnyRecord]) -> tuple[int, ...]:
+    """Return the shape of one input as the devices told it; empty where none did."""
+    told = (one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs)
+    return next((inputs.shape for inputs in told if inputs.shape), ())

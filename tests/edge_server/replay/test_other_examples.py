@@ -1,0 +1,102 @@
+"""Replay of a run whose devices trained on examples of their own, which are not on the machine that replays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge_server.__main__ import main
+from edge_server.journal.checkpoints import SqliteStore
+from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, UpdateAccepted
+from edge_server.journal.sqlite import read
+from edge_server.replay.run import replay
+from shared.protocol.inputs import Inputs
+from tests.edge_server.textbook import make_plan
+
+
+def changed(record: AnyRecord, name: str, folder: Path) -> AnyRecord:
+    """Return a record as it would be of devices with examples of their own."""
+    if isinstance(record, RunOpened):
+        data = msgspec.structs.replace(record.plan.data, path=str(folder / "gone.npz"))
+        plan = msgspec.structs.replace(record.plan, data=data if name == "gone" else msgspec.UNSET)
+        return msgspec.structs.replace(record, run=name, plan=plan)
+    if isinstance(record, RoundOpened) and name == "told":
+        return msgspec.structs.replace(record, inputs=Inputs(shape=(8,)))
+    return record
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a folder of runs: `own` names no data, `told` neither but the shape, `gone` a file that is not there."""
+    folder = tmp_path_factory.mktemp("own")
+    _, records = replay(make_plan(folder, 3), folder / "first" / "run")
+    for name in ("own", "told", "gone"):
+        store = SqliteStore(folder / "runs" / name)
+        for record in records:
+            store.append(changed(record, name, folder))
+        store.close()
+    np.savez(folder / "mine.npz", x=np.random.default_rng(0).random((90, 8), np.float32), y=np.arange(90) % 3)
+    return folder
+
+
+@pytest.fixture
+def call(runs, monkeypatch, capsys):
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["edge-server", "replay", *map(str, words), "--data-dir", str(runs / "runs")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out + said.err
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["own", "gone"])
+def test_without_the_boards_examples_both_ways_are_offered(call, name):
+    code, said = call(name)
+    assert code == 2
+    assert "not on this machine" in said or "gone.npz is not there" in said
+    assert "--data SOURCE=PATH" in said
+    assert "--synthetic" in said
+
+
+@pytest.mark.parametrize("words", [("told", "--synthetic"), ("own", "--synthetic", "8"), ("gone", "--synthetic", "8")])
+def test_synthetic_examples_give_the_recorded_bytes_and_times(call, runs, words):
+    code, said = call(*words)
+    assert code == 0, said
+    folder = Path(next(line for line in said.splitlines() if line.startswith("record: ")).removeprefix("record: "))
+    first, again = read(runs / "runs" / "own"), read(folder)
+    for kind, figure in ((UpdateAccepted, "bytes_up"), (RoundClosed, "bytes_up")):
+        told = [[getattr(one, figure) for one in records if isinstance(one, kind)] for records in (first, again)]
+        assert told[0] == told[1]
+    seconds = [[one.seconds for one in records if isinstance(one, RoundClosed)] for records in (first, again)]
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.01)
+    assert all(one.accuracy is None for one in again if isinstance(one, RoundClosed))
+    assert call(*words)[1].splitlines()[-1] == said.splitlines()[-1], "the same replay has the same record"
+
+
+def test_a_data_set_of_the_users_is_trained_on(call, runs):
+    code, said = call("own", "--data", f"npz={runs / 'mine.npz'}")
+    assert code == 0, said
+    assert "finished: 3 of 3 rounds" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("own", "--synthetic"), "name it: --synthetic 1x28x28"),
+        (("own", "--synthetic", "9"), "takes no inputs of shape 9"),
+        (("own", "--synthetic", "8xx"), "give the shape of one input"),
+        (("own", "--data", "x"), "give SOURCE=PATH"),
+        (("own", "--data", "digits", "--synthetic", "8"), "give one of them"),
+        (("none", "--synthetic", "8"), "no plan, no trace and no run"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_the_remedy(call, words, remedy):
+    code, said = call(*words)
+    assert code == 2
+    assert remedy in said
