@@ -22,6 +22,7 @@ from shared.protocol.measurements import Reading
 from shared.protocol.topics import check_name
 from shared.runtime.clock import utc_seconds
 from shared.runtime.text_table import write_text
+from shared.spelling import guess
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ def _only(found: list[Device], name: str) -> list[Device]:
     if not chosen:
         raise ConfigError(
             f"no device {name!r} is known here; known: {', '.join(one.device for one in found) or 'none'}"
+            f"{guess(name, [one.device for one in found])}"
         )
     return chosen
 

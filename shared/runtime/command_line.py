@@ -7,21 +7,26 @@ import errno
 import io
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from shared.errors import escape_text
 from shared.runtime.durable import REMEDIES
 from shared.runtime.extras import EXTRAS, install_command, packaged_config
+from shared.spelling import guess
 
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 200
 """Characters of a text that a message shows."""
 RENAME = "rename the file or folder"
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 _PATH = "look at the path that was given"
 _RIGHTS = "run this as root, or as the user whose files these are"
 REFUSALS: Mapping[int, str] = {
@@ -150,7 +155,17 @@ def add_general_options(parser: argparse.ArgumentParser) -> None:
     while below:
         verb = below.pop()
         verb.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help=help_)
+        verb.error = partial(_guess_and_end, verb.error)  # type: ignore[method-assign]
         below += _verbs(verb)
+    parser.error = partial(_guess_and_end, parser.error)  # type: ignore[method-assign]
+
+
+def _guess_and_end(end: Callable[[str], NoReturn], message: str) -> NoReturn:
+    """End as argparse does, with the choice that was probably meant."""
+    if found := _CHOICE.search(message):
+        known = re.findall(r"'([^']*)'|([^\s,'()]+)", found[2])
+        message += guess(found[1], [quoted or plain for quoted, plain in known])
+    end(message)
 
 
 def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:

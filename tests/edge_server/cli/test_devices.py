@@ -226,6 +226,7 @@ def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypat
     [
         (["--data-dir", "nowhere"], 2, "name its data_dir"),
         (["nobody"], 2, "no device 'nobody' is known here; known: orin"),
+        (["orn"], 2, "did you mean 'orin'?"),
         (["--plot", "x"], 2, "name the DEVICE"),
         (["orin", "--plot", "power.total_wats"], 2, "power.total_watts"),
         (["--watch", "0"], 2, "above 0"),
