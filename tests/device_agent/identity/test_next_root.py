@@ -136,7 +136,11 @@ def test_a_root_for_which_the_own_one_does_not_vouch_is_refused(board, shown):
     assert board.membership.root == PIN_A
 
 
-@pytest.mark.parametrize("shown", [b"", b"no certificate", A[:-40], OVERLAP[:-30]])
+@pytest.mark.parametrize(
+    "shown",
+    [b"", b"no certificate", A[:-40], OVERLAP[:-30]],
+    ids=["nothing", "words", "a cut root", "two cut roots"],
+)
 def test_what_is_no_certificate_is_passed_over(board, shown):
     board.show(shown)
     assert not board.looks()
