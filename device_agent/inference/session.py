@@ -122,12 +122,11 @@ def open_model(
         parts: Its files, by the names that they have in a folder.
         settings: Of the process.
         is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
-        own: File of the device's own parameters. Where they cannot be taken, the release's are, and the log says why.
+        own: File of the device's own parameters; where they cannot be taken, the log says why and the release's are.
 
     Raises:
         ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
-        CorruptFile: A file of it is damaged or gone, does not hold what the manifest says, or parameters are no
-            numbers.
+        CorruptFile: A file of it is damaged, gone, or not what the manifest says; or parameters are no numbers.
         ServingRefused: It does not end a run.
     """
     began, told = time.monotonic(), read_manifest(manifest, "manifest")

@@ -122,8 +122,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         count: Devices, instead of those that the plan names; 0 for just these.
         workers: Processes that train; 1 for this one, 0 for as many as there are cores.
         instead: Another plan than the trace's own.
-        exact: Train every device alone, as in a live run, whatever the plan allows. So is a trace under its own plan,
-            which is there to be compared.
+        exact: Train every device alone, as in a live run and as a trace is under its own plan.
         other_data: Whether a trace's own plan is played although its devices trained on other examples.
         data: `SOURCE=PATH` of examples in place of those that the devices of a trace trained on; empty for none.
         synthetic: Shape of random numbers in their place, empty for the recorded one; None for none.

@@ -54,6 +54,11 @@ def _watching() -> _Watch:
     return _watch
 
 
+def count_runs() -> int:
+    """Return how many runs of this process are under way."""
+    return len(_watching().runs)
+
+
 def bounded_run(
     session: Any, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]], what: str, most_s: float | None = None
 ) -> list[NDArray[Any]]:

@@ -88,4 +88,4 @@ def test_a_run_that_has_ended_is_watched_no_longer(copied, settings):
     zeros = np.zeros((1, *model.input.shape[1:]), np.float32)
     for _ in range(100):
         model.run(zeros)
-    assert bounded_run._watching().runs == {}
+    assert bounded_run.count_runs() == 0

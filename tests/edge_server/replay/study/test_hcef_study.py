@@ -48,12 +48,12 @@ def test_one_thing_changes_at_a_time():
     """CEF and MLL-SGD have no budget, since they heed none: it would end them before the others."""
     ours = variant("hcef").plan
     assert {cell.plan.seed for cell in grid()} == {1, 2, 3}
-    assert len(grid()) == 14 * 3
+    assert len(grid()) == 16 * 3
     for cell in grid():
         free = cell.variant.startswith(("cef-", "mll_sgd")) or cell.variant == "cef"
         assert (cell.plan.budget == BudgetPlan()) == free, cell.variant
         assert cell.plan.rounds == ours.rounds
-        assert cell.plan.hyper == ours.hyper or cell.variant.endswith("-steep")
+        assert cell.plan.hyper == ours.hyper or cell.variant.endswith(("-steep", "-fast"))
     assert variant("hcef-anew").plan.algorithm.options.items() - ours.algorithm.options.items() == {
         ("momentum", "anew")
     }
