@@ -103,7 +103,7 @@ class OpenModel:
             ServingRefused: It took too long.
         """
         feed, what = {self.input.name: inputs}, f"release {self.manifest.reference}"
-        [found] = bounded_run(self.session, [self.output.name], feed, what)
+        found: NDArray[Any] = bounded_run(self.session, [self.output.name], feed, what)[0]
         return found
 
 

@@ -10,12 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.errors import ServingRefused
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +57,14 @@ def count_runs() -> int:
 
 
 def bounded_run(
-    session: Any, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]], what: str, most_s: float | None = None
-) -> list[NDArray[Any]]:
+    session: Any, outputs: Sequence[str], inputs: Mapping[str, Any], what: str, most_s: float | None = None
+) -> list[Any]:
     """Run a session, and end the run if it takes too long.
 
     Args:
         session: `onnxruntime.InferenceSession`.
         outputs: Names of those that are wanted.
-        inputs: By name.
+        inputs: Arrays by name.
         what: For the log line and the error, such as `release digits/3`.
         most_s: Seconds that it may take; None for `MOST_RUN_S`.
 
@@ -80,7 +77,7 @@ def bounded_run(
     began = time.monotonic()
     runs[id(options)] = began + (MOST_RUN_S if most_s is None else most_s), options
     try:
-        found: list[NDArray[Any]] = session.run(list(outputs), dict(inputs), options)
+        found: list[Any] = session.run(list(outputs), dict(inputs), options)
     except Exception as error:
         if not options.terminate:
             raise
