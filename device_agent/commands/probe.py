@@ -28,7 +28,7 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import monotonic
-from shared.runtime.extras import packaged_config
+from shared.runtime.extras import readable_packaged_config
 from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
@@ -104,8 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _usual_config(options: argparse.Namespace) -> Path | None:
     """Return the package's own file where nothing else says which board to read, and this user may read the file."""
-    usual = None if options.root or options.profile else packaged_config("agent.toml")
-    return usual if usual and os.access(usual, os.R_OK) else None
+    return None if options.root or options.profile else readable_packaged_config("agent.toml")
 
 
 def _open_board(options: argparse.Namespace) -> Board:

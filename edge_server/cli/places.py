@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from edge_server.plan.data_folder import check_data_folder
-from shared.runtime.extras import packaged_config
+from shared.runtime.extras import readable_packaged_config
 
 RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
 RUN_OR_SITES = f"{RUN}; of several sites what all their runs' names begin with, or a folder with these alone"
@@ -65,7 +65,7 @@ def _fill(options: argparse.Namespace) -> None:
     if not asked:
         return
     if "data_dir" in asked and getattr(options, "config", "") is None and options.command not in OWN_RUNS:
-        options.config = packaged_config("server.toml")
+        options.config = readable_packaged_config("server.toml")
     usual = {"data_dir": DATA_DIR, "data_root": usual_data_root()}
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415

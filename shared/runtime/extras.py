@@ -52,6 +52,12 @@ def packaged_config(name: str) -> Path | None:
     return path if is_packaged() and os.path.lexists(path) else None
 
 
+def readable_packaged_config(name: str) -> Path | None:
+    """Return the same file for a command that can do without it; None where this user may not read it."""
+    path = packaged_config(name)
+    return path if path and os.access(path, os.R_OK) else None
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs an extra here, ready to be copied from a message."""
     if is_packaged() and extra in SETUP_COMMANDS:
