@@ -21,15 +21,16 @@ MOST_RUN_S = 60.0
 LOOK_S = 0.5
 
 
-class _Watch(threading.Thread):
+class _Watch:
     """Ends runs that have taken too long."""
 
     def __init__(self) -> None:
-        super().__init__(name="bounded runs", daemon=True)
         self.runs: dict[int, tuple[float, Any]] = {}
         self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._look, name="bounded runs", daemon=True)
+        self.thread.start()
 
-    def run(self) -> None:
+    def _look(self) -> None:
         while not self._ended.wait(LOOK_S):
             now = time.monotonic()
             for latest, options in list(self.runs.values()):
@@ -43,11 +44,10 @@ _starting = threading.Lock()
 
 def _watching() -> _Watch:
     global _watch  # noqa: PLW0603 - one thread a process, begun with the first run
-    if _watch is None or not _watch.is_alive():  # a fork has no threads
+    if _watch is None or not _watch.thread.is_alive():  # a fork has no threads
         with _starting:
-            if _watch is None or not _watch.is_alive():
+            if _watch is None or not _watch.thread.is_alive():
                 _watch = _Watch()
-                _watch.start()
     return _watch
 
 

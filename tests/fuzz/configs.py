@@ -92,7 +92,7 @@ def seeds() -> list[bytes]:
 
 
 def read(data: bytes) -> str:
-    """A configuration or a ConfigError of one line with a remedy; what is read can be written and read the same."""
+    """A configuration, or a ConfigError with a line and a remedy for each fault; what is read can be written again."""
     which = (data[0] if data else 0) % 6
     kind, path = KINDS[which % 3], Path("given").with_suffix(SUFFIXES[which // 3])
     try:
@@ -100,7 +100,9 @@ def read(data: bytes) -> str:
         if isinstance(found, Plan):
             check_plan.check(found, path)
     except ConfigError as error:
-        problem, _, remedy = str(error).removeprefix(f"{path}: ").partition("; ")
+        first, *others = str(error).split("\n")
+        assert all(line.startswith(f"{path}: ") and "; " in line for line in others)
+        problem, _, remedy = first.removeprefix(f"{path}: ").partition("; ")
         words = f"{remedy.partition(' (')[0] or 'no remedy'}: {kind.__name__}: {problem}"
     else:
         words = f"accepted: {kind.__name__}"
