@@ -7,19 +7,22 @@ under a new name, would deliver the other one's update as its own.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from device_agent.exchange import outbox
 from shared.errors import WireError
-from shared.runtime.durable import explain_disk_errors, replace_file, sync
+from shared.protocol.topics import is_name
+from shared.runtime.durable import explain_disk_errors, replace_file, sync, unused_name
 
 log = logging.getLogger(__name__)
 
 FILE = "owner.json"
-OWNED = ("outbox", "state", "session")
-"""What belongs to a device in its folder; models that are served and measurements of the board do not."""
+OWNED = ("state", "session", "outbox")
+"""What belongs to a device in its folder; models that are served and measurements of the board do not. The outbox goes
+last: without a record it alone tells whose folder it is, also after a power cut between two of them."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -37,7 +40,7 @@ def claim(folder: Path, device: str) -> None:
     owner, recorded = Owner(device), _recorded(folder)
     known = recorded or _of_waiting(folder)
     if known and known != owner:
-        aside = _unused(folder / f"of-{known.device}")
+        aside = unused_name(folder / f"of-{known.device}", "kept")
         log.warning(
             "%s holds the state of device %s, and this is %s: it is set aside as %s, and nothing of it is delivered; "
             "delete it if the card is a copy, else start an agent for %s with it",
@@ -56,23 +59,16 @@ def claim(folder: Path, device: str) -> None:
 
 def _recorded(folder: Path) -> Owner | None:
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=Owner)
+        owner = msgspec.json.decode((folder / FILE).read_bytes(), type=Owner)
     except (OSError, msgspec.MsgspecError):
         return None
+    return owner if is_name(owner.device) else None
 
 
 def _of_waiting(folder: Path) -> Owner | None:
     """Return whose updates wait in a folder, which is all that an earlier version left to tell by."""
     for path in sorted((folder / "outbox").glob("[!.]*")):
-        try:
-            return Owner(outbox.read(path).device)
-        except (OSError, WireError):
-            continue
+        with suppress(OSError, WireError):
+            if is_name(device := outbox.read(path).device):
+                return Owner(device)
     return None
-
-
-def _unused(path: Path) -> Path:
-    found, number = path, 1
-    while found.exists():
-        found, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return found

@@ -7,11 +7,9 @@ the user's the accuracy is that of this data; with synthetic examples it means n
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import gettempdir
 
 import msgspec
 import numpy as np
@@ -66,13 +64,14 @@ def with_data(plan: Plan, data: Data) -> Plan:
 
 
 @contextmanager
-def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...]) -> Iterator[Plan]:
+def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) -> Iterator[Plan]:
     """Lend a plan whose examples are random numbers of the recorded shape, as many as were trained on.
 
     Args:
         plan: Of the record.
         trace: The record.
         shape: Of one input, channels first.
+        folder: Of runs, for the file of the examples while the block lasts.
 
     Raises:
         ConfigError: Nobody knows the shape, or the plan's network does not take it.
@@ -88,11 +87,12 @@ def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...]) -> Iterator[Plan
     random = np.random.default_rng(plan.seed)
     inputs = random.standard_normal((count, *shape), dtype=np.float32)
     labels = np.arange(count) % _classes(plan, shape)
-    folder = Path(gettempdir()) / f"fieldfleet-synthetic-{'x'.join(map(str, shape))}-{count}-{plan.seed}"
-    folder.mkdir(exist_ok=True)  # of the same name each time, so that the record of the same replay is the same
+    words = "x".join(map(str, shape))
+    # Of the same name each time, so that the record of the same replay is the same.
+    path = folder.resolve() / f".synthetic-{words}-{count}-{plan.seed}.npz"
     try:
-        np.savez(folder / "synthetic.npz", x=inputs, y=labels, client=np.array(clients, dtype=str))
-        data = Data(source="npz", path=str(folder / "synthetic.npz"), client_column="client")
+        np.savez(path, x=inputs, y=labels, client=np.array(clients, dtype=str))
+        data = Data(source="npz", path=str(path), client_column="client")
         yield msgspec.structs.replace(
             plan,
             data=data,
@@ -101,7 +101,7 @@ def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...]) -> Iterator[Plan
             fallback=None,
         )
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        path.unlink(missing_ok=True)
 
 
 def _classes(plan: Plan, shape: tuple[int, ...]) -> int:

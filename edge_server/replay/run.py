@@ -196,7 +196,7 @@ def _with_other_examples(
             plan = other_examples.with_data(plan, other_examples.parse_data(data))
         else:
             shape = shape or other_examples.recorded_shape(_records_of(source, data_dir))
-            plan = stack.enter_context(other_examples.synthetic(plan, trace, shape))
+            plan = stack.enter_context(other_examples.synthetic(plan, trace, shape, make_folder(data_dir)))
         stack.enter_context(_terminable())
         place = stack.enter_context(folder_in(make_folder(data_dir), PART_PREFIX))
         part = place / name_of(plan, trace)

@@ -51,22 +51,14 @@ def _watching() -> _Watch:
     return _watch
 
 
-def count_runs() -> int:
-    """Return how many runs of this process are under way."""
-    return len(_watching().runs)
-
-
-def bounded_run(
-    session: Any, outputs: Sequence[str], inputs: Mapping[str, Any], what: str, most_s: float | None = None
-) -> list[Any]:
-    """Run a session, and end the run if it takes too long.
+def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any], what: str) -> list[Any]:
+    """Run a session, and end the run if it takes longer than `MOST_RUN_S`.
 
     Args:
         session: `onnxruntime.InferenceSession`.
         outputs: Names of those that are wanted.
         inputs: Arrays by name.
         what: For the log line and the error, such as `release digits/3`.
-        most_s: Seconds that it may take; None for `MOST_RUN_S`.
 
     Raises:
         ServingRefused: It took longer.
@@ -75,7 +67,7 @@ def bounded_run(
 
     options, runs = RunOptions(), _watching().runs
     began = time.monotonic()
-    runs[id(options)] = began + (MOST_RUN_S if most_s is None else most_s), options
+    runs[id(options)] = began + MOST_RUN_S, options
     try:
         found: list[Any] = session.run(list(outputs), dict(inputs), options)
     except Exception as error:

@@ -121,10 +121,15 @@ def _free(path: Path) -> str:
     return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"
 
 
-def unused_name(path: Path) -> Path:
-    """Return an unused name beside a corrupt file, under which it can be looked at and is never read again."""
+def unused_name(path: Path, why: str = "corrupt") -> Path:
+    """Return an unused name beside a file that is set aside, under which it can be looked at and is never read again.
+
+    Args:
+        path: Of the file.
+        why: Part of the new name: why it is set aside.
+    """
     number = 1
-    while (unused := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+    while (unused := path.with_name(f"{path.name}.{why}-{number}")).exists():
         number += 1
     return unused
 

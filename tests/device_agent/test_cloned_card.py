@@ -45,13 +45,13 @@ def test_an_update_of_the_copied_board_is_set_aside_and_not_delivered(tmp_path, 
                 owner.claim(tmp_path / "state", "other")
             async with transport.subscribe(topic(SITE, DEVICE, "update")) as inbox, living(path) as process:
                 line = await line_with(process, "holds the state of device other")
-                assert "set aside as of-other" in line
+                assert "set aside as of-other.kept-1" in line
                 await line_with(process, "connected")
                 await asyncio.sleep(QUIET_S)
                 return [data for _, data in inbox.taken()]
 
     assert asyncio.run(scene()) == []
-    aside = tmp_path / "state" / "of-other"
+    aside = tmp_path / "state" / "of-other.kept-1"
     assert [one.update.device for one in Outbox(aside / "outbox", aside / "state").entries()] == ["other"]
     assert (aside / "state" / "trial").read_bytes() == b"personal"
 
@@ -71,6 +71,26 @@ def test_each_copy_has_a_folder_of_its_own(tmp_path):
     for name in ("a", "b", "a", "c"):
         owner.claim(tmp_path, name)
         leave_update(tmp_path, name)
-    assert sorted(path.name for path in tmp_path.glob("of-*")) == ["of-a", "of-a-1", "of-b"]
+    assert sorted(path.name for path in tmp_path.glob("of-*")) == ["of-a.kept-1", "of-a.kept-2", "of-b.kept-1"]
     waiting = Outbox(tmp_path / "outbox", tmp_path / "state").entries()
     assert [wire.decode_as(Update, wire.encode(one.update)).device for one in waiting] == ["c"]
+
+
+def test_a_power_cut_while_it_is_set_aside_leaves_no_state_of_the_other_board(tmp_path, monkeypatch):
+    """Of a card without a record the waiting updates alone tell whose it is: they are moved last."""
+    leave_update(tmp_path, "other")
+    whole, moved = Path.rename, list[str]()
+
+    def cut(path: Path, to: Path) -> Path:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(path.name)
+        return whole(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", cut)
+        with pytest.raises(KeyboardInterrupt):
+            owner.claim(tmp_path, "board")
+    owner.claim(tmp_path, "board")
+    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "outbox").exists()

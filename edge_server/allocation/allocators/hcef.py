@@ -15,17 +15,23 @@ formula for it adds up to one over all devices, and follows joules in place of s
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from edge_server.allocation.allocator import Allocator
-from edge_server.allocation.allocators.hcef_figures import MOMENTS, HcefOptions, figures, limits, spread_estimates
+from edge_server.allocation.allocators.hcef_figures import (
+    MOMENTS,
+    HcefOptions,
+    figures,
+    limits,
+    pooled,
+    spread_estimates,
+)
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import hcef, hcef_joint
-from edge_server.allocation.optimizers.base import MOST, Array, Bound, Solver
+from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, control, terms
 from edge_server.allocation.task_joules import times, with_joules
 from edge_server.journal.decision import Decision, Given
@@ -35,8 +41,6 @@ STEPS, SENT = "steps", "sent"
 """Values of a task: rho and theta."""
 TURNS = 3
 """Of deciding with the bytes of what was decided before."""
-FARTHEST = 10.0
-"""Times the median beyond which nobody's word about its gradients counts."""
 NAMES = {Bound.INTERIOR: "round_joules", Bound.FLOOR: "least"}
 """Reasons whose usual names speak of bandwidth."""
 
@@ -158,16 +162,6 @@ def _moments(options: HcefOptions, case: Case) -> tuple[float, float]:
         return options.sigma2, options.g2
     sigma2, g2 = (pooled(one) for one in zip(*known, strict=True))
     return sigma2, g2
-
-
-def pooled(told: Sequence[float]) -> float:
-    """Return the mean of what devices tell, of each no more than so many times the median of those above zero.
-
-    Of honest devices it is the plain mean, as in the paper; one that lies moves it by no more than a share of that.
-    """
-    above = [min(one, MOST) for one in told if one > 0]
-    most = FARTHEST * statistics.median(above) if above else 0.0
-    return math.fsum(min(one, most) for one in told) / len(told)
 
 
 def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hcef:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from edge_server.allocation.figures import (
@@ -22,6 +22,7 @@ from edge_server.allocation.figures import (
     planned_task_s,
 )
 from edge_server.allocation.inputs import SPREAD, RoundSetting
+from edge_server.allocation.optimizers.base import MOST
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
@@ -36,6 +37,8 @@ COUNTS = (("local_steps", 1), ("gradients", 0), ("estimate_every", 1))
 """Of the method's facts, and what they are of any other."""
 BUDGETS = (("deadline_s", "s"), ("round_joules", "joules"))
 """Limits that follow from a budget, with the unit in the names of what is spent of it."""
+FARTHEST = 10.0
+"""Times the median beyond which no device's figure counts in a sum over all."""
 LEVELS = 64
 """Between theta_min and 1, at shares that grow by the same factor: for each, the bytes of an update are counted."""
 DENSE = 31 / 32
@@ -125,7 +128,8 @@ def spread_estimates(
     """Return the limits with the cost of gradient estimates spread over all rounds that a budget has to last for.
 
     A round with estimates has their seconds and joules more, the others have them less; with estimates in every round
-    nothing changes. Joules are those of all devices, seconds those of the median one.
+    nothing changes. Joules are those of all devices, of each no more than `FARTHEST` medians; seconds are those of the
+    median device.
 
     Args:
         options: Of the optimizer.
@@ -144,7 +148,10 @@ def spread_estimates(
         [figure.value for known in figures.values() if (figure := known.get(name)) and math.isfinite(figure.value)]
         for name in ("step_s", "step_joules")
     )
-    costs = {"deadline_s": statistics.median(steps_s) if steps_s else 0.0, "round_joules": math.fsum(joules)}
+    costs = {
+        "deadline_s": statistics.median(steps_s) if steps_s else 0.0,
+        "round_joules": len(joules) * pooled(joules) if joules else 0.0,
+    }
     found = dict(limits)
     for name, cost in costs.items():
         if (left := _budget_left(options, setting, name)) is not None:
@@ -153,6 +160,16 @@ def spread_estimates(
     if "round_joules" in found:
         found[SPREAD] = more * gradients * costs["round_joules"]
     return found
+
+
+def pooled(told: Sequence[float]) -> float:
+    """Return the mean of what devices tell, of each no more than so many times the median of those above zero.
+
+    Of honest devices it is the plain mean, as in the paper; one that lies moves it by no more than a share of that.
+    """
+    above = [min(one, MOST) for one in told if one > 0]
+    most = FARTHEST * statistics.median(above) if above else 0.0
+    return math.fsum(min(one, most) for one in told) / len(told)
 
 
 def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:

@@ -317,7 +317,10 @@ async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with service.running(host, port) as bound, supervised():
-        write_address(site.folder, Address(host=host, port=bound))
+        try:
+            write_address(site.folder, Address(host=host, port=bound))
+        except OSError as error:  # boards are answered all the same
+            log.warning("doctor and tokens go by another port than %d: %s", bound, error)
         log.info("enrolment service of site %s on port %d", site.facts().name, bound)
         await stopping.wait()
     log.info("stopped")

@@ -81,11 +81,3 @@ def test_one_that_does_not_end_for_some_input_answers_the_others(copied, setting
     assert "release tiny/1: a run was ended after" in caplog.text
     assert (served.errors, served.requests) == (1, 2)
     assert np.array_equal(served.run(usual), first)
-
-
-def test_a_run_that_has_ended_is_watched_no_longer(copied, settings):
-    model = opened(copied("tiny-1"), settings)
-    zeros = np.zeros((1, *model.input.shape[1:]), np.float32)
-    for _ in range(100):
-        model.run(zeros)
-    assert bounded_run.count_runs() == 0

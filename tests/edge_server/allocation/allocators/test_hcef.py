@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.allocation.allocators.hcef import FARTHEST, pooled
-from edge_server.allocation.allocators.hcef_figures import HcefOptions, limits, spread_estimates
+from edge_server.allocation.allocators.hcef_figures import FARTHEST, HcefOptions, limits, pooled, spread_estimates
 from edge_server.allocation.coordinator import decide, options_of, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
@@ -400,6 +399,18 @@ def test_the_cost_of_estimates_is_spread_over_all_rounds(tmp_path, rounds, edge_
         assert found["gradients_left"] == 2.0 * ahead
     assert besides == pytest.approx([besides[0]] * rounds)
     assert spent_j == pytest.approx(300.0)
+
+
+def test_one_device_that_lies_about_a_step_takes_no_rounds_joules_from_all(tmp_path):
+    """In a round without estimates: what is put aside for later ones counts it as no more than ten honest ones."""
+    sizes = dataclasses.replace(SIZES, facts={**SIZES.facts, "estimate_every": 4})
+    honest = {f"d{number}": {"step_joules": Figure(0.1, "measured")} for number in range(20)}
+    at = dataclasses.replace(setting(tmp_path, 6), sizes=sizes)
+    even, lied = (
+        spread_estimates(HcefOptions(), at, limits(HcefOptions(), at), figures)["round_joules"]
+        for figures in (honest, {**honest, "liar": {"step_joules": Figure(1e9, "measured")}})
+    )
+    assert 0 < even - lied < 1
 
 
 def test_seconds_of_estimates_are_spread_within_the_deadline_of_the_plan(tmp_path):
