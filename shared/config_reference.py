@@ -261,6 +261,18 @@ def add_format(parser: argparse.ArgumentParser, page: str) -> None:
     parser.add_argument("--format", choices=("table", "markdown", "json"), default="table", help=help_)
 
 
+def add_schema_verb(parser: argparse.ArgumentParser, file: str, page: str) -> None:
+    """Add the verb `schema`, which prints the keys of a file."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add_format(verbs.add_parser("schema", help=f"print every key of {file} with type, unit, default and meaning"), page)
+
+
+def write_file_reference(form: str, introduction: str, kind: type[msgspec.Struct], file: str) -> int:
+    """Print the reference of a file that is read as `kind`; return the exit code."""
+    write_reference(form, introduction, struct_keys(kind), file_schema(kind, f"fieldfleet {file}"))
+    return 0
+
+
 def write_reference(form: str, introduction: str, groups: Sequence[KeyGroup], schema: dict[str, Any]) -> None:
     """Print the reference as a table, as a page or as a JSON Schema."""
     if form == "json":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from device_agent.config import AgentConfig
-from shared.config_reference import add_format, file_schema, struct_keys, write_reference
+from shared.config_reference import add_schema_verb, write_file_reference
 
 INTRODUCTION = """# Reference of agent.toml
 
@@ -19,13 +19,9 @@ for editors.
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    help_ = "print every key of agent.toml with type, unit, default and meaning"
-    add_format(verbs.add_parser("schema", help=help_), "device_agent/REFERENCE.md")
+    add_schema_verb(parser, "agent.toml", "device_agent/REFERENCE.md")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the reference."""
-    schema = file_schema(AgentConfig, "fieldfleet agent.toml")
-    write_reference(options.format, INTRODUCTION, struct_keys(AgentConfig), schema)
-    return 0
+    return write_file_reference(options.format, INTRODUCTION, AgentConfig, "agent.toml")

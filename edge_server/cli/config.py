@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_server.plan.server_config import ServerConfig
-from shared.config_reference import add_format, file_schema, struct_keys, write_reference
+from shared.config_reference import add_schema_verb, write_file_reference
 
 INTRODUCTION = """# Reference of server.toml
 
@@ -19,13 +19,9 @@ for editors.
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    help_ = "print every key of server.toml with type, unit, default and meaning"
-    add_format(verbs.add_parser("schema", help=help_), "edge_server/REFERENCE.md")
+    add_schema_verb(parser, "server.toml", "edge_server/REFERENCE.md")
 
 
 def config(options: argparse.Namespace) -> int:
     """Print the reference."""
-    schema = file_schema(ServerConfig, "fieldfleet server.toml")
-    write_reference(options.format, INTRODUCTION, struct_keys(ServerConfig), schema)
-    return 0
+    return write_file_reference(options.format, INTRODUCTION, ServerConfig, "server.toml")

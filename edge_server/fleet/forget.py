@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
-
-import msgspec
-
-from edge_server.fleet.view import CONNECT_S, LISTEN_S, QUIET_S
+from edge_server.fleet.view import connected_look, take_retained
 from shared.errors import ConfigError, Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.messages import Status
@@ -32,14 +27,7 @@ async def forget_retained(broker: Broker, site: str, device: str, *, is_revoked:
         Unreachable: There is no broker, or it denies this.
         ConfigError: The device is connected.
     """
-    quiet = msgspec.structs.replace(broker, session_expiry_s=0)
-    transport = MqttTransport(quiet, f"{site}.look.{uuid.uuid4().hex[:12]}")
-    async with transport.running():
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await transport.connected.wait()
-        except TimeoutError:
-            raise Unreachable(f"no broker answers at {broker.host}:{broker.port}") from None
+    async with connected_look(broker, site) as transport:
         kept = await _retained(transport, site, device)
         if not is_revoked and _is_online(kept.get(topic(site, device, "status"))):
             raise ConfigError(f"{device} is connected; stop its agent first, or revoke it")
@@ -58,14 +46,8 @@ async def _retained(transport: MqttTransport, site: str, device: str) -> dict[st
     """Return the retained messages of a device by topic."""
     found = dict[str, bytes]()
     async with transport.subscribe(*(topic(site, device, channel) for channel in RETAINED)) as inbox:
-        try:
-            async with asyncio.timeout(LISTEN_S):
-                while True:
-                    async with asyncio.timeout(QUIET_S):
-                        name, data = await anext(inbox)
-                    found[name] = data
-        except TimeoutError:
-            return {name: data for name, data in found.items() if data}
+        await take_retained(inbox, found.__setitem__)
+    return {name: data for name, data in found.items() if data}
 
 
 def _is_online(data: bytes | None) -> bool:

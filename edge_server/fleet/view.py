@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -71,35 +71,47 @@ class Look:
 
 
 @asynccontextmanager
-async def watch_site(broker: Broker, site: str) -> AsyncIterator[Look]:
-    """Listen while the block lasts; it begins when what the broker has retained is there.
+async def connected_look(broker: Broker, site: str) -> AsyncIterator[MqttTransport]:
+    """Connect as a client of no name while the block lasts.
 
     Raises:
         Unreachable: There is no broker.
     """
     quiet = msgspec.structs.replace(broker, session_expiry_s=0)
-    transport, look = MqttTransport(quiet, f"{site}.look.{uuid.uuid4().hex[:12]}"), Look()
+    transport = MqttTransport(quiet, f"{site}.look.{uuid.uuid4().hex[:12]}")
     async with transport.running():
         try:
             async with asyncio.timeout(CONNECT_S):
                 await transport.connected.wait()
         except TimeoutError:
             raise Unreachable(f"no broker answers at {broker.host}:{broker.port}") from None
-        patterns = (topic(site, ANY, channel) for channel in ("status", "report", "release"))
-        async with transport.subscribe(*patterns) as inbox:
-            await _catch_up(look, inbox)
-            async with background(_hear(look, inbox)):
-                yield look
+        yield transport
 
 
-async def _catch_up(look: Look, inbox: Inbox) -> None:
-    try:
+async def take_retained(inbox: Inbox, take: Callable[[str, bytes], None]) -> None:
+    """Take what a broker has retained of a new subscription."""
+    with suppress(TimeoutError):
         async with asyncio.timeout(LISTEN_S):
             while True:
                 async with asyncio.timeout(QUIET_S):
-                    look.take(*await anext(inbox))
-    except TimeoutError:
-        look.is_settled = True
+                    take(*await anext(inbox))
+
+
+@asynccontextmanager
+async def watch_site(broker: Broker, site: str) -> AsyncIterator[Look]:
+    """Listen while the block lasts; it begins when what the broker has retained is there.
+
+    Raises:
+        Unreachable: There is no broker.
+    """
+    look = Look()
+    async with connected_look(broker, site) as transport:
+        patterns = (topic(site, ANY, channel) for channel in ("status", "report", "release"))
+        async with transport.subscribe(*patterns) as inbox:
+            await take_retained(inbox, look.take)
+            look.is_settled = True
+            async with background(_hear(look, inbox)):
+                yield look
 
 
 async def _hear(look: Look, inbox: Inbox) -> None:
