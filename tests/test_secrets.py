@@ -25,7 +25,6 @@ from device_agent.config import load
 from edge_server.fleet import broker
 from edge_server.gateway.packages.store import PACKAGES
 from edge_server.plan.plan import share
-from edge_server.plan.server_config import load as load_server
 from edge_server.rounds.check_plan import load as load_plan
 from shared.protocol.enrolment import format_token, parse_token
 from shared.runtime.processes import terminate
@@ -196,7 +195,7 @@ class Scene:
             **TINY | {"cohort": "min_devices = 1", "more": f'{TINY["more"]}\n[[device]]\nname = "pi-03"'},
         )
         places = {"data_dir": str(self.folder / "runs"), "data_root": str(self.folder)}
-        ours = load_server(site.path / "server.toml").broker.tls
+        ours = site.at(site.folder.gateway("edge-server"), port).tls
         server = {"site": "roof", "plan": str(plan), "threads": 1, "log_level": "debug", **places}
         self.server.write_text(json.dumps(server | {"broker": self.broker("edge-server", port, ours)}))
         data = msgspec.to_builtins(share(load_plan(plan, self.folder), load_plan(plan, self.folder).device, 0))

@@ -204,6 +204,26 @@ def issue(ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, da
     return Issued(data, x509.load_pem_x509_certificate(data).serial_number, end)
 
 
+def sign_self(key: bytes, subject: Subject, ca_cert: bytes) -> bytes:
+    """Return a certificate that its own key signs, PEM: a listener that trusts it trusts no other by it.
+
+    Args:
+        key: PEM.
+        subject: Whom it is for.
+        ca_cert: Of the site CA, PEM: it is valid from that one's beginning, for `MAX_YEARS`.
+
+    Raises:
+        ConfigError: The name is not of its role's form.
+    """
+    _check_subject(subject)
+    private, name = _private(key), _name(subject)
+    begin = x509.load_pem_x509_certificate(ca_cert).not_valid_before_utc
+    builder = _unsigned(name, name, private.public_key(), begin, begin + MAX_YEARS * YEAR)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([_PURPOSES[subject.role]]), critical=False)
+    return _signed(builder, private, private.public_key())
+
+
 def read_request(csr_pem: bytes) -> bytes:
     """Return the public key of a certificate request, whose signature shows that the sender has the private one.
 

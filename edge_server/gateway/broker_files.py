@@ -6,7 +6,8 @@ reload. 2.0.11 takes a changed `cafile` at a reload too; nothing here depends on
 
 On the listener for boards an account has one client id and so one connection: nobody takes another's session by its
 client id. The server's own processes have one account between them and a listener of their own on loopback, where each
-has its own client id; these have a `.`, which no board's name may have.
+has its own client id. mosquitto lets every account present any client id there, and ends the connection of who had it:
+so that listener knows no CA, but only the certificates of the server and of the probe, which sign themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class BrokerPlaces:
 
     Attributes:
         trusted: Certificates of the root and the site CA.
+        own: Certificates that the listener for the server's own processes lets in.
         certificate: Of the gateway, with the site CA's.
         key: Of that certificate.
         revoked: List of revoked certificates.
@@ -40,6 +42,7 @@ class BrokerPlaces:
     """
 
     trusted: Path
+    own: Path
     certificate: Path
     key: Path
     revoked: Path
@@ -58,9 +61,10 @@ def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "
     """
     lines = [
         MADE,
-        *_listener(places, f"{port} {bind}".rstrip()),
+        *_listener(places, f"{port} {bind}".rstrip(), places.trusted),
+        f"crlfile {places.revoked}",
         "use_username_as_clientid true",
-        *_listener(places, f"{own_port} 127.0.0.1"),
+        *_listener(places, f"{own_port} 127.0.0.1", places.own),
         "allow_anonymous false",
         f"acl_file {places.access}",
         "set_tcp_nodelay true",
@@ -79,14 +83,13 @@ def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "
     return "\n".join(lines) + "\n"
 
 
-def _listener(places: BrokerPlaces, where: str) -> Iterator[str]:
+def _listener(places: BrokerPlaces, where: str, trusted: Path) -> Iterator[str]:
     yield f"listener {where}"
     yield "protocol mqtt"
     yield f"max_connections {MOST_CONNECTIONS}"
-    yield f"cafile {places.trusted}"
+    yield f"cafile {trusted}"
     yield f"certfile {places.certificate}"
     yield f"keyfile {places.key}"
-    yield f"crlfile {places.revoked}"
     yield "require_certificate true"
     yield "use_identity_as_username true"
 

@@ -34,7 +34,17 @@ from edge_server.gateway.packages.store import package_faults, read_index
 from edge_server.gateway.probe_access import Door, OpenFault, strangers
 from edge_server.gateway.reload import AGAIN, RELOAD_LOCK, all_faults, broker_door, find_broker, stop_broker
 from edge_server.gateway.rotation.root import unmoved
-from edge_server.gateway.site_folder import PAIRS, SiteFolder, access_of, authorities, gateway_addresses, pair_chain
+from edge_server.gateway.site_folder import (
+    OWN_PAIRS,
+    PAIRS,
+    SiteFolder,
+    access_of,
+    authorities,
+    gateway_addresses,
+    is_own_pair,
+    own_trust,
+    pair_chain,
+)
 from edge_server.gateway.state import FILE, SiteState, locked, read_state, revoked_serials
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError, Unreachable
@@ -210,6 +220,11 @@ def _pairs(look: _Look) -> Iterator[Finding]:
             yield _good(about, f"for {', '.join(addresses)}" if addresses else "belongs to its key, of this site's CA")
         else:
             yield _bad(about, "is gone, not of this site's CA, or not for its key or these addresses", ANEW)
+    for name in OWN_PAIRS:
+        if is_own_pair(look.site, name):
+            yield _good(f"gateway/{name}.crt", "belongs to its key, and signs itself")
+        else:
+            yield _bad(f"gateway/{name}.crt", "is gone, or not its key's", ANEW)
 
 
 def _modes(look: _Look) -> Iterator[Finding]:
@@ -265,6 +280,10 @@ def _server_file(look: _Look) -> Iterator[Finding]:
         yield _bad(
             "server.toml", "has no [broker.tls] whose files are there", "see what `edge-server site init` writes"
         )
+    elif Path(tls.cert).read_bytes() not in own_trust(look.site):
+        own = look.site.gateway("own-server.crt")
+        told = f"has cert {tls.cert}, which the broker's listener for this machine does not let in"
+        yield _bad("server.toml", told, f"write {own} and {own.with_suffix('.key').name} in [broker.tls]")
     else:
         yield _good("server.toml", f"reads; broker at {broker.host}:{broker.port}")
 

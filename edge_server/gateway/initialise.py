@@ -143,8 +143,8 @@ def server_toml(folder: Path, state: SiteState) -> str:
         "\n"
         "[broker.tls]  # this server's own certificate; nobody else may read the key\n"
         f'ca = "{here / "ca/root.crt"}"\n'
-        f'cert = "{here / "gateway/edge-server.crt"}"\n'
-        f'key = "{here / "gateway/edge-server.key"}"\n'
+        f'cert = "{here / "gateway/own-server.crt"}"\n'
+        f'key = "{here / "gateway/own-server.key"}"\n'
     )
 
 

@@ -169,7 +169,7 @@ async def shown_certificate(door: Door) -> bytes:
     return shown
 
 
-async def faults(door: Door, gateway: Path, site: str, generation: int) -> list[str]:
+async def faults(door: Door, gateway: Path, site: str, generation: int, *, own: bool = False) -> list[str]:
     """Return what a broker does that it must not, or does not that it must; nothing where all is well.
 
     Args:
@@ -177,14 +177,15 @@ async def faults(door: Door, gateway: Path, site: str, generation: int) -> list[
         gateway: Folder of the pairs `probe` and `revoked`.
         site: Its name.
         generation: Of the access list that it must have.
+        own: Whether this is the listener for the server's own processes, with the pair `own-probe`.
     """
     found = []
     try:
-        async with call(door, gateway / "probe") as probe:
+        async with call(door, gateway / ("own-probe" if own else "probe")) as probe:
             found += await _faults_of_access(probe, site, generation)
     except Unreachable as error:
         found.append(f"it does not let in who has a good certificate ({error})")
-    return found + await strangers(door, gateway)
+    return found + await strangers(door, gateway, own=own)
 
 
 class OpenFault(str):
@@ -193,15 +194,19 @@ class OpenFault(str):
     __slots__ = ()
 
 
-async def strangers(door: Door, gateway: Path) -> list[str]:
+async def strangers(door: Door, gateway: Path, *, own: bool = False) -> list[str]:
     """Return which of those that it must not let in a broker lets in.
 
     Args:
         door: Where it is.
-        gateway: Folder of the pair `revoked`.
+        gateway: Folder of the pairs `revoked` and `probe`.
+        own: As `faults`.
     """
     found = list[str]()
-    for pair, who in ((gateway / "revoked", "a revoked certificate"), (None, "no certificate")):
+    pairs = [(gateway / "revoked", "a revoked certificate"), (None, "no certificate")]
+    if own:
+        pairs.append((gateway / "probe", "a certificate of the site CA, as boards have"))
+    for pair, who in pairs:
         with suppress(Unreachable):
             async with call(door, pair):
                 found.append(OpenFault(f"it lets in who has {who}"))

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 
 from edge_server.gateway.broker_files import probe_topic
 from edge_server.gateway.probe_access import REFUSED, Caller, Door, call, faults, strangers
-from edge_server.gateway.site_folder import SiteFolder, make_broker_files
+from edge_server.gateway.site_folder import OWN, SiteFolder, make_broker_files
 from edge_server.gateway.state import SiteState, locked, read_state, write_state
 from shared.errors import ConfigError, Unreachable
 
@@ -59,14 +59,21 @@ async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
     Args:
         site: The folder.
         state: Of the site.
-        pid: Of the broker. A listener that it opens at a restart alone lets nobody in, and is not asked.
+        pid: Of the broker. What it opens at a restart alone, as a listener or a trusted certificate, is not asked.
     """
     found = await faults(broker_door(site, state), site.gateway(""), state.site, state.generation)
-    if await asyncio.to_thread(find_broker, state.servers_port) == pid:
+    if await asyncio.to_thread(find_broker, state.servers_port) == pid and _has_read_own(site, pid):
         door = Door("127.0.0.1", state.servers_port, site.ca("chain.pem"))
-        own = await faults(door, site.gateway(""), state.site, state.generation)
+        own = await faults(door, site.gateway(""), state.site, state.generation, own=True)
         found += [type(one)(f"at its listener for the server, port {state.servers_port}, {one}") for one in own]
     return found
+
+
+def _has_read_own(site: SiteFolder, pid: int) -> bool:
+    """Tell whether a broker was started after the certificates of its listener on loopback were made."""
+    with suppress(OSError, psutil.NoSuchProcess):
+        return bool(site.gateway(OWN).stat().st_mtime < psutil.Process(pid).create_time() + 1)
+    return False
 
 
 def find_broker(port: int) -> int | None:

@@ -4,8 +4,10 @@
     ca/site.key site.crt      signs everybody; chain.pem has both certificates, as boards get them and the broker
     ca/root-next.* site-next.crt cross.crt   while the root is replaced, see `rotation.root`; root.crt has both then
     gateway/                  key and certificate of the broker (server), of the enrolment service (enrolment), of the
-                              server's own connection (edge-server), of the probe, of one that is revoked (revoked),
-                              and of who signs packages (packages)
+                              server where it runs on another machine (edge-server), of the probe, of one that is
+                              revoked (revoked),
+                              and of who signs packages (packages); own.pem has the certificates of the server and
+                              the probe (own-server, own-probe) at the broker's listener for this machine
     state.json                its settings; accounts.sqlite has what was signed for whom
     mosquitto.conf acl crl.pem   made from the state
     server.toml               the server's file, which people edit: made anew until they do
@@ -72,6 +74,10 @@ PAIRS: Mapping[str, tuple[str, Role]] = {
 }
 """Pairs in `gateway/`: common name and role. All are valid as long as their CA, whose key lies on the same machine."""
 
+OWN_PAIRS: Mapping[str, tuple[str, Role]] = {"own-server": ("edge-server", "server"), "own-probe": ("probe", "probe")}
+"""Pairs in `gateway/` that sign themselves, for the broker's listener on loopback; no rotation concerns them."""
+OWN = "own.pem"
+
 
 replace = msgspec.structs.replace
 
@@ -104,6 +110,7 @@ class SiteFolder:
         here = self.path.resolve()
         return BrokerPlaces(
             trusted=here / "ca" / "chain.pem",
+            own=here / "gateway" / OWN,
             certificate=here / "gateway" / "server.crt",
             key=here / "gateway" / "server.key",
             revoked=here / "crl.pem",
@@ -296,6 +303,34 @@ def _signed_pair(
     return state, [(key_file, key, user), (file, split_certificates(leaf)[0] + chain, None)]
 
 
+def make_own_pairs(site: SiteFolder, name: str) -> None:
+    """Make the pairs that sign themselves where they are not there or not right, and the file that trusts them.
+
+    Args:
+        site: The folder.
+        name: Of the site.
+    """
+    for pair, (common, role) in OWN_PAIRS.items():
+        key_file, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
+        if not is_own_pair(site, pair):
+            key = authority.make_key()
+            site.put(key_file, key, private_to=site.server_user)
+            site.put(file, authority.sign_self(key, Subject(common, role, name), site.ca("site.crt").read_bytes()))
+    site.put(site.gateway(OWN), own_trust(site))
+
+
+def is_own_pair(site: SiteFolder, pair: str) -> bool:
+    """Tell whether one of `OWN_PAIRS` is there, and its certificate its key's."""
+    key, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
+    data = file.read_bytes() if file.is_file() else b""
+    return bool(data) and find_leaf(key, file, data, ()) == data
+
+
+def own_trust(site: SiteFolder) -> bytes:
+    """Return the certificates that the broker's listener on loopback lets in, PEM."""
+    return b"".join(site.gateway(f"{pair}.crt").read_bytes() for pair in OWN_PAIRS)
+
+
 def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
     """Return key and certificate of every CA whose certificates are good: the site's, and the one before in its time.
 
@@ -326,6 +361,7 @@ def make_broker_files(site: SiteFolder, state: SiteState) -> None:
         ConfigError: The CA's files cannot be read, or do not belong together.
         Unwritable: The disk takes nothing more.
     """
+    make_own_pairs(site, state.site)
     site.put(site.path / "acl", access_of(state).encode())
     lists = [(key, cert, revoked_serials(state, authority_id(cert))) for key, cert in authorities(site)]
     path = site.path / "crl.pem"

@@ -283,7 +283,7 @@ class Known:
 
     def server(self) -> dict[str, object]:
         """Return the server's `[broker]`."""
-        return self._at(read_state(self.site.path).servers_port, self.site.folder.gateway("edge-server"))
+        return self._at(read_state(self.site.path).servers_port, self.site.folder.gateway("own-server"))
 
     def device(self, name: str) -> dict[str, object]:
         """Return a device's, with a new certificate."""

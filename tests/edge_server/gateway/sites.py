@@ -88,7 +88,7 @@ class LiveSite:
 
     def for_server(self) -> Broker:
         """Return the broker for this site's server."""
-        return self.at(self.folder.gateway("edge-server"), read_state(self.path).servers_port)
+        return self.at(self.folder.gateway("own-server"), read_state(self.path).servers_port)
 
     def renew_files(self) -> None:
         """Write what the broker reads, as who is enrolled now wants it."""

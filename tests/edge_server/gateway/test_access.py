@@ -172,7 +172,7 @@ def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
     site, other = make_site(tmp_path), make_site(tmp_path / "barn", "barn")
     pairs = {name: site.enrol(name) for name in ("pi-03", "pi-04", REVOKED, ALL)} | {
         "_peer-attic": site.enrol("_peer-attic", "peer"),
-        "edge-server": site.folder.gateway("edge-server"),
+        "edge-server": site.folder.gateway("own-server"),
         "probe": site.folder.gateway("probe"),
     }
     site.tell_refusals()
@@ -218,7 +218,7 @@ def test_nobody_is_parted_by_what_an_operator_looks_at(tmp_path) -> None:
     async def story() -> None:
         async with live_site(tmp_path) as site, AsyncExitStack() as stack:
             state = read_state(site.path)
-            server, board = site.folder.gateway("edge-server"), site.enrol("pi-03")
+            server, board = site.folder.gateway("own-server"), site.enrol("pi-03")
             own = at(site, server, state.servers_port)
             names = [f"roof.{one}" for one in (SERVER, PEERS, TOPS, CLIENT)]
             there = [MqttTransport(own, name) for name in names]
@@ -239,12 +239,12 @@ def test_nobody_is_parted_by_what_an_operator_looks_at(tmp_path) -> None:
 @needs_mosquitto
 @pytest.mark.broker
 def test_no_account_takes_anothers_session_by_its_client_id(tmp_path) -> None:
-    """A board that calls itself by the server's client id, or by another board's, parts nobody but itself."""
+    """A board that presents another client's id ends no connection but its own; on loopback it is not let in."""
 
     async def story() -> None:
         async with live_site(tmp_path) as site, AsyncExitStack() as stack:
             state = read_state(site.path)
-            server = MqttTransport(at(site, site.folder.gateway("edge-server"), state.servers_port), "roof._server")
+            server = MqttTransport(at(site, site.folder.gateway("own-server"), state.servers_port), "roof._server")
             board = MqttTransport(at(site, site.enrol("pi-03"), state.port), "roof.pi-03")
             for one in (server, board):
                 await stack.enter_async_context(one.running())
@@ -254,6 +254,10 @@ def test_no_account_takes_anothers_session_by_its_client_id(tmp_path) -> None:
                 async with thief.running():
                     await thief.connected.wait()
                     await thief.publish(f"{ROOT}/roof/thief/report", b"here")
+                near = MqttTransport(at(site, site.enrol("thief"), state.servers_port), name)
+                async with near.running():
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(near.connected.wait(), 1)
             for one, channel in ((server, "task"), (board, "report")):
                 await one.publish(f"{ROOT}/roof/pi-03/{channel}", b"still here")
                 assert one.connections == 1

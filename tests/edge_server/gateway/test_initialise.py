@@ -15,7 +15,7 @@ from edge_server.gateway.authority import BACKDATED
 from edge_server.gateway.certificate_files import addresses_in
 from edge_server.gateway.enrolment.accounts import Signed, SiteAccount
 from edge_server.gateway.initialise import Wanted, initialise, link_services
-from edge_server.gateway.site_folder import PAIRS, SiteFolder
+from edge_server.gateway.site_folder import OWN_PAIRS, PAIRS, SiteFolder
 from edge_server.gateway.state import locked, read_state, write_state
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError
@@ -45,9 +45,18 @@ def folder(tmp_path):
 
 
 def test_it_writes_all_there_is(folder):
-    pairs = {f"gateway/{name}.{part}" for name in PAIRS for part in ("key", "crt")}
+    pairs = {f"gateway/{name}.{part}" for name in (*PAIRS, *OWN_PAIRS) for part in ("key", "crt")}
     authorities = {f"ca/{one}" for one in ("root.key", "root.crt", "site.key", "site.crt", "chain.pem")}
-    others = {"state.json", "accounts.sqlite", ".state.lock", "acl", "crl.pem", "mosquitto.conf", "server.toml"}
+    others = {
+        "state.json",
+        "accounts.sqlite",
+        ".state.lock",
+        "acl",
+        "crl.pem",
+        "mosquitto.conf",
+        "server.toml",
+        "gateway/own.pem",
+    }
     assert set(contents(folder)) == pairs | authorities | others
     for name, path in ((one, folder / one) for one in contents(folder)):
         private = name.endswith((".key", ".lock", "state.json", ".sqlite"))

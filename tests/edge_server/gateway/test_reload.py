@@ -140,18 +140,19 @@ def test_another_program_at_the_port_is_left_alone(tmp_path):
 
 
 def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
-    """A broker that lets in the revoked there alone is stopped at the next reload, and `site check` says where."""
+    """A broker that lets in boards there is stopped at the next reload, and `site check` says where."""
 
     async def scene():
         site = make_site(tmp_path)
         conf, own = site.path / "mosquitto.conf", read_state(site.path).servers_port
-        boards, _, servers = conf.read_text().rpartition(f"listener {own}")
-        kept = (line for line in servers.splitlines() if not line.startswith("crlfile"))
-        conf.write_text("\n".join([f"{boards}listener {own}{next(kept)}", *kept, ""]))
+        trusted, both = site.folder.gateway("own.pem"), site.path / "both.pem"
+        both.write_bytes(trusted.read_bytes() + site.folder.ca("chain.pem").read_bytes())
+        conf.write_text(conf.read_text().replace(str(trusted), str(both)))
         await site.start()
         try:
             told = [one.told for one in await check_site(site.folder, now()) if one.about == "broker"]
-            assert told == [f"at its listener for the server, port {own}, it lets in who has a revoked certificate"]
+            where = f"at its listener for the server, port {own}, it lets in who has"
+            assert told == [f"{where} a revoked certificate", f"{where} a certificate of the site CA, as boards have"]
             found = await reload_broker(site.folder)
             assert found.faults == tuple(told)
             assert not await site.listens()
