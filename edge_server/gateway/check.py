@@ -281,9 +281,9 @@ def _server_file(look: _Look) -> Iterator[Finding]:
             "server.toml", "has no [broker.tls] whose files are there", "see what `edge-server site init` writes"
         )
     elif Path(tls.cert).read_bytes() not in own_trust(look.site):
-        own = look.site.gateway("own-server.crt")
+        pair = look.site.gateway("own-server.crt")
         told = f"has cert {tls.cert}, which the broker's listener for this machine does not let in"
-        yield _bad("server.toml", told, f"write {own} and {own.with_suffix('.key').name} in [broker.tls]")
+        yield _bad("server.toml", told, f'write cert = "{pair}", key = "{pair.with_suffix(".key")}" in [broker.tls]')
     else:
         yield _good("server.toml", f"reads; broker at {broker.host}:{broker.port}")
 

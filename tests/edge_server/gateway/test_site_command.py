@@ -98,6 +98,7 @@ FAULTS = {
     "gateway/server.crt": lambda path: path.unlink(),
     "gateway/probe.key": lambda path: path.chmod(0o644),
     "gateway/edge-server.key": another,
+    "gateway/own-server.key": another,
     "server.toml": lambda path: path.write_bytes(b'plan = "p"\nsite = "barn"\n'),
     "ca/site.key": another,
 }
@@ -110,13 +111,23 @@ def test_each_fault_is_found_with_its_mend(tmp_path, capsys, name):
     code, found = check(site.path, capsys)
     found.pop("broker")  # which does not run
     found.pop("ca/root.key", None)
-    about = name.replace("edge-server.key", "edge-server.crt")
+    about = name.replace("server.key", "server.crt")
     assert code == 1
     assert found[about]["state"] == "bad"
     assert found[about]["mend"]
     if "site init" in found[about]["mend"] and not name.endswith((".key", ".toml")):
         assert called("site", "init", "--folder", site.path) == 0
         assert about not in check(site.path, capsys)[1]
+
+
+def test_a_certificate_that_the_loopback_listener_refuses_is_found(tmp_path, capsys):
+    site = make_site(tmp_path)
+    path = site.path / "server.toml"
+    path.write_text(path.read_text().replace("own-server", "edge-server"))
+    found = check(site.path, capsys)[1]["server.toml"]
+    assert found["state"] == "bad"
+    assert "does not let in" in found["told"]
+    assert "own-server.crt" in found["mend"]
 
 
 @pytest.mark.broker
