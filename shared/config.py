@@ -19,7 +19,7 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 20
 """A longer file is none of ours, and is not read to its end."""
 
-_DEEP_KEY = re.compile(r"(?:\.[^.\n]++){64}")
+_DEEP_KEY = re.compile(r"(?:\.[^.\n]+){64}")
 """A dotted key of so many parts; the parser's time and memory grow with their square, also where it ignores them."""
 
 

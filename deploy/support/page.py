@@ -25,8 +25,9 @@ Written by `python deploy/support/page.py` out of [table.toml](../shared/runtime
 Sizes are what comes over the network. Tested: *real*, on a machine of that kind; *emulated*, its processor in software,
 which shows that it works and not how fast; *recorded*, the choice alone, by the files of such a board; *not yet*.
 
-In a clone, Python 3.11 to 3.14 are supported. `make pythons` imports everything and trains one round on each of them
-that a machine has: 3.11.7, 3.12.1 and 3.13.0 were tried so on x86-64, 3.14 was not.
+In a clone, Python 3.11 to 3.14 are supported, and for the agent 3.10 too, at the versions of `constraints-3.10.txt`.
+`make pythons` imports everything and trains on each of them that a machine has: 3.10.13, 3.11.7, 3.12.1 and 3.13.0
+were tried so on x86-64, 3.14 was not.
 
 ## By board
 

@@ -29,6 +29,7 @@ from shared.protocol import wire
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Ack, Task, Update
 from shared.protocol.topics import is_name, topic
+from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import background
@@ -181,7 +182,7 @@ class Agent:
         """Wait until the idle watts of the board are measured, if anything measures them: a step counts beyond them."""
         power = self.reporter.power
         with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_REST_S):
+            async with backports.timeout(MAX_REST_S):
                 while power and power.idle_w() is None:  # noqa: ASYNC110 - a thread learns it
                     await asyncio.sleep(REST_POLL_S)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 import selectors
 import socket
@@ -30,7 +29,7 @@ from device_agent.measurement.calibration_file import Measuring
 from device_agent.measurement.power_log import describe_energy
 from shared.errors import ConfigError
 from shared.protocol.inference.release import TensorSpec, read_manifest
-from shared.runtime import processes
+from shared.runtime import backports, processes
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background, in_thread
 from shared.runtime.extras import packaged_config
@@ -107,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         battery = runs_on_battery(Path(told.root))
         settings = choose_settings(serve, Path(folder), "warning", board.profile.inference, on_battery=battery)
-        found = asyncio.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
+        found = backports.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
     shown = msgspec.json.encode(found).decode() if options.format == "json" else "\n".join(_lines(found))
     write_text(sys.stdout, shown)
     return 0

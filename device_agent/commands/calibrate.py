@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from device_agent.measurement.calibrate import CalibrationBench, calibrate, open
 from device_agent.measurement.calibration_file import FILE_NAME, Calibration
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
-from shared.runtime import processes
+from shared.runtime import backports, processes
 from shared.runtime.clock import monotonic
 from shared.runtime.command_line import add_config
 from shared.runtime.folder_lock import hold_lock
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     share = options.minutes / USUAL_MINUTES
     bench = CalibrationBench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _print)
     with hold_lock(folder):
-        found = asyncio.run(calibrate(bench))
+        found = backports.run(calibrate(bench))
     print_fit(found, folder / FILE_NAME)
     return 0
 

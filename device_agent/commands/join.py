@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from device_agent.upgrade.agent_folder import as_owner
 from shared.errors import ConfigError, EnrolmentFailed
 from shared.protocol.enrolment import MOST_TOKEN, Token, parse_token
 from shared.protocol.topics import topic
+from shared.runtime import backports
 from shared.runtime.durable import replace_file
 from shared.runtime.processes import keep_private
 from shared.runtime.support import units
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with as_owner(state_dir) if state_dir.is_dir() else nullcontext():
             folder = writable(state_dir, "name a folder this user may write")
-            found = asyncio.run(_join(token, device, folder))
+            found = backports.run(_join(token, device, folder))
     except EnrolmentFailed as error:
         sys.stderr.write(f"device-agent: {error}\n")
         return error.code

@@ -27,6 +27,7 @@ from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError, NoData
 from shared.protocol.measurements import Absent, Reading
+from shared.runtime import backports
 from shared.runtime.clock import monotonic
 from shared.runtime.extras import readable_packaged_config
 from shared.runtime.text_table import terminal_columns
@@ -90,11 +91,11 @@ def run(options: argparse.Namespace) -> int:
         _record(board, options.record)
     elif options.watch is not None:
         shape = options.format or ("table" if sys.stdout.isatty() else "json")
-        asyncio.run(_watch(board, options.watch, in_table=shape == "table"))
+        backports.run(_watch(board, options.watch, in_table=shape == "table"))
     else:
-        found = asyncio.run(ask_twice(board))
+        found = backports.run(ask_twice(board))
         if options.link:
-            link = asyncio.run(probe_link(load(options.config)))
+            link = backports.run(probe_link(load(options.config)))
             found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
         width = terminal_columns(sys.stdout)
         in_words = options.format != "json"

@@ -40,7 +40,7 @@ from shared.data.inputs import find_inputs
 from shared.data.spec import Data, require_class_names
 from shared.errors import ConfigError, Unwritable
 from shared.protocol.inputs import Inputs
-from shared.runtime import malloc, processes
+from shared.runtime import backports, malloc, processes
 from shared.runtime.clock import monotonic
 from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     processes.configure(config.log_level, options.verbose)
     processes.keep_private()
     malloc.tune()
-    asyncio.run(serve(config))
+    backports.run(serve(config))
     return 0
 
 

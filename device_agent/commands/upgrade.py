@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -23,7 +22,7 @@ from device_agent.upgrade.verdict import next_attempt
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_SIGNED, read_manifest, read_signed
-from shared.runtime import processes
+from shared.runtime import backports, processes
 from shared.runtime.durable import replace_file
 from shared.runtime.folder_lock import FolderLock
 from shared.runtime.service import READY, find_supervisor
@@ -118,7 +117,7 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
     except FieldFleetError as error:
         raise ConfigError(f"{options.manifest or options.package.with_suffix('.json')}: {error}") from error
     updater.settle()
-    asyncio.run(updater.finish())
+    backports.run(updater.finish())
     wanted = Wanted(
         version=version, attempt=next_attempt(updater.record, version), probation_s=_seconds(options.probation)
     )
@@ -130,7 +129,7 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
         force=options.force,
         lose=options.lose,
     )
-    record = asyncio.run(updater.take(request))
+    record = backports.run(updater.take(request))
     _print(_describe(record, updater.versions.current()))
     return {"committed": 0, "rolled-back": EXIT_BACK}.get(record.state, EXIT_REFUSED)
 
@@ -155,10 +154,10 @@ def _take_wanted(updater: Updater, options: argparse.Namespace) -> int:
     supervisor, done = find_supervisor(), None
     updater.settle()
     supervisor.tell(READY)  # from here on the agent may start: what runs is decided
-    asyncio.run(updater.finish())
+    backports.run(updater.finish())
     while (wanted := _wanted(updater.agent)) not in (None, done):
         assert wanted
-        asyncio.run(updater.take(_request(updater.agent, wanted)))
+        backports.run(updater.take(_request(updater.agent, wanted)))
         done = wanted
     del options
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.inference.release import write_manifest
+from shared.runtime import backports
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class BoardReleases:
         """Return how a version does; nothing where nobody says so soon."""
         found = Figures(name, number)
         with suppress(FieldFleetError, TimeoutError):
-            async with asyncio.timeout(FIGURES_S):
+            async with backports.timeout(FIGURES_S):
                 found = await self._serving.figures(name, number)
         return {one: float(getattr(found, one)) for one in HEALTH} if found.requests else {}
 

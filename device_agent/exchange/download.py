@@ -14,6 +14,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Leave, Task, Transfer
 from shared.protocol.payload import digest
 from shared.protocol.topics import EVERYONE, topic
+from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.runtime.durable import drop_oldest
 from shared.runtime.executor import Worker
@@ -134,7 +135,7 @@ class Download:
             while not receiver.complete:
                 await self._ask(receiver)
                 try:
-                    async with asyncio.timeout(receiver.left_s(self.clock())):
+                    async with backports.timeout(receiver.left_s(self.clock())):
                         if await self._told_to_leave(receiver, inbox):
                             return False
                 except TimeoutError:

@@ -28,6 +28,7 @@ from shared.protocol.inference.collaborative import (
 )
 from shared.protocol.messages import Message, Room, Status, Want
 from shared.protocol.topics import TOPS, parse_channel, topic
+from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.runtime.executor import background
 from shared.transfer import frames
@@ -106,7 +107,7 @@ class RemoteTop:
             why = f"{MOST_WAITING} requests wait for the server's half already"
             raise InferenceRefused(why, reason="busy") from None
         try:
-            async with asyncio.timeout(deadline_s):
+            async with backports.timeout(deadline_s):
                 return await asked.reply
         except TimeoutError:
             if asked.is_begun:
@@ -178,7 +179,7 @@ class RemoteTop:
         await exchange.offer(self._room)  # without a connection it ends here
         while True:
             try:
-                async with asyncio.timeout(max(0.0, exchange.offer_at - self.clock())):
+                async with backports.timeout(max(0.0, exchange.offer_at - self.clock())):
                     message, size = await heard.get()
             except TimeoutError:
                 await exchange.offer_again()

@@ -18,6 +18,7 @@ from shared.protocol import wire
 from shared.protocol.measurements import Cost, Spent
 from shared.protocol.messages import Report
 from shared.protocol.topics import topic
+from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.runtime.executor import Worker
 from shared.transport.base import Transport
@@ -109,7 +110,7 @@ class Reporter:
 
     async def _settled_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with backports.timeout(seconds):
                 return await self._settled.wait()
         except TimeoutError:
             return False

@@ -10,6 +10,7 @@ from typing import TypeVar
 from shared.errors import Unreachable
 from shared.protocol import wire
 from shared.protocol.messages import Message
+from shared.runtime import backports
 from shared.transport.base import Transport
 
 ASK_S, MOST_ASK_S = 5.0, 60.0
@@ -39,7 +40,7 @@ async def announce(
         except Unreachable:
             pause_s = RETRY_S
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with backports.timeout(pause_s):
                 await changed.wait()
 
 
@@ -59,7 +60,7 @@ async def ask(
         with suppress(Unreachable):
             await say()
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with backports.timeout(pause_s):
                 while (found := answer()) is None:
                     await answered.wait()
                     answered.clear()

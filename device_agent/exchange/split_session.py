@@ -20,6 +20,7 @@ from shared.protocol import wire
 from shared.protocol.messages import Features, Gradient, Missed, Room, Skip, Status, Task, Want
 from shared.protocol.topics import SERVER, parse_channel, topic
 from shared.protocol.wire import AnyMessage
+from shared.runtime import backports
 from shared.runtime.clock import Clock
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
@@ -114,7 +115,7 @@ class _Session:
         await self._offer(self.room)
         while True:
             try:
-                async with asyncio.timeout(self._left_s()):
+                async with backports.timeout(self._left_s()):
                     delivery = await anext(self.inbox)
             except TimeoutError:
                 await self._silence()

@@ -28,6 +28,7 @@ from shared.protocol.measurements import Cost
 from shared.protocol.messages import Ack, Assignment, Status, Update, Want
 from shared.protocol.payload import Scattered
 from shared.protocol.topics import SERVER, topic
+from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.executor import background
 from shared.transfer import frames
@@ -181,7 +182,7 @@ class Delivery:
         while True:
             patience = self._patience_s * self.jitter.uniform(0.75, 1.25) if entries else None
             try:
-                async with asyncio.timeout(patience):
+                async with backports.timeout(patience):
                     arrival = self._aside.popleft() if self._aside else await anext(self._inbox)
             except TimeoutError:
                 self._patience_s = min(2 * self._patience_s, LAST_PATIENCE_S)
@@ -254,7 +255,7 @@ class Delivery:
         while (wait_s := due - self.clock()) > 0:
             waited = True
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, MOST_WAIT_S)):
+                async with backports.timeout(min(wait_s, MOST_WAIT_S)):
                     await self._hear_meanwhile(entries)
             if self._name(entry.update) not in entries:
                 return False

@@ -103,9 +103,9 @@ class BoardClock:
 
 def utc_text(utc_s: float) -> str:
     """Return calendar seconds for people, whatever they are."""
-    from datetime import UTC, datetime, timedelta  # noqa: PLC0415 - for messages alone
+    from datetime import datetime, timedelta, timezone  # noqa: PLC0415 - for messages alone
 
     try:
-        return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=utc_s):%Y-%m-%d %H:%M} UTC"
+        return f"{datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=utc_s):%Y-%m-%d %H:%M} UTC"
     except (OverflowError, ValueError):
         return f"{utc_s:g} s"

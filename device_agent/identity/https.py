@@ -18,6 +18,7 @@ import msgspec
 from device_agent.identity.clock_floor import BoardClock, utc_text
 from shared.errors import EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, Refusal, body_length, decode_json, parse_head, parse_http_date
+from shared.runtime import backports
 from shared.runtime.text_table import printable_text
 from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, context
 
@@ -90,7 +91,7 @@ class Gateway:
         length = f"Content-Length: {len(body)}\r\n" if method == "POST" else ""
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{self.port}\r\n{length}Connection: close\r\n\r\n"
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with backports.timeout(self.patience_s):
                 reader, writer = await asyncio.open_connection(self.host, self.port, ssl=secured, limit=MOST_HEAD)
                 try:
                     writer.write(head.encode("ascii") + body)

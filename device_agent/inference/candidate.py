@@ -20,6 +20,7 @@ from device_agent.inference.soak import judge
 from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, ServingDied, ServingRefused
 from shared.protocol.update import PENDING, Event, UpdateRecord, advance, count_start
+from shared.runtime import backports
 from shared.runtime.clock import utc_seconds
 from shared.runtime.executor import Worker, in_thread, uninterrupted
 
@@ -288,7 +289,7 @@ class Candidate:
                 return "worse", f"switch: {reason}"
         terms = self.record.terms
         try:
-            async with asyncio.timeout(terms.deadline_s):
+            async with backports.timeout(terms.deadline_s):
                 reason = await self._look_on(self._before)
         except TimeoutError:
             reason = f"deadline: its trial did not end within {terms.deadline_s:.0f} s"

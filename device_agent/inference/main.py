@@ -32,7 +32,7 @@ from device_agent.inference.messages import (
 )
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime import malloc, memory, processes
+from shared.runtime import backports, malloc, memory, processes
 from shared.runtime.clock import monotonic
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main() -> None:
     malloc.tune()
     memory.limit_data(settings.memory_bytes)
     memory.die_first()
-    sys.exit(asyncio.run(serve(settings, out, int(sys.argv[2]) if settings.cut else None)))
+    sys.exit(backports.run(serve(settings, out, int(sys.argv[2]) if settings.cut else None)))
 
 
 async def serve(settings: InferenceSettings, out: int, tops: int | None = None) -> int:

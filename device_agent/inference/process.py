@@ -43,6 +43,7 @@ from device_agent.inference.messages import (
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import FieldFleetError, ServingDied, ServingRefused, Unreachable
+from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.memory import MIB
 from shared.runtime.processes import terminate
@@ -226,7 +227,7 @@ class InferenceProcess:
     async def _up(self) -> None:
         """Wait until the process has what it served before."""
         try:
-            async with asyncio.timeout(START_PATIENCE_S):
+            async with backports.timeout(START_PATIENCE_S):
                 await self.ready.wait()
         except TimeoutError as error:
             raise ServingDied(f"there is no inference process, after {START_PATIENCE_S:.0f} s of waiting") from error
@@ -269,7 +270,7 @@ class InferenceProcess:
         restoring: asyncio.Task[None] | None = None
         is_there = False
         try:
-            async with asyncio.timeout(START_PATIENCE_S):
+            async with backports.timeout(START_PATIENCE_S):
                 first = await _receive(process)
             if isinstance(first, Ready):
                 is_there = True
@@ -277,7 +278,7 @@ class InferenceProcess:
                 while (message := await _receive(process)) is not None:
                     self._answered(message)
                 with suppress(TimeoutError):  # a signal to one that dies of itself would hide what it died of
-                    async with asyncio.timeout(GONE_S):
+                    async with backports.timeout(GONE_S):
                         await process.wait()
         except TimeoutError:
             process.kill()

@@ -33,6 +33,7 @@ from shared.protocol.inference.release import (
     describe_class_fault,
     read_manifest,
 )
+from shared.runtime import backports
 from shared.runtime.bounded_run import bounded_run
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _parameters(
     path = parts[PARAMETERS]
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = backports.file_digest(file, "sha256").hexdigest()
         if digest != told.parameters.sha256:
             raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
         with safe_open(path, framework="numpy") as file:

@@ -22,6 +22,7 @@ from shared.errors import ConfigError, CorruptFile, Unwritable
 from shared.protocol.inference.release import MAX_MANIFEST_BYTES, ReleaseManifest, ReleasePart, read_manifest
 from shared.protocol.topics import is_name
 from shared.protocol.update import UpdateRecord, read_record, write_record
+from shared.runtime import backports
 from shared.runtime.durable import explain_disk_errors, replace_file, sync
 
 log = logging.getLogger(__name__)
@@ -288,4 +289,4 @@ class BoardStore:
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file, as 64 hexadecimal digits."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return backports.file_digest(file, "sha256").hexdigest()

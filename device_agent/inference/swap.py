@@ -15,6 +15,7 @@ from device_agent.inference.candidate import Candidate, Surroundings
 from shared.errors import CorruptFile, FieldFleetError, ServingRefused, Unwritable
 from shared.protocol.inference.release import read_manifest, sha256_of
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, take_offer
+from shared.runtime import backports
 from shared.runtime.executor import uninterrupted
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,11 @@ class Swaps:
 
     def __init__(self, around: Surroundings) -> None:
         self._around, self._owners = around, dict[str, _Owner]()
-        self._group: asyncio.TaskGroup | None = None
+        self._group: backports.TaskGroup | None = None
 
     async def run(self) -> None:
         """Go on with what was under way, then do what is asked, until cancelled."""
-        async with asyncio.TaskGroup() as group:
+        async with backports.TaskGroup() as group:
             for name in self._around.store.names():
                 self._owner(name)
             self._group = group

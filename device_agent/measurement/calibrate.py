@@ -26,6 +26,7 @@ from device_agent.probes.power.model import BoardState
 from device_agent.probes.power.source import PowerSource, open_source
 from device_agent.profile.schema import Profile
 from shared.errors import NoData, TaskFailed
+from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic, utc_stamp
 from shared.runtime.processes import wait_or_kill
 
@@ -240,7 +241,7 @@ async def _run_load() -> AsyncIterator[Process]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(START_PATIENCE_S):
+        async with backports.timeout(START_PATIENCE_S):
             if not await process.stdout.readline():
                 raise TaskFailed(f"training ends with {await process.wait()} here; ask `device-agent doctor` why")
         yield process

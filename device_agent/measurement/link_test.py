@@ -28,6 +28,7 @@ from device_agent.probes.base import ProbeResult, describe_absence
 from shared.errors import NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
+from shared.runtime import backports
 from shared.runtime.executor import background
 from shared.transport.base import Inbox
 from shared.transport.mqtt import MqttTransport
@@ -166,7 +167,7 @@ async def _probe(config: AgentConfig, schedule: Schedule, connect_s: float) -> P
             is_fast = NAMES["up"] in found and found[NAMES["up"]].value > FAST_BITS_PER_S
             piece_bytes = LARGE_BYTES if is_fast else PIECE_BYTES
             try:
-                async with asyncio.timeout(connect_s):
+                async with backports.timeout(connect_s):
                     await transport.connected.wait()
                 points = await measure(transport, place, piece_bytes, schedule)
                 found[NAMES[way]] = _make_reading(compute_sustained(points, schedule.skipped_s), transport.traffic)
@@ -200,7 +201,7 @@ async def _measure_up(transport: MqttTransport, place: str, piece_bytes: int, sc
 
 
 async def _measure_down(transport: MqttTransport, place: str, piece_bytes: int, schedule: Schedule) -> list[Point]:
-    async with transport.subscribe(place) as inbox, background(_drop(inbox)), asyncio.TaskGroup() as asking:
+    async with transport.subscribe(place) as inbox, background(_drop(inbox)), backports.TaskGroup() as asking:
 
         async def again() -> None:
             async with transport.subscribe(place):  # brings what is retained to all who hear it
@@ -215,7 +216,7 @@ async def _measure_down(transport: MqttTransport, place: str, piece_bytes: int, 
                 transport.traffic, lambda counts: counts.received_bytes, more, piece_bytes, schedule
             )
         finally:
-            async with asyncio.timeout(CLEAR_S):
+            async with backports.timeout(CLEAR_S):
                 await transport.publish(place, b"", retain=True, assured=False)
 
 

@@ -7,7 +7,7 @@ import ctypes
 import selectors
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,7 +46,7 @@ def utc_stamp() -> str:
 def utc_of_stamp(stamp: str) -> float | None:
     """Return the calendar seconds of a stamp as `utc_stamp` writes them; None for any other text."""
     try:
-        return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None
 

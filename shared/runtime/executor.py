@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from shared.runtime import backports
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -79,12 +81,12 @@ async def background(*routines: Coroutine[Any, Any, None]) -> AsyncIterator[None
     A single error leaves as itself, not in a group, whether the block raised it or a coroutine.
     """
     try:
-        async with asyncio.TaskGroup() as group:
+        async with backports.TaskGroup() as group:
             tasks = [group.create_task(routine) for routine in routines]
             yield
             for task in tasks:
                 task.cancel()
-    except BaseExceptionGroup as errors:
+    except backports.BaseExceptionGroup as errors:
         if len(errors.exceptions) == 1:
             error = errors.exceptions[0]
             raise error from error.__cause__  # "from None" would take away its own cause

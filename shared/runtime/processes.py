@@ -6,7 +6,6 @@ Children are ended by SIGTERM or by what they were told, and by SIGKILL where th
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import gc
@@ -20,6 +19,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator
 
+from shared.runtime import backports
 from shared.runtime.logs import JournalLines, LimitRepeats, writes_to_journal
 
 EXIT_PATIENCE_S = 5.0
@@ -38,7 +38,7 @@ async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> No
 async def wait_or_kill(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
     """Wait for the end of a process that was told to end, for instance by closing its input; kill it if it does not."""
     try:
-        async with asyncio.timeout(patience_s):
+        async with backports.timeout(patience_s):
             await process.wait()
     except TimeoutError:
         await kill(process)
@@ -61,6 +61,9 @@ def _send(process: Process, number: signal.Signals) -> None:
         os.kill(process.pid, number)
 
 
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
 def configure(level: str, more: int = 0) -> None:
     """Set up logging for a process.
 
@@ -68,7 +71,7 @@ def configure(level: str, more: int = 0) -> None:
         level: Name of a level: debug, info, warning, error.
         more: By how many levels more is logged.
     """
-    if (usual := logging.getLevelNamesMapping().get(level.upper())) is None:
+    if (usual := LEVELS.get(level.lower())) is None:
         raise ValueError(f"no level {level.upper()!r}: use debug, info, warning or error")
     asked = max(logging.DEBUG, usual - more * (logging.WARNING - logging.INFO))
     handler = logging.StreamHandler(sys.stderr)

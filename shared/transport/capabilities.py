@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import Unreachable
+from shared.runtime import backports
 from shared.transport.base import Broker, Presence
 from shared.transport.mqtt_connection import NO_ANSWER, Connection, Incoming
 from shared.transport.packet_limit import LEAST_BYTES, MOST_PACKET_BYTES
@@ -89,7 +90,7 @@ class _Trial:
         connection = self.connection
         assert connection
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with backports.timeout(self.patience_s):
                 answer = connection.send(self.topic, payload, qos=1, retain=retain)
                 assert answer
                 return (await connection.settled(answer))[0]
@@ -103,7 +104,7 @@ class _Trial:
         connection = self.connection
         assert connection
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with backports.timeout(self.patience_s):
                 await connection.settled(connection.unsubscribe([self.topic]))
                 return (await connection.settled(connection.subscribe([self.topic])))[0]
         except TimeoutError:

@@ -22,6 +22,7 @@ import msgspec
 
 from shared.errors import TooLarge, Unreachable, Untrusted
 from shared.protocol.topics import matches
+from shared.runtime import backports
 from shared.runtime.executor import background
 from shared.transport.base import Broker, Inbox, Presence
 from shared.transport.mqtt_client import Admits
@@ -136,7 +137,7 @@ class MqttTransport:
         if not self._born or not self.connection:
             return
         try:
-            async with asyncio.timeout(GOODBYE_S):
+            async with backports.timeout(GOODBYE_S):
                 await self.publish(self._born.topic, self._born.will, retain=True)
         except (Unreachable, TimeoutError):
             log.debug("no broker to say goodbye to")

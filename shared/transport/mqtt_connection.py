@@ -22,6 +22,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from shared.errors import Unreachable
+from shared.runtime import backports
 from shared.transport.base import Broker, Presence
 from shared.transport.dialling import dialled
 from shared.transport.login import login_of
@@ -127,7 +128,7 @@ class Connection:
         self.begin_reading()
         self._write()
         try:
-            async with asyncio.timeout(patience_s):
+            async with backports.timeout(patience_s):
                 waiting: set[asyncio.Future[Any]] = {self._accepted, self.lost}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 
 import msgspec
 
 from shared.errors import Unreachable
+from shared.runtime import backports
 from shared.transport.base import Broker
 from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, Connection, Incoming
 from shared.transport.refusals import HUNG_UP
@@ -78,7 +78,7 @@ async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: fl
     connection = Connection(broker, client_id, None, Incoming(lambda *_: None, Traffic()), dates=dates)
     publishes = False
     try:
-        async with asyncio.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
+        async with backports.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)
             if reason := (await connection.settled(connection.subscribe([topic])))[0]:
                 return f"denies subscribing to {topic}: {reason}"

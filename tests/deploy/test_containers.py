@@ -91,7 +91,7 @@ def test_compose_lays_volumes_and_ports_where_the_server_has_them():
     assert Path(USUAL_DATA).is_relative_to(mounted["state"])
     assert set(COMPOSE["volumes"]) == {"site", "state"}
     assert SERVICES["broker"]["ports"] == [f"{port}:{port}" for port in (USUAL_PORT, ENROLMENT_PORT)]
-    places = BrokerPlaces(*(Path("/x"),) * 5)
+    places = BrokerPlaces(*(Path("/x"),) * 6)
     assert f"listener {USUAL_PORT + 1} 127.0.0.1" in broker_conf(places, port=USUAL_PORT, own_port=USUAL_PORT + 1)
     assert str(USUAL_PORT + 1) in SERVICES["broker"]["healthcheck"]["test"][-1]
     assert str(ENROLMENT_PORT) in SERVICES["enrolment"]["healthcheck"]["test"][-1]

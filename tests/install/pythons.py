@@ -2,10 +2,13 @@
 
 Each interpreter gets an environment of its own below `build/pythons`, with the versions of constraints.txt. There every
 module is imported, and a live trial of one round is run with four agents, their trainers and a broker as processes.
+The server needs Python 3.11: on 3.10 the agent's modules are imported, and agents train three rounds of three methods
+for a server of the interpreter that runs this.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,15 +18,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.compat.plans import FEDSPU
+from tests.compat.sides import Side, Site, after, mosquitto
+from tests.compat.test_mixed import ROUNDS, SHORT, short
+
 ROOT = Path(__file__).parents[2]
-VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+AGENT_ALONE = "3.10"
+VERSIONS = (AGENT_ALONE, "3.11", "3.12", "3.13", "3.14")
 BUILD = ROOT / "build" / "pythons"
 EXTRAS = "device,server,demo,images"
+PACKAGES = ("shared", "device_agent", "edge_server")
 LIMIT_S = 900.0
 IMPORTS = """
 import importlib, pkgutil, sys
 count = 0
-for name in ("shared", "device_agent", "edge_server"):
+for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(package.__path__, name + "."):
         if not found.name.endswith(("__main__", ".ray_cluster")):
@@ -63,19 +72,22 @@ def made_environment(python: str) -> Path:
     exact = run(python, "-c", "import platform; print(platform.python_version())")
     place = BUILD / exact
     own = place / "bin" / "python"
-    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    alone = exact.startswith(f"{AGENT_ALONE}.")
+    pins = ROOT / (f"constraints-{AGENT_ALONE}.txt" if alone else "constraints.txt")
+    extras = EXTRAS.replace("server,", "") if alone else EXTRAS
+    torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
     if not own.exists():
         run(python, "-m", "venv", place)
     pip = (own, "-m", "pip", "--disable-pip-version-check", "-q", "install")
     index = os.environ.get("FIELDFLEET_TORCH_INDEX")
     run(*pip, "--no-deps", *(("--index-url", index) if index else ()), torch)
-    run(*pip, "-c", ROOT / "constraints.txt", "-e", f"{ROOT}[{EXTRAS}]")
+    run(*pip, "-c", pins, "-e", f"{ROOT}[{extras}]")
     return own
 
 
 def tried(python: Path) -> str:
     """Return what was seen with an environment's interpreter: modules imported, and a trained round."""
-    modules = run(python, "-c", IMPORTS)
+    modules = run(python, "-c", IMPORTS, *PACKAGES)
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.toml"
         text = (ROOT / "deploy" / "plans" / "demo.toml").read_text()
@@ -86,6 +98,23 @@ def tried(python: Path) -> str:
     return f"{modules}; {result}"
 
 
+def tried_agent(python: Path) -> str:
+    """Return what was seen of the agent with an environment's interpreter: modules imported, and trained rounds."""
+    modules = run(python, "-c", IMPORTS, *(name for name in PACKAGES if name != "edge_server"))
+    with tempfile.TemporaryDirectory() as text, mosquitto(Path(text)) as port:
+        site = Site(Path(text), port, devices=FEDSPU.devices, data=FEDSPU.data, partition=FEDSPU.partition)
+        try:
+            site.start_agents(Side(AGENT_ALONE, python, ROOT))
+            for name in SHORT:
+                [shown] = after().commands(["show", site.serve(after(), short(name), name), "--format", "json"])
+                outcomes = [(one["outcome"], one["arrived"]) for one in json.loads(shown)["rounds"]]
+                if outcomes != [("aggregated", list(site.devices))] * ROUNDS:
+                    raise subprocess.SubprocessError(f"{name}: {outcomes}")
+        finally:
+            site.close()
+    return f"{modules}; {ROUNDS} rounds each of {', '.join(SHORT)}, every update of {len(site.devices)} agents"
+
+
 def main() -> int:
     """Try every interpreter; return 1 where one fails."""
     failed, seen = 0, set[str]()
@@ -93,8 +122,8 @@ def main() -> int:
         seen.add(version)
         began = time.monotonic()
         try:
-            told = tried(made_environment(python))
-        except (subprocess.SubprocessError, OSError) as error:
+            told = (tried_agent if version == AGENT_ALONE else tried)(made_environment(python))
+        except (subprocess.SubprocessError, OSError, AssertionError) as error:
             failed += 1
             told = f"FAILED: {error}\n{getattr(error, 'stderr', '') or ''}"
         sys.stdout.write(f"{python}: {told} ({time.monotonic() - began:.0f} s)\n")

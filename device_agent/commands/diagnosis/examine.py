@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import grp
 import os
 import platform
@@ -31,6 +30,7 @@ from shared.errors import ConfigError, CorruptFile, NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.protocol.units import format_figure
+from shared.runtime import backports
 from shared.runtime.clock import is_kept_right, monotonic
 from shared.runtime.extras import is_packaged
 from shared.runtime.folder_lock import is_held
@@ -110,7 +110,7 @@ def examine_broker(config: AgentConfig) -> Iterator[Check]:
             yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
             return
         us = config.broker, name, topic(config.site, config.device, "probe")
-        said = asyncio.run(find_refusal(*us, dates=dates))
+        said = backports.run(find_refusal(*us, dates=dates))
         is_able = not said or said.startswith(NO_QOS_1)
         yield checks.check_broker(config.broker, "" if is_able else said)
         if is_able:
@@ -121,7 +121,7 @@ def _examine_capabilities(broker: Broker, client_id: str, place: str, *, dates: 
     """Try what the protocol needs of a broker, a line for each thing that it lacks."""
     size = FRAME_BYTES + HEADER_BYTES
     try:
-        lacks = asyncio.run(find_lacks(broker, client_id, place, size, dates=dates))
+        lacks = backports.run(find_lacks(broker, client_id, place, size, dates=dates))
     except Unreachable as error:
         yield Check(name="broker", state="bad", finding=f"it hung up: {error}", remedy="look at its log")
         return

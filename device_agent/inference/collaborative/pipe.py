@@ -17,6 +17,7 @@ import msgspec
 from device_agent.inference.collaborative.interface import AskTop, Half, TopReply
 from shared.errors import FieldFleetError, InferenceRefused, Unreachable
 from shared.protocol.inference.collaborative import TopTiming
+from shared.runtime import backports
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class TopPipe:
         self._waiting[number] = waiting
         try:
             _write(self._writer, asked, parts)
-            async with asyncio.timeout(deadline_s + SLACK_S):
+            async with backports.timeout(deadline_s + SLACK_S):
                 return await waiting
         except TimeoutError:
             raise Unreachable("the agent does not answer") from None

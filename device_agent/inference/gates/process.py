@@ -22,6 +22,7 @@ from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
 from shared.protocol.update import UpdateRecord, UpdateTerms
+from shared.runtime import backports
 from shared.runtime.processes import kill
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class GateProcess:
         """Return the child's verdict, or how it died."""
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", self.module, stdin=PIPE, stdout=PIPE)
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with backports.timeout(self.patience_s):
                 return await _converse(process, job)
         except TimeoutError:
             is_lasting = isinstance(job, GateJob)

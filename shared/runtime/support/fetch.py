@@ -5,7 +5,6 @@ An index is one that pip can use (PEP 503, PEP 691): a page a project with the a
 
 from __future__ import annotations
 
-import hashlib
 import html
 import http.client
 import json
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shared.errors import ConfigError, Unreachable
+from shared.runtime import backports
 from shared.runtime.support.table import Wheel
 from shared.runtime.text_table import printable_text
 
@@ -64,7 +64,7 @@ def is_whole(path: Path, wheel: Wheel) -> bool:
     if not path.is_file() or path.stat().st_size != wheel.bytes:
         return False
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == wheel.sha256
+        return backports.file_digest(file, "sha256").hexdigest() == wheel.sha256
 
 
 def _bring_one(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from shared.runtime import backports
+
 RUNNING = Path("/run/systemd/system")
 """There where systemd is what began the system, as sd_booted(3) says."""
 PATIENCE_S, LOOK_S = 300.0, 30.0
@@ -48,7 +50,7 @@ def restart(*units: str, verb: Verb = "restart") -> str:
         *units: Their names.
         verb: `try-restart` for those alone that run already.
     """
-    return asyncio.run(_restart(verb, *units))
+    return backports.run(_restart(verb, *units))
 
 
 async def _restart(verb: Verb, *units: str) -> str:
@@ -69,7 +71,8 @@ async def _ask(patience_s: float, *words: str) -> tuple[int | None, bytes, bytes
         SYSTEMCTL, "--no-ask-password", *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
     )
     try:
-        said, told = await asyncio.wait_for(process.communicate(), patience_s)
+        async with backports.timeout(patience_s):
+            said, told = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
