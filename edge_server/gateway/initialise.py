@@ -82,9 +82,14 @@ def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
 
 
 def _make_server_file(site: SiteFolder, before: SiteState | None, state: SiteState) -> None:
-    """Write the server's file where there is none, or where nobody has edited it; `site check` tells of others."""
+    """Write the server's file where there is none, or where nobody has edited it; `site check` tells of others.
+
+    Earlier versions wrote the server's other certificate in it.
+    """
     path = site.path / "server.toml"
-    if not path.is_file() or (before and path.read_bytes() == server_toml(site.path, before).encode()):
+    usual = server_toml(site.path, before) if before else ""
+    former = usual.replace("gateway/own-server", "gateway/edge-server")
+    if not path.is_file() or path.read_text("utf-8", "replace") in (usual, former):
         site.put(path, server_toml(site.path, state).encode())
 
 

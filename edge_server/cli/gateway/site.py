@@ -142,7 +142,7 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
         runs: Whether systemd runs its broker and its enrolment service by now.
     """
     if not is_new:
-        wants = "another port of the broker wants a restart of it"
+        wants = "another port of the broker, or another gateway/own.pem, wants a restart of it"
         return [f"next: `edge-server site reload` has a running broker take them; {wants}"]
     from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
     from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415

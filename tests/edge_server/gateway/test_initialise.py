@@ -91,6 +91,14 @@ def test_another_port_is_the_brokers(folder):
     assert load(folder / "server.toml").broker.port == 9884
 
 
+def test_a_servers_file_of_before_that_nobody_edited_names_its_new_certificate(folder):
+    path = folder / "server.toml"
+    usual = path.read_text()
+    path.write_text(usual.replace("own-server", "edge-server"))
+    assert made(folder)[1] == ["server.toml"]
+    assert path.read_text() == usual
+
+
 def test_a_servers_file_that_was_edited_stays(folder):
     path = folder / "server.toml"
     path.write_text(path.read_text() + "\nthreads = 1\n")
