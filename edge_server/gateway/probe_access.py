@@ -195,12 +195,12 @@ class OpenFault(str):
 
 
 async def strangers(door: Door, gateway: Path, *, own: bool = False) -> list[str]:
-    """Return which of those that it must not let in a broker lets in.
+    """List the clients that a broker lets in although it must not.
 
     Args:
-        door: Where it is.
+        door: Address of the broker.
         gateway: Folder of the pairs `revoked` and `probe`.
-        own: As `faults`.
+        own: Whether this is the listener for the server's own processes.
     """
     found = list[str]()
     pairs = [(gateway / "revoked", "a revoked certificate"), (None, "no certificate")]

@@ -70,7 +70,7 @@ async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
 
 
 def _has_read_own(site: SiteFolder, pid: int) -> bool:
-    """Tell whether a broker was started after the certificates of its listener on loopback were made."""
+    """Compare the start of a broker with the age of the certificates for its listener on loopback."""
     with suppress(OSError, psutil.NoSuchProcess):
         return bool(site.gateway(OWN).stat().st_mtime < psutil.Process(pid).create_time() + 1)
     return False

@@ -320,7 +320,7 @@ def make_own_pairs(site: SiteFolder, name: str) -> None:
 
 
 def is_own_pair(site: SiteFolder, pair: str) -> bool:
-    """Tell whether one of `OWN_PAIRS` is there, and its certificate its key's."""
+    """Check that the key and the certificate of one of `OWN_PAIRS` exist and belong together."""
     key, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
     data = file.read_bytes() if file.is_file() else b""
     return bool(data) and find_leaf(key, file, data, ()) == data

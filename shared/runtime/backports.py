@@ -1,6 +1,6 @@
-"""Parts of the standard library that Python 3.10 lacks: JetPack 6 has it, and NVIDIA builds torch for it.
+"""Parts of the standard library that Python 3.10 lacks.
 
-From Python 3.11 on, these names are the standard library's own.
+JetPack 6 has that version, and NVIDIA builds torch for it. From Python 3.11 on, these are the standard library's own.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
 HEAVY = "torch"
 
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
 
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
     """End a child process that was started here: politely, then not; return when it is gone."""
@@ -59,9 +61,6 @@ def _send(process: Process, number: signal.Signals) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)
-
-
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def configure(level: str, more: int = 0) -> None:
