@@ -220,13 +220,14 @@ def _splits(given: HcefTerms, faces: Faces, under: Apart, over: Apart) -> Iterat
     """Yield faces between those on both sides: of the devices that change theirs, so many as there are joules for.
 
     Equal devices change theirs at one price, all of them. How many should is a convex question, so that the best whole
-    number is beside the share of them with which all joules are spent.
+    number is beside the share of them with which all joules are spent. What a device spends on a face is read at the
+    price of that side: the two prices lie far apart where one side stays at its floors over a range of prices.
     """
     moves = np.flatnonzero(under.face != over.face)
     ranked = np.sort(under.cost, axis=0)
     moves = moves[np.argsort((ranked[1] - ranked[0])[moves], kind="stable")]
-    spent = faces.still + faces.drawn * under.on_faces
-    more = np.cumsum(spent[over.face[moves], moves] - spent[under.face[moves], moves])
+    low, high = (faces.still + faces.drawn * side.on_faces for side in (under, over))
+    more = np.cumsum(high[over.face[moves], moves] - low[under.face[moves], moves])
     fits = int(np.searchsorted(np.maximum.accumulate(more), given.energy_joules - under.joules, side="right"))
     for count in sorted({0, len(moves), *(min(max(0, fits + off), len(moves)) for off in (-1, 0, 1, 2))}):
         face = under.face.copy()
