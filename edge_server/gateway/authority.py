@@ -208,7 +208,7 @@ def sign_self(key: bytes, subject: Subject, ca_cert: bytes) -> bytes:
     """Return a certificate that its own key signs, PEM: a listener that trusts it trusts no other by it.
 
     Args:
-        key: PEM.
+        key: Private key of the certificate, PEM.
         subject: Whom it is for.
         ca_cert: Of the site CA, PEM: it is valid from that one's beginning, for `MAX_YEARS`.
 

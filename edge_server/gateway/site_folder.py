@@ -307,8 +307,8 @@ def make_own_pairs(site: SiteFolder, name: str) -> None:
     """Make the pairs that sign themselves where they are not there or not right, and the file that trusts them.
 
     Args:
-        site: The folder.
-        name: Of the site.
+        site: Folder in which the pairs are made.
+        name: Name of the site in the certificates.
     """
     for pair, (common, role) in OWN_PAIRS.items():
         key_file, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
