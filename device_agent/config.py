@@ -40,12 +40,15 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         trains: Whether this board is given tasks that train; `false` for one that has no room for that: it evaluates
             rounds of plans with `evaluation.runtime = "onnx"`, as a board without torch does.
         device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
-            Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Not yet the
-            default, since no GPU has run it here: `make bench NAME=gpu` on a board shows whether it may be.
+            Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Left out: `auto`
+            on a Jetson, else `cpu`, by the firmware profile.
         nice: Its nice value, 0 to 19; left out: what the firmware profile says where this board serves models too,
             else 0.
         cpus: Numbers of the CPUs that it may run on, empty for all; left out: where this board serves models too all
             but those that the profile spares, else all.
+        python: The Python that it runs on, where that is not the agent's, such as `/usr/bin/python3.10`, for which a
+            vendor builds PyTorch. Left out: the one that `device-agent setup train` brought PyTorch for, or else the
+            agent's own.
         models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
             for all that a module defines.
     """
@@ -54,9 +57,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_mb: int = 0
     threads: int = 0
     trains: bool = True
-    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    device: Literal["auto", "cpu", "cuda"] | None = None
     nice: int | None = None
     cpus: list[int] | None = None
+    python: str = ""
     models: list[str] = []
 
     def __post_init__(self) -> None:
@@ -103,7 +107,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         port: Of 127.0.0.1 on which it answers; 0 for none.
         socket: Path of the Unix socket on which it answers too; empty for `serve.sock` in the agent's `state_dir`.
         provider: What computes: `cpu`, `cuda` or `tensorrt`, where this build of ONNX Runtime has it; else the CPU, and
-            the log says so.
+            the log says so. `auto` times each model on GPU and CPU when it is opened, and takes the faster. Left out:
+            `auto` on a Jetson, else `cpu`, by the firmware profile.
         threads: Of ONNX Runtime for one request; with one nothing spins or is handed over. Left out: what the firmware
             profile says, which is one unless it knows better.
         rate_hz: About how many requests a second there will be. From 30 on, threads that wait for work spin for 50 us
@@ -124,7 +129,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     releases: list[str] = []
     port: int = 8471
     socket: str = ""
-    provider: Literal["cpu", "cuda", "tensorrt"] = "cpu"
+    provider: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None
     threads: int | None = None
     rate_hz: float = 0.0
     memory_mb: int = 0

@@ -1,9 +1,10 @@
 """Build Debian packages of agent and server: all Python of theirs below /opt, for this or another processor.
 
-    build.py --out DIR [--arch amd64|arm64] [--release 12|13] [--only agent|server] [--version X]
+    build.py --out DIR [--arch amd64|arm64] [--only agent|server] [--version X]
 
-Each is an environment of its own, as `python3 -m venv` would make it, filled by pip for the named platform; nothing is
-compiled. The same commit gives the same bytes, wherever pip brings the same wheels.
+Each is a virtual environment for the system's own Python, whichever of `pythons` that is, filled by pip for the named
+platform; nothing is compiled. All Pythons share one folder of libraries, where extension modules lie side by side:
+their names say for which Python they are. The same commit gives the same bytes, wherever pip brings the same wheels.
 """
 
 from __future__ import annotations
@@ -18,22 +19,28 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PYTHONS = {"12": "3.11", "13": "3.13"}
-"""Python of Debian, and of Raspberry Pi OS, by release: wheels with C inside belong to one."""
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+"""Of Ubuntu 22.04 (and JetPack 6), Debian 12, Ubuntu 24.04 (JetPack 7), Debian 13, Ubuntu 26.04."""
 
-CODENAMES = {"12": "bookworm", "13": "trixie"}
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 TAGS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
-"""Wheels that the C library of Debian 12, 2.36, can load."""
+"""Wheels that the oldest C library, Ubuntu 22.04's 2.35, can load."""
 
-LIGHT = ("cffi", "cryptography", "msgspec", "paho-mqtt", "psutil", "pycparser", "xxhash")
-"""What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of constraints.txt."""
+EACH = ("cffi", "msgspec", "xxhash")
+"""Wheels with a build for each Python."""
+
+LIGHT = (*EACH, "cryptography", "paho-mqtt", "psutil", "pycparser")
+"""What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of the constraints."""
+
+BACKPORTS = ("exceptiongroup", "taskgroup", "tomli", "typing-extensions")
+"""The same for Python 3.10 alone."""
 
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
 """As Debian's own tools are told it."""
@@ -53,6 +60,7 @@ class Package:
         wheels: What it brings along.
         home: Of its versions.
         user: As which its services run.
+        pythons: Those that it runs on.
         services: Their units, in the order in which they are started.
         config: What the operator wrote, which goes with a purge alone.
         groups: Those that read sensors, which the user joins.
@@ -64,6 +72,7 @@ class Package:
     wheels: tuple[str, ...]
     home: str
     user: str
+    pythons: tuple[str, ...]
     services: tuple[str, ...]
     config: str
     groups: str = ""
@@ -78,9 +87,10 @@ AGENT = Package(
     name="fieldfleet-agent",
     command="device-agent",
     others=("edge_server",),
-    wheels=LIGHT,
+    wheels=(*LIGHT, *BACKPORTS),
     home="/opt/fieldfleet",
     user="fieldfleet",
+    pythons=PYTHONS,
     services=("fieldfleet-upgrade.service", "fieldfleet-upgrade.path", "fieldfleet-agent.service"),
     config="/etc/fieldfleet/agent.toml /etc/fieldfleet/upgrades.pem",
     groups="video powercap",
@@ -92,6 +102,7 @@ SERVER = Package(
     wheels=LIGHT + TABLES,
     home="/opt/fieldfleet-server",
     user="fieldfleet-server",
+    pythons=PYTHONS[1:],
     services=("fieldfleet-server.service", "fieldfleet-enrolment.service", "fieldfleet-check.timer"),
     config="/etc/fieldfleet/server.toml /etc/fieldfleet/plan.toml /etc/fieldfleet/site",
 )
@@ -103,25 +114,18 @@ class Target:
 
     Attributes:
         arch: As Debian names the processor.
-        release: Of Debian.
         version: Of ours.
         epoch: Seconds since 1970 that every file in it carries.
     """
 
     arch: str
-    release: str
     version: str
     epoch: int
 
     @property
-    def python(self) -> str:
-        """The interpreter's version."""
-        return PYTHONS[self.release]
-
-    @property
     def full_version(self) -> str:
-        """Of the package: a later Debian's sorts higher, so that an upgrade of the system brings it."""
-        return f"{self.version}+deb{self.release}"
+        """Of the package: sorts behind those for one Debian, `+deb12` and `+deb13`, that came before."""
+        return f"{self.version}+py3"
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -150,13 +154,24 @@ def make_wheel(folder: Path, version: str) -> Path:
     return wheel
 
 
-def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
-    """Unpack a package's wheels for its platform into its library folder, and leave out what no board runs."""
-    platforms = [f"--platform={tag}_{MACHINES[target.arch]}" for tag in TAGS]
+def fetch(library: Path, arch: str, python: str, *wheels: str | Path) -> None:
+    """Unpack wheels for a platform and a Python into a folder."""
+    platforms = [f"--platform={tag}_{MACHINES[arch]}" for tag in TAGS]
     usual = ("--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={library}")
-    version = f"--python-version={target.python}"
-    pins = ("-c", ROOT / "constraints.txt")
-    run(sys.executable, "-m", "pip", "install", *usual, *platforms, version, *pins, wheel, *package.wheels)
+    pins = ROOT / ("constraints-3.10.txt" if python == "3.10" else "constraints.txt")
+    version = f"--python-version={python}"
+    run(sys.executable, "-m", "pip", "install", *usual, *platforms, version, "-c", pins, *wheels)
+
+
+def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
+    """Fill a package's library folder for all its Pythons, and leave out what no board runs."""
+    oldest, *others = package.pythons
+    fetch(library, target.arch, oldest, wheel, *package.wheels)
+    for python in others:
+        with tempfile.TemporaryDirectory() as scratch:
+            fetch(Path(scratch), target.arch, python, *EACH)
+            for path in Path(scratch).rglob("*.so"):
+                shutil.copy(path, library / path.relative_to(scratch))
     for name in ("bin", "psutil/tests", *package.others):
         shutil.rmtree(library / name, ignore_errors=True)
     for path in library.rglob("*"):
@@ -166,15 +181,18 @@ def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
         path.chmod(0o644)
 
 
-def make_environment(home: Path, target: Target) -> Path:
-    """Make what `python3 -m venv --without-pip` would for the target's Python; return its library folder."""
-    python = f"python{target.python}"
-    library = home / "lib" / python / "site-packages"
+def make_environment(home: Path, package: Package) -> Path:
+    """Make what `python3 -m venv --without-pip` would, for any of the package's Pythons; return its library folder."""
+    library = home / "lib" / "common"
     library.mkdir(parents=True)
+    for python in package.pythons:
+        own = home / "lib" / f"python{python}" / "site-packages"
+        own.mkdir(parents=True)
+        (own / "_common.pth").write_text("../../common\n")
+        (own / "_setup.pth").write_text(f"{package.home}/extras/current\n")  # what `setup` brings; need not be there
     (home / "bin").mkdir()
-    (home / "bin" / "python3").symlink_to(f"/usr/bin/{python}")
-    told = {"home": "/usr/bin", "include-system-site-packages": "false", "version": target.python}
-    (home / "pyvenv.cfg").write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+    (home / "bin" / "python3").symlink_to("/usr/bin/python3")
+    (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     return library
 
 
@@ -191,11 +209,20 @@ def write_gzip(path: Path, text: str) -> None:
     path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
+def filled_in(text: str, words: Mapping[str, str]) -> str:
+    """Return a text with each `@WORD@` replaced."""
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
+
+
 def lay_files(root: Path, package: Package, target: Target) -> None:
     """Lay all but Python: launcher, units, rules, pages, completion, examples."""
     share, doc = root / "usr/share", root / "usr/share/doc" / package.name
     module = package.command.replace("-", "_")
-    launcher = (HERE / "launcher.sh").read_text().replace("@HOME@", package.home).replace("@MODULE@", module)
+    words = {"HOME": package.home, "MODULE": module, "COMMAND": package.command, "PACKAGE": package.name}
+    words |= {"FIRST": package.pythons[0], "LAST": package.pythons[-1], "STATE": f"/var/lib/{package.user}"}
+    launcher = filled_in((HERE / "launcher.sh").read_text(), words)
     write(root / "usr/bin" / package.command, launcher, 0o755)
     for source, place in laid_of(package).items():
         write(root / place, (ROOT / "deploy" / source).read_text())
@@ -206,7 +233,7 @@ def lay_files(root: Path, package: Package, target: Target) -> None:
     write(share / "bash-completion/completions" / package.command, run(*pages, "completion", package.command))
     write(share / "lintian/overrides" / package.name, (package.folder / "lintian-overrides").read_text())
     write(doc / "copyright", (HERE / "copyright").read_text())
-    heading = f"{package.name} ({target.full_version}) {CODENAMES[target.release]}; urgency=medium"
+    heading = f"{package.name} ({target.full_version}) stable; urgency=medium"
     closing = f" -- {MAINTAINER}  {day:%a, %d %b %Y %H:%M:%S} +0000"
     changes = f"{heading}\n\n  * See CHANGELOG.md of this version, which lies beside this file.\n\n{closing}\n"
     write_gzip(doc / "changelog.gz", changes)
@@ -242,7 +269,7 @@ def write_control(root: Path, package: Package, target: Target) -> None:
     """Write what dpkg is told of the package."""
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     size = sum(-(-path.stat().st_size // 1024) for path in files) + sum(1 for path in root.rglob("*") if path.is_dir())
-    major, minor = map(int, target.python.split("."))
+    major, minor = map(int, package.pythons[-1].split("."))
     words = {
         "VERSION": target.full_version,
         "MAINTAINER": MAINTAINER,
@@ -256,15 +283,13 @@ def write_control(root: Path, package: Package, target: Target) -> None:
         "STATE": f"/var/lib/{package.user}",
         "CONFIG": package.config,
         "GROUPS": package.groups,
-        "PYTHON": target.python,
+        "PYTHON": package.pythons[0],
         "NEXT": f"{major}.{minor + 1}",
     }
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(root)}\n" for path in files)  # noqa: S324
     for name in ("control", "postinst", "prerm", "postrm"):
         text = (package.folder / name if name == "control" else HERE / name).read_text()
-        for word, value in words.items():
-            text = text.replace(f"@{word}@", value)
-        write(root / "DEBIAN" / name, text, 0o644 if name == "control" else 0o755)
+        write(root / "DEBIAN" / name, filled_in(text, words), 0o644 if name == "control" else 0o755)
     write(root / "DEBIAN" / "md5sums", sums)
 
 
@@ -280,11 +305,7 @@ def build(package: Package, target: Target, wheel: Path, out: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "root"
         home = root / package.home.lstrip("/") / target.version
-        library = make_environment(home, target)
-        fill(library, package, target, wheel)
-        (library / "_setup.pth").write_text(
-            f"{package.home}/extras/current\n"
-        )  # what `setup` brings; need not be there
+        fill(make_environment(home, package), package, target, wheel)
         for link in ("current", "updater") if package is AGENT else ("current",):
             (home.parent / link).symlink_to(target.version)
         lay_files(root, package, target)
@@ -308,7 +329,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "deb")
     parser.add_argument("--arch", choices=MACHINES, action="append")
-    parser.add_argument("--release", choices=PYTHONS, default="12", help="of Debian; default: %(default)s")
     parser.add_argument("--only", choices=("agent", "server"))
     parser.add_argument("--version", default=version, help="to show upgrades; default: %(default)s")
     options = parser.parse_args()
@@ -318,7 +338,7 @@ def main() -> None:
         for arch in options.arch or MACHINES:
             for package in (AGENT, SERVER):
                 if options.only in (None, package.folder.name):
-                    target = Target(arch, options.release, options.version, epoch)
+                    target = Target(arch, options.version, epoch)
                     file = build(package, target, wheel, options.out)
                     sys.stdout.write(f"{file}: {file.stat().st_size / 1e6:.2f} MB\n")
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from shared.errors import ConfigError
-from shared.runtime.support.table import LEAST_MEMORY_MB, Purpose, Row, System, WheelSet, choose, read_sets, read_table
+from shared.runtime.support.table import LEAST_MEMORY_MB, Purpose, Row, System, Wheel, choose, read_table, read_wheels
 
+MAIN = ("torch", "onnxruntime", "onnxruntime-gpu", "cvxpy")
 BOARDS = Path(__file__).parent / "boards.toml"
 Tested = Literal["real", "emulated", "recorded", "not yet"]
 
@@ -51,12 +52,12 @@ The emulated processors are a Cortex-A72 (Raspberry Pi 4) and a Cortex-A76 (Rasp
 
 def rows() -> Iterator[str]:
     """Yield a line of the page for each row of the table."""
-    sets = read_sets()
+    wheels = read_wheels()
     for row in read_table().row:
         if row.refused:
             yield f"| {row.systems} | {row.python or 'any'} | no: {row.refused} | no | no | {row.tested} |"
         else:
-            cells = [cell(sets[row.wheels], purpose) for purpose in ("train", "infer", "server")]
+            cells = [cell(wheels.take(row.wheels, purpose)) for purpose in ("train", "infer", "server")]
             yield f"| {told(row)} | {row.python} | {' | '.join(cells)} | {row.tested} |"
 
 
@@ -101,14 +102,14 @@ class Board:
 
     def cell(self, purpose: Purpose) -> str:
         """Return what `setup` brings for a purpose, or `no`."""
-        table, sets = read_table(), read_sets()
+        system = System(self.machine, self.python, self.l4t, self.lacks)
         try:
-            choice = choose(table, sets, System(self.machine, self.python, self.l4t, self.lacks), purpose)
+            choice = choose(read_table(), read_wheels(), system, purpose)
         except ConfigError:
             return "no"
         if 0 < self.memory_mb < LEAST_MEMORY_MB[purpose]:
             return f"no: it wants {LEAST_MEMORY_MB[purpose]} MB of memory"
-        return cell(sets[choice.row.wheels], purpose)
+        return cell(choice.wheels)
 
 
 def boards() -> list[Board]:
@@ -121,12 +122,12 @@ def told(row: Row) -> str:
     return f"{row.systems}. {row.note[:1].upper()}{row.note[1:]}" if row.note else row.systems
 
 
-def cell(wheels: WheelSet, purpose: str) -> str:
-    """Return the versions and the size of what a purpose takes."""
-    names = getattr(wheels, purpose)
-    chosen = {one.name: one for one in wheels.wheels if one.name in names}
-    main = [f"{name} {chosen[name].version}" for name in ("torch", "onnxruntime", "cvxpy") if name in chosen]
-    return f"{', '.join(main)}; {sum(one.bytes for one in chosen.values()) / 1e6:.0f} MB"
+def cell(wheels: Sequence[Wheel]) -> str:
+    """Return the versions and the size of what a purpose takes; `no` of nothing."""
+    main = [f"{one.name} {one.version}" for name in MAIN for one in wheels if one.name == name]
+    size = sum(one.bytes for one in wheels) / 1e6
+    more = " and torch" if any(not one.bytes for one in wheels) else ""
+    return f"{', '.join(main)}; {size:.0f} MB{more}" if main else "no"
 
 
 def page() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from shared.errors import ConfigError
 from shared.runtime.extras import packaged_config
 from shared.runtime.folder_lock import is_held
 from shared.runtime.text_table import fold_text, terminal_columns
+from shared.runtime.worker import find_worker
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
 CONFIG_HELP = "the agent's TOML file: its broker, folder, board; default: the package's own, if it is there"
@@ -87,7 +89,9 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         yield from examine_serving(config, _load_profile(told.profile), agent_runs=runs)
     if config:
         if config.data:
-            yield from check_examples(config.data, config.trainer.memory_mb)
+            with suppress(ConfigError):  # of which the finding on torch tells
+                worker = find_worker(config.trainer.python)
+                yield from check_examples(config.data, config.trainer.memory_mb, worker=worker)
         if fix:
             yield from mend_modes(config.broker)
         yield from examine_identity(config)

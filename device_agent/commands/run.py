@@ -23,6 +23,7 @@ from device_agent.exchange.agent_offers import AgentOffers, OwnVersion
 from device_agent.exchange.download import Download
 from device_agent.exchange.owner import claim
 from device_agent.exchange.state_files import writable
+from device_agent.hardware.tools import run_module
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
 from device_agent.identity.renewal import Renewal, show_certificate
@@ -30,7 +31,7 @@ from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.measurement.tuning.plan import Target
-from device_agent.trainer.beside_serving import choose_share, format_share
+from device_agent.trainer.beside_serving import choose_share, choose_trainer_device, format_share
 from device_agent.trainer.process import TrainerProcess
 from device_agent.upgrade.proof import Proving, hold_busy
 from device_agent.upgrade.record import find_home, running_version
@@ -46,12 +47,14 @@ from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.runtime.service import supervised
+from shared.runtime.worker import Worker, find_worker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
 
 if TYPE_CHECKING:  # an agent that only trains is the smaller for it
     from device_agent.commands.serving import BoardServing
 
+LOOK_S = 60.0
 logger = logging.getLogger(__name__)
 
 
@@ -162,7 +165,7 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
     data = config.examples
     _require_examples(data)
     classes, inputs = await in_thread(_class_names, data), await in_thread(_inputs, data)
-    trains = config.trainer.trains and find_spec("torch") is not None
+    trains = config.trainer.trains and await in_thread(_has_torch, config.trainer.python)
     if not trains:
         logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
     us = folder / "session", config.device, config.site, uuid.uuid4().hex
@@ -178,13 +181,26 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
         config.trainer.threads,
         config.log_level,
         config.trainer.models,
-        config.trainer.device,
+        choose_trainer_device(config.trainer, board.profile),
         trains,
         share.nice,
         share.cpus,
+        config.trainer.python,
     )
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         await _run_agent(config, board, session, (trainer, serving), life)
+
+
+def _has_torch(python: str) -> bool:
+    """Tell whether the trainer's interpreter has torch; with a warning where there is no such interpreter."""
+    try:
+        worker = find_worker(python)
+    except ConfigError as error:
+        logger.warning("%s", error)
+        return False
+    if worker == Worker():
+        return find_spec("torch") is not None
+    return run_module("device_agent.trainer.has_torch", timeout_s=LOOK_S, worker=worker).exit_code == 0
 
 
 def _require_examples(data: Data) -> None:

@@ -8,7 +8,7 @@ import sys
 from shared.errors import ConfigError
 from shared.runtime.support.command import add_arguments, set_up
 from shared.runtime.support.install import find_extras, is_current, name_of
-from shared.runtime.support.table import Purpose, choose, find_row, read_sets, read_table, this_system
+from shared.runtime.support.table import Purpose, choose, find_row, read_table, read_wheels, this_system
 
 PURPOSES: tuple[Purpose, ...] = ("train", "infer")
 
@@ -28,12 +28,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show() -> int:
-    system, table, sets = this_system(), read_table(), read_sets()
+    system, table, wheels = this_system(), read_table(), read_wheels()
     row = find_row(table, system)
     _say(f"{row.systems}: tested {row.tested}")
     for purpose in PURPOSES:
         try:
-            choice = choose(table, sets, system, purpose)
+            choice = choose(table, wheels, system, purpose)
         except ConfigError as error:
             _say(f"{purpose}: {error}")
             continue

@@ -1,20 +1,24 @@
 """Smoke test of torch or ONNX Runtime in a child process: on some boards the first convolution ends the process.
 
-`python -m device_agent.hardware.library_smoke_test torch` prints the version and exits with 0; 3 means not installed,
-4 out of memory.
+`python -m device_agent.hardware.library_smoke_test torch auto` prints what it found, as JSON on the last line, and
+exits with 0; 3 means not installed, 4 out of memory. The second argument is `[trainer] device`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 EXIT_MISSING, EXIT_MEMORY = 3, 4
+STEPS, STEP = 3, 0.1
+NO_GPU = "the driver shows it no GPU"
 
 SQUARE_MODEL = bytes.fromhex(
     "08083a400a110a01780a017812017922064d61744d756c1201675a130a0178120e0a0c080112080a0208020a0208"
@@ -23,43 +27,62 @@ SQUARE_MODEL = bytes.fromhex(
 """An ONNX model: y = x @ x, both of shape (2, 2), float32; IR version 8, operator set 13."""
 
 
-def main(library: str) -> int:
+def main(library: str, device: str = "cpu") -> int:
     """Import a library and let it compute a little; return the exit code."""
     with contextlib.suppress(OSError):  # where memory is short, it ends this process and not the agent
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
         module = importlib.import_module(library)
-        SMOKE_TESTS[library](module)
+        done, lack = SMOKE_TESTS[library](module, device)
     except MemoryError:
         return EXIT_MEMORY
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
         return EXIT_MISSING
-    sys.stdout.write(f"\n{getattr(module, '__version__', '')}\n")
+    found = {"version": getattr(module, "__version__", ""), "done": done, "lack": lack}
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
     return 0
 
 
-def _test_torch(torch: Any) -> None:
-    """Take one convolution forward and backward: it is there that builds for newer CPUs die."""
+def _test_torch(torch: Any, device: str) -> tuple[str, str]:
+    """Train a convolution for three steps, of which builds for newer CPUs die. Return what was done, and lacks."""
     layer = torch.nn.Conv2d(3, 8, 3)
-    layer(torch.ones(2, 3, 16, 16)).square().sum().backward()
-    if not layer.weight.grad.isfinite().all():
-        raise ArithmeticError("the gradient of a convolution is not finite")
+    cuda, has_gpu = torch.version.cuda, torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise RuntimeError(f"{NO_GPU if cuda else 'it was built without CUDA'}, and [trainer] device is cuda")
+    place = "cuda" if has_gpu and device != "cpu" else "cpu"
+    optimizer, losses = torch.optim.SGD(layer.to(place).parameters(), lr=STEP), list[float]()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = layer(torch.ones(2, 3, 16, 16, device=place)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    if not losses[-1] < losses[0]:  # also where one is not a number
+        raise ArithmeticError(f"{STEPS} steps of a convolution change its loss to {losses}")
+    where = torch.cuda.get_device_name() if place == "cuda" else "the CPU"
+    told = f"trains on {where}" + (f" with CUDA {cuda}" if place == "cuda" else "")
+    lack = f"it is built for CUDA {cuda}, and {NO_GPU}" if cuda and not has_gpu and device != "cpu" else ""
+    return f"{told}, Python {platform.python_version()}", lack
 
 
-def _test_onnxruntime(onnxruntime: Any) -> None:
-    """Run one matrix product."""
+def _test_onnxruntime(onnxruntime: Any, _device: str) -> tuple[str, str]:
+    """Run one matrix product. Return what was done, and lacks."""
     numpy = importlib.import_module("numpy")
     session = onnxruntime.InferenceSession(SQUARE_MODEL, providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"x": numpy.ones((2, 2), numpy.float32)})
     if (result != 2).any():  # noqa: PLR2004 - two ones in each product
         raise ArithmeticError(f"a product of ones is {result.tolist()}")
+    return "imports and computes", ""
 
 
-SMOKE_TESTS: Mapping[str, Callable[[Any], None]] = {"torch": _test_torch, "onnxruntime": _test_onnxruntime}
+SMOKE_TESTS: Mapping[str, Callable[[Any, str], tuple[str, str]]] = {
+    "torch": _test_torch,
+    "onnxruntime": _test_onnxruntime,
+}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

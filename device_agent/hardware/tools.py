@@ -9,14 +9,14 @@ import os
 import select
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.hardware import files
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
+from shared.runtime.worker import Worker, find_worker
 
 LIVE_ROOT = Path("/")
 RECORDED_TOOLS = "tools"
@@ -100,21 +100,31 @@ class ChildExit:
     stderr: str
 
 
-def run_module(module: str, *arguments: str, timeout_s: float) -> ChildExit:
-    """Run a module of ours in an interpreter of its own, which may die without taking this process along."""
-    return run_command([sys.executable, "-m", module, *arguments], timeout_s=timeout_s)
+def run_module(module: str, *arguments: str, timeout_s: float, worker: Worker | None = None) -> ChildExit:
+    """Run a module of ours in a process of its own, which may die without taking this one along.
+
+    Args:
+        module: Its name.
+        *arguments: What it is told.
+        timeout_s: Seconds after which it is ended.
+        worker: The interpreter; None for the one that loads what `device-agent setup` brought.
+    """
+    found = worker or find_worker()
+    return run_command(found.command(module, *arguments), timeout_s=timeout_s, environment=found.environment())
 
 
-def run_command(command: Sequence[str], timeout_s: float) -> ChildExit:
+def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> ChildExit:
     """Run a command of ours, or one that the operator named, without a shell.
 
     Args:
         command: Its words.
         timeout_s: Seconds after which it is ended.
+        environment: Its environment; None for this process's.
     """
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and nobody else's words
             command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,

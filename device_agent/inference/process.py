@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -42,16 +40,18 @@ from device_agent.inference.messages import (
 )
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
-from shared.errors import FieldFleetError, ServingDied, ServingRefused, Unreachable
+from shared.errors import ConfigError, FieldFleetError, ServingDied, ServingRefused, Unreachable
 from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
 from shared.runtime.memory import MIB
 from shared.runtime.processes import terminate
+from shared.runtime.worker import Worker, find_worker
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
 """Before it is started again; twice as long each time, from the first again after it lived for so long."""
+MODULE = "device_agent.inference.main"
 START_PATIENCE_S = 120.0
 GONE_S = 2.0
 """For a process to end after its pipe."""
@@ -82,7 +82,7 @@ class InferenceProcess:
         served: What it serves from its start.
         folders: What answers where everything else of its name was taken back: what an operator put on the board.
         clock: Of back-offs.
-        command: Starts it, without its settings.
+        command: Starts it, without its settings; empty for the usual.
 
     Attributes:
         refused: Why it serves none of what it was to serve from its start, by name.
@@ -100,7 +100,7 @@ class InferenceProcess:
         *,
         folders: Mapping[str, ReleaseFiles] = MappingProxyType({}),
         clock: Clock = monotonic,
-        command: tuple[str, ...] = (sys.executable, "-m", "device_agent.inference.main"),
+        command: tuple[str, ...] = (),
     ) -> None:
         self._settings, self._find, self._clock, self._command = settings, find, clock, command
         self._loaded = {name: {one.version: one} for name, one in served.items()}
@@ -239,7 +239,7 @@ class InferenceProcess:
             began = self._clock()
             try:
                 cause = await self.live()
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 cause = f"it could not be started: {error}"
             if self._clock() - began >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
@@ -247,10 +247,19 @@ class InferenceProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    def _words(self, worker: Worker) -> Sequence[str]:
+        settings = msgspec.json.encode(self._settings).decode()
+        return (*self._command, settings) if self._command else worker.command(MODULE, settings)
+
     async def live(self) -> str:
-        """Start the process, and hear it until it ends; return why it did."""
+        """Start the process, and hear it until it ends; return why it did.
+
+        Raises:
+            ConfigError: The interpreter that is to run it is not there.
+        """
         self.starts += 1
-        words = (*self._command, msgspec.json.encode(self._settings).decode())
+        worker = find_worker()
+        words = self._words(worker)
         ours, theirs = socket.socketpair() if self._settings.cut else (None, None)
         tops = [theirs.fileno()] if theirs else []
         try:
@@ -259,7 +268,7 @@ class InferenceProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,
-                env=os.environ | LEAN,
+                env=worker.environment() | LEAN,
                 pass_fds=tops,
             )
         finally:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnxruntime
@@ -47,6 +47,9 @@ PROVIDERS: Mapping[str, Sequence[str]] = {
     "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"),
 }
 """What `[serve] provider` may ask for, as ONNX Runtime calls it, the best first."""
+AUTO = "auto"
+"""What it may ask for too: whichever answers a model's first requests fastest, of CUDA and the CPU."""
+OpenWith: TypeAlias = Callable[[Sequence[str]], tuple[Any, float]]
 WARM_UPS = 3
 ERRORS_ALONE = 3
 """ONNX Runtime's level of severity."""
@@ -142,20 +145,22 @@ def open_model(
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in graph.parameters]
     if values:  # a half may have none
         options.add_external_initializers(list(graph.parameters), values)
-    providers, fallen = choose_providers(settings.provider, onnxruntime.get_available_providers())
-    try:
-        session = onnxruntime.InferenceSession(data, options, providers=providers)
-        _require_signature(session, graph, what)
-        quick_s = _warm_up(session, graph, what)
-    except (ConfigError, CorruptFile, ServingRefused):
-        raise
-    except Exception as error:  # of its C++ code, by no common class
-        raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
-    used = session.get_providers()[0]
-    if not fallen and used != providers[0]:
-        fallen = f"{providers[0]} could not be loaded"
-    if fallen:
-        log.warning("serve.provider: %s: %s computes model %s", fallen, used, told.reference)
+
+    def open_with(providers: Sequence[str]) -> tuple[Any, float]:
+        try:
+            session = onnxruntime.InferenceSession(data, options, providers=list(providers))
+            _require_signature(session, graph, what)
+            return session, _warm_up(session, graph, what)
+        except (ConfigError, CorruptFile, ServingRefused):
+            raise
+        except Exception as error:  # of its C++ code, by no common class
+            raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
+
+    available = onnxruntime.get_available_providers()
+    if settings.provider == AUTO:
+        session, quick_s = open_fastest(open_with, auto_choices(available), told.reference)
+    else:
+        session, quick_s = _open_wanted(open_with, settings.provider, available, told.reference)
     return OpenModel(told, session, quick_s, time.monotonic() - began, is_half, own_is)
 
 
@@ -181,6 +186,57 @@ def _warn_of_classes(manifest: ReleaseManifest) -> None:
             manifest.reference,
             fault,
         )
+
+
+def _open_wanted(open_with: OpenWith, wanted: str, available: Sequence[str], name: str) -> tuple[Any, float]:
+    """Open a model with what is asked for, or with what comes closest, and say which."""
+    providers, fallen = choose_providers(wanted, available)
+    session, quick_s = open_with(providers)
+    used = session.get_providers()[0]
+    if not fallen and used != providers[0]:
+        fallen = f"{providers[0]} could not be loaded"
+    if fallen:
+        log.warning("serve.provider: %s: %s computes model %s", fallen, used, name)
+    return session, quick_s
+
+
+def auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
+    """Return what `auto` tries: the GPU by CUDA where this build has it, and the CPU.
+
+    TensorRT is not tried, since it takes minutes to compile a model.
+    """
+    return [PROVIDERS[name] for name in ("cuda", "cpu") if PROVIDERS[name][0] in available]
+
+
+def open_fastest(open_with: OpenWith, choices: Sequence[Sequence[str]], name: str) -> tuple[Any, float]:
+    """Open a model with each of several choices of providers, and keep the one that answers fastest.
+
+    Args:
+        open_with: Opens it with providers; returns the session and the seconds of its fastest run.
+        choices: Each with its preferred provider first; the last one must work.
+        name: Of the model, for the log.
+
+    Raises:
+        ConfigError: The last choice does not run it.
+    """
+    opened: list[tuple[float, Any]] = []
+    for providers in choices:
+        try:
+            session, quick_s = open_with(providers)
+        except ConfigError as error:
+            if providers is choices[-1]:
+                raise
+            log.warning("serve.provider: %s: %s is not used: %s", name, providers[0], error)
+            continue
+        if session.get_providers()[0] == providers[0]:
+            opened.append((quick_s, session))
+        else:
+            log.warning("serve.provider: %s: %s could not be loaded", name, providers[0])
+    quick_s, fastest = min(opened, key=lambda one: one[0])
+    if len(opened) > 1:
+        told = ", ".join(f"{session.get_providers()[0]} {seconds * 1e3:.3g} ms" for seconds, session in opened)
+        log.info("model %s: %s computes it: %s", name, fastest.get_providers()[0], told)
+    return fastest, quick_s
 
 
 def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:

@@ -111,7 +111,7 @@ def choose_settings(
         port=config.port,
         socket=socket,
         memory_bytes=config.memory_mb << 20 or most // 2,
-        provider=config.provider,
+        provider=config.provider or usual.provider,
         threads=threads,
         spin_us=usual.spin_us if spins else 0,
         arena=arena == "on" or (arena == "auto" and most >= SMALL_BOARD_BYTES),

@@ -23,6 +23,7 @@ from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.runtime.durable import replace_file
+from shared.runtime.worker import Worker
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -46,6 +47,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         version: Of the library; empty where it is unknown.
         board: Id of the profile of the board that it was tried on: a card may move on to another.
         finding: For people.
+        lack: What it does not reach though it was built for it, such as a GPU; empty for nothing.
     """
 
     library: str
@@ -53,6 +55,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     board: str = ""
     finding: str = ""
+    lack: str = ""
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
@@ -113,18 +116,41 @@ def find_missing_isa(root: Path, library: str, profile: Profile) -> str:
     return token if token and lines and not all(token in line.split() for line in lines) else ""
 
 
-def smoke_test(library: str, timeout_s: float = 180.0, *, board: str = "") -> Verdict:
+def smoke_test(
+    library: str, timeout_s: float = 180.0, *, board: str = "", worker: Worker | None = None, device: str = "cpu"
+) -> Verdict:
     """Run a library's smoke test in a child process, and return how that ended.
 
     Args:
         library: Name of the library, such as `torch`.
         timeout_s: Seconds after which the child is killed.
         board: Id of the profile of this board.
+        worker: As `run_module`.
+        device: What torch computes with, as `[trainer]` names it.
     """
-    ended = run_module("device_agent.hardware.library_smoke_test", library, timeout_s=timeout_s)
+    module = "device_agent.hardware.library_smoke_test"
+    ended = run_module(module, library, device, timeout_s=timeout_s, worker=worker)
     state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
-    number = find_version(library) or (ended.stdout.split() or [""])[-1]
-    return Verdict(library=library, state=state, version=number, board=board, finding=finding)
+    told = _told(ended.stdout) if state == "usable" else _Told()
+    number = told.version or find_version(library)
+    return Verdict(
+        library=library, state=state, version=number, board=board, finding=told.done or finding, lack=told.lack
+    )
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a smoke test prints."""
+
+    version: str = ""
+    done: str = ""
+    lack: str = ""
+
+
+def _told(printed: str) -> _Told:
+    try:
+        return msgspec.json.decode((printed.strip().splitlines() or [""])[-1], type=_Told)
+    except msgspec.MsgspecError:
+        return _Told()
 
 
 def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryState, str]:

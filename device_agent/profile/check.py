@@ -170,7 +170,7 @@ def _check_inference(told: Inference) -> Iterator[str]:
     for key, (low, high) in INFERENCE_BOUNDS.items():
         if not low <= getattr(told, key) <= high:
             yield f"inference.{key}: {getattr(told, key)} must be {low} to {high}"
-    usual, figures = Inference(), set(Inference.__struct_fields__) - {"origin"}
+    usual, figures = Inference(), set(Inference.__struct_fields__) - {"origin", "provider"}
     for key in sorted(told.origin.keys() - figures):
         yield f"inference.origin: {key!r} is no figure of this table; use {', '.join(sorted(figures))}"
     for key in sorted(key for key in figures if getattr(told, key) != getattr(usual, key)):

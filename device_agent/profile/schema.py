@@ -207,6 +207,7 @@ class Inference(Struct, frozen=True, kw_only=True):
             often; 0 for never.
         arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
             the board has 1 GiB or more.
+        provider: What computes: `cpu`, or `auto` for the faster of GPU and CPU.
         trainer_nice: Nice value of the trainer.
         spared_cpus: How many CPUs, the first ones, are left to what serves while the board trains.
         origin: Where a figure is from, by its key; every one that is not the usual needs it.
@@ -215,9 +216,16 @@ class Inference(Struct, frozen=True, kw_only=True):
     threads: int = 1
     spin_us: int = 50
     arena: Literal["auto", "on", "off"] = "auto"
+    provider: Literal["auto", "cpu"] = "cpu"
     trainer_nice: int = 10
     spared_cpus: int = 0
     origin: dict[str, str] = {}
+
+
+class Trainer(Struct, frozen=True, kw_only=True):
+    """How a board trains where its agent's file does not say: with its CPU, or with the GPU where torch reaches one."""
+
+    device: Literal["auto", "cpu"] = "cpu"
 
 
 class Permissions(Struct, frozen=True, kw_only=True):
@@ -249,6 +257,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     power_mode: PowerMode = PowerMode()
     memory: Memory = Memory()
     inference: Inference = Inference()
+    trainer: Trainer = Trainer()
     permissions: Permissions = Permissions()
 
     def is_fallback(self) -> bool:

@@ -28,6 +28,11 @@ class TrainerShare(NamedTuple):
     cpus_from: str
 
 
+def choose_trainer_device(config: TrainerConfig, profile: Profile) -> str:
+    """Return what the trainer computes with: `auto`, `cpu` or `cuda`, by the operator, else by the board's profile."""
+    return config.device or profile.trainer.device
+
+
 def choose_share(config: TrainerConfig, profile: Profile, present: Collection[int], *, serves: bool) -> TrainerShare:
     """Return what the trainer is to take of a board's processor.
 

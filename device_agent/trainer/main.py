@@ -232,12 +232,13 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str,
     malloc.enable_huge_pages()
     with loading():
         from device_agent.trainer.task import TrainingTask, perform_task  # noqa: PLC0415 - heavy, and not always needed
-        from shared.tensors.placement import is_broken  # noqa: PLC0415
+        from shared.tensors.placement import is_broken, share_memory  # noqa: PLC0415
 
         workspace = _prepare_workspace(threads, *device)
     exchange = PipeExchange(reader, out)
 
     def do(job: Job, meter: ProcessMeter) -> None:
+        share_memory(workspace().device, device[1], memory.resident_bytes())
         training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set)
         frees = training.algorithm.resources.frees_memory
         malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)

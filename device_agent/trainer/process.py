@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,9 +34,10 @@ from device_agent.trainer.pipe_messages import (
     ToTrainer,
     frame,
 )
-from shared.errors import TaskFailed, TrainerDied
+from shared.errors import ConfigError, TaskFailed, TrainerDied
 from shared.protocol.messages import Missed, Task
 from shared.runtime.processes import wait_or_kill
+from shared.runtime.worker import find_worker
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class TrainerProcess:
         trains: Whether it is given jobs that need torch.
         nice: Its nice value, where the agent has a lower one.
         cpus: Numbers of the CPUs that it may run on; empty for all.
+        python: Its interpreter; empty for the one that `device-agent setup` brought PyTorch for, or the agent's own.
     """
 
     lock: Path
@@ -153,6 +154,7 @@ class TrainerProcess:
     trains: bool = True
     nice: int = 0
     cpus: Sequence[int] = ()
+    python: str = ""
     _is_light: bool = False
     _process: Process | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -170,7 +172,7 @@ class TrainerProcess:
         loads torch, which makes way for the next task that trains.
 
         Raises:
-            TaskFailed: The board does not train.
+            TaskFailed: The board does not train, or its interpreter is not there.
         """
         self._stop_idle_timer()
         light = task is not None and task.assignment.graph is not None
@@ -183,6 +185,10 @@ class TrainerProcess:
         self._start_idle_timer()
 
     async def _start(self, *, light: bool) -> None:
+        try:
+            worker = find_worker(self.python)
+        except ConfigError as error:
+            raise TaskFailed(f"ConfigError: {error}") from error
         waited = False
         while (lock := _acquire(self.lock)) is None:
             if not waited:
@@ -195,10 +201,10 @@ class TrainerProcess:
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "device_agent.trainer.main", *map(str, arguments)),
+                *worker.command("device_agent.trainer.main", *map(str, arguments)),
                 stdin=PIPE,
                 stdout=PIPE,
-                env=PASSIVE | os.environ,
+                env=worker.environment(PASSIVE),
                 start_new_session=True,
                 pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
             )

@@ -6,20 +6,20 @@ lead out, and what has no folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from shared.errors import CorruptFile
 from shared.runtime.support.deb_file import DATA, PackedEntry, damaged, read_entries, shown
 
 
-def unpack_package(data: bytes, folder: str, python: str) -> Iterator[PackedEntry]:
+def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator[PackedEntry]:
     """Yield what a package holds below a folder, folders before what is in them.
 
     Args:
         data: The package.
         folder: Such as `opt/fieldfleet/0.4.0`.
-        python: The interpreter that it may lead to, such as `/usr/bin/python3.11`.
+        python: The interpreters that it may lead to, such as `/usr/bin/python3`.
 
     Raises:
         CorruptFile: It is damaged, or holds what no package of ours does.
@@ -48,13 +48,13 @@ def _check_place(path: str, entry: PackedEntry, seen: set[str], folders: set[str
         raise damaged(f"{shown(entry.path)} is no folder")
 
 
-def _check_link(path: str, target: str, python: str) -> str:
+def _check_link(path: str, target: str, python: Container[str]) -> str:
     """Return where a link leads, below the version's folder; refuse one that leads out, but to its interpreter.
 
     A `..` is taken at the beginning alone, where it climbs from a folder that is one: behind a name, that may be a
     link, and `..` is then beside what it leads to.
     """
-    if path == "bin/python3" and target == python:
+    if path == "bin/python3" and target in python:
         return path
     climbs = 0
     parts = target.split("/")

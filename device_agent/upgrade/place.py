@@ -30,7 +30,7 @@ class UpgradePlace:
         boot_id: File of the kernel, another for every boot.
         arch: As dpkg calls this processor.
         python: Whose libraries the packages bring.
-        interpreter: To which a version's own leads.
+        interpreters: To one of which a version's own leads: the system's, whichever it is, or this very one.
     """
 
     home: Path = HOME
@@ -39,7 +39,10 @@ class UpgradePlace:
     boot_id: Path = BOOT_ID
     arch: str = ARCHES.get(platform.machine(), platform.machine())
     python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
-    interpreter: str = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    interpreters: tuple[str, ...] = (
+        "/usr/bin/python3",
+        f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}",
+    )
 
 
 @dataclass(frozen=True)

@@ -340,9 +340,9 @@ class Updater:
             if version == self.record.previous:
                 self._write(replace(self.record, previous=""))
             folder = f"{PACKED_HOME}/{version}"
-            size = sum(len(one.content) for one in unpack_package(package, folder, self.place.interpreter))
+            size = sum(len(one.content) for one in unpack_package(package, folder, self.place.interpreters))
             versions.require_room(size)
-            versions.lay(version, build.sha256, unpack_package(package, folder, self.place.interpreter))
+            versions.lay(version, build.sha256, unpack_package(package, folder, self.place.interpreters))
         if fault := self.find_fault(home / version):
             raise ConfigError(fault)
 

@@ -28,7 +28,8 @@ Arch: TypeAlias = Literal["amd64", "arm64"]
 
 AGENT = "fieldfleet-agent"
 """The package, and the name under which rollouts offer it; no model may be called so."""
-FORMAT = 1
+FORMAT = 2
+"""From 2 on a package may be for several Pythons."""
 PREFIX = b"fieldfleet package manifest 1\n"
 """Before what is signed, so that a signature for anything else is none for a manifest."""
 SIGNER_UNIT, SIGNER_NAME = "packages", "_packages"
@@ -41,7 +42,7 @@ MOST_BUSY_S = 3600.0
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+~-]{0,63}")
 _FILE = re.compile(r"[a-z0-9][A-Za-z0-9.+~_-]{0,127}\.deb")
-_PYTHON = re.compile(r"3\.[0-9]{1,2}")
+_PYTHON = re.compile(r"3\.[0-9]{1,2}( 3\.[0-9]{1,2}){0,9}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CREATED = re.compile(r"[0-9TZ:.+-]{1,40}")
@@ -53,7 +54,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         file: Its name, without a folder.
         arch: Of which boards.
-        python: The Python whose libraries it brings, such as 3.11.
+        python: The Pythons that it runs on, such as `3.11` or `3.11 3.12`.
         sha256: Of its content, hexadecimal.
         size: Its bytes.
     """
@@ -63,6 +64,17 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     sha256: str
     size: int
+
+    @property
+    def pythons(self) -> tuple[str, ...]:
+        """The Pythons, one by one."""
+        return tuple(self.python.split(" "))
+
+    @property
+    def kind(self) -> str:
+        """What it is for, for people."""
+        first, last = self.pythons[0], self.pythons[-1]
+        return f"{self.arch} with Python {first if first == last else f'{first} to {last}'}"
 
     def __post_init__(self) -> None:
         """Refuse what is no file of a package."""
@@ -105,8 +117,8 @@ class PackageManifest(msgspec.Struct, frozen=True, kw_only=True):
         _require(_CREATED, created=self.created)
         if not 1 <= self.serial < 1 << 31:
             raise ValueError(f"serial {self.serial}: counts from 1")
-        kinds = {(one.arch, one.python) for one in self.builds}
-        if not 1 <= len(self.builds) <= MOST_BUILDS or len(kinds) != len(self.builds):
+        kinds = [(one.arch, python) for one in self.builds for python in one.pythons]
+        if not 1 <= len(self.builds) <= MOST_BUILDS or len({*kinds}) != len(kinds):
             raise ValueError(f"builds: 1 to {MOST_BUILDS}, each of another architecture or Python")
         if len({one.file for one in self.builds}) != len(self.builds):
             raise ValueError("builds: two have one file's name")
@@ -201,9 +213,9 @@ def find_build(manifest: PackageManifest, arch: str, python: str) -> Build:
         ConfigError: There is none.
     """
     for one in manifest.builds:
-        if (one.arch, one.python) == (arch, python):
+        if one.arch == arch and python in one.pythons:
             return one
-    there = ", ".join(f"{one.arch} with Python {one.python}" for one in manifest.builds)
+    there = ", ".join(one.kind for one in manifest.builds)
     told = f"{manifest.name} {manifest.version} is there for {there}, and not for {arch} with Python {python}"
     raise ConfigError(f"{told}: give the gateway that package too, `edge-server packages add FILE.deb`")
 

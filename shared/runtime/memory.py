@@ -45,6 +45,11 @@ def bytes_left() -> int:
     return left if soft == resource.RLIM_INFINITY else min(left, soft - _used(_DATA))
 
 
+def resident_bytes() -> int:
+    """Return how many bytes of memory this process holds."""
+    return _used(_RESIDENT)
+
+
 def require_room(count: int, path: Path) -> None:
     """Refuse what would not fit in memory, before any is taken for it.
 

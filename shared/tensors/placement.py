@@ -77,11 +77,36 @@ def _made_ready(device: torch.device, limit: int) -> torch.device:
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - its stubs lack it
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    about = torch.cuda.get_device_properties(device)
-    if about.is_integrated and 0 < limit < about.total_memory:  # the board's own memory, which the agent needs as well
-        torch.cuda.set_per_process_memory_fraction(limit / about.total_memory, device)
+    share_memory(device, limit, 0)
     log.info("trains on %s", describe(device))
     return device
+
+
+def share_memory(device: torch.device, limit: int, resident: int) -> None:
+    """Allow a GPU that shares the board's memory what a limit leaves beside what this process holds: each byte once.
+
+    Args:
+        device: What a trainer computes with; nothing is done for a CPU, or a GPU with memory of its own.
+        limit: Most bytes of memory that this process may take; 0 for all.
+        resident: Bytes that it holds now.
+    """
+    if device.type != "cuda" or not limit:
+        return
+    about = torch.cuda.get_device_properties(device)
+    if about.is_integrated:
+        share = shared_fraction(limit, resident, about.total_memory)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def shared_fraction(limit: int, resident: int, total: int) -> float:
+    """Return the part of a board's memory that its GPU may take of a process's limit, in [0, 1].
+
+    Args:
+        limit: Most bytes that the process may take, on CPU and GPU together.
+        resident: Bytes that it holds now.
+        total: Bytes of the board's memory.
+    """
+    return min(1.0, max(0, limit - resident) / total)
 
 
 def describe(device: torch.device) -> str:
@@ -132,11 +157,12 @@ def set_generator_states(states: Iterable[Tensor]) -> None:
 
 def is_broken(error: BaseException) -> bool:
     """Tell whether after this error CUDA refuses everything else that this process asks of it."""
-    return isinstance(error, torch.AcceleratorError) and not _is_exhausted(error)
+    broken = getattr(torch, "AcceleratorError", ())  # there from 2.8 on
+    return isinstance(error, broken) and not _is_exhausted(error)
 
 
 def _is_exhausted(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _EXHAUSTED)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(text in str(error) for text in _EXHAUSTED)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 #!/bin/sh
 # An emulated 64-bit ARM board below build/arm: Debian 12, and the agent installed from this checkout's wheel.
 #
-#   board.sh root          make the Debian alone
+#   board.sh root [13]     make the Debian alone, 12 or another; RELEASE=13 is the same
 #   board.sh               make what is missing of it, and install the agent anew: ten minutes at first, then one
 #   board.sh run CMD...    run a command there; build/arm/site has the same path on both sides, loopback is this machine's
 #
@@ -11,8 +11,12 @@ set -eu
 
 cd "$(dirname "$0")/../.."
 BOARD=$(pwd -P)/build/arm
-ROOT=$BOARD/root
-RELEASE=bookworm
+[ "${1:-} ${2:-}" = "root 13" ] && RELEASE=13
+case ${RELEASE:=12} in
+    12) ROOT=$BOARD/root CODENAME=bookworm ;;
+    13) ROOT=$BOARD/root-13 CODENAME=trixie ;;
+    *) echo "arm: RELEASE=$RELEASE: Debian 12 and 13 are known" >&2 && exit 2 ;;
+esac
 TOOLS="qemu-aarch64-static proot debootstrap"
 LOG=$BOARD/log
 PATH=$PATH:/usr/sbin:/sbin
@@ -65,10 +69,10 @@ run_on_board() { # in place of this process, so that a signal to it arrives ther
 make_root() {
     [ ! -e "$ROOT/.made" ] || return 0
     may_be_root || die "debootstrap needs root for a Debian that is not there yet: sudo -v, then again"
-    say "making an arm64 Debian in build/arm/root: five to ten minutes"
+    say "making an arm64 Debian $RELEASE in $ROOT: five to ten minutes"
     as_root rm -rf "$ROOT"
     quietly as_root debootstrap --arch=arm64 --foreign --variant=minbase \
-        --include=python3,python3-venv,ca-certificates "$RELEASE" "$ROOT"
+        --include=python3,python3-venv,ca-certificates "$CODENAME" "$ROOT"
     [ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$ROOT"
     cp "$(command -v qemu-aarch64-static)" "$ROOT/usr/bin/"
     quietly with_own_mounts proot -q qemu-aarch64-static -0 -r "$ROOT" -b /dev -w / /usr/bin/env DEBOOTSTRAP_DIR=/debootstrap DEBIAN_FRONTEND=noninteractive \

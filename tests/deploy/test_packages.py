@@ -59,6 +59,8 @@ def test_the_packages_bring_along_just_what_the_light_part_needs(build):
     lines = (line for line in project["dependencies"] if "python_version <" not in line)
     named = {plain(re.split(r"[><=]", line)[0]) for line in lines}
     assert set(build.LIGHT) == named.union(*map(needed, named)) - {"typing-extensions"}
+    older = {plain(re.split(r"[><=]", one)[0]) for one in project["dependencies"] if "python_version <" in one}
+    assert set(build.BACKPORTS) == older | {"typing-extensions"}, "exceptiongroup needs the last"
     assert set(build.TABLES) == {"rich", "segno"} | needed("rich")
 
 
@@ -98,7 +100,7 @@ def test_bash_completes_verbs_and_options_and_leaves_files_to_itself(pages, comm
 
 @pytest.mark.parametrize("side", ["AGENT", "SERVER"])
 def test_maintainer_scripts_are_whole_and_shells_take_them(build, side, tmp_path):
-    package, target = getattr(build, side), build.Target("arm64", "12", "1.2.3", 0)
+    package, target = getattr(build, side), build.Target("arm64", "1.2.3", 0)
     (tmp_path / "opt").mkdir()
     build.write_control(tmp_path, package, target)
     for name in ("postinst", "prerm", "postrm"):
@@ -106,9 +108,40 @@ def test_maintainer_scripts_are_whole_and_shells_take_them(build, side, tmp_path
         assert "@" not in script.read_text().replace('"$@"', "")
         subprocess.run(["sh", "-n", str(script)], check=True)  # noqa: S603, S607
     control = (tmp_path / "DEBIAN/control").read_text()
-    assert "Version: 1.2.3+deb12\nArchitecture: arm64\n" in control
-    assert "python3 (>= 3.11~), python3 (<< 3.12~)" in control
+    assert "Version: 1.2.3+py3\nArchitecture: arm64\n" in control
+    assert f"python3 (>= {package.pythons[0]}~), python3 (<< 3.15~)" in control
     assert (tmp_path / "DEBIAN/postrm").read_text().count(f"rm -rf /var/lib/{package.user} {package.home}") == 1
+
+
+def launched(build, folder: Path, python: Path) -> subprocess.CompletedProcess:
+    """Lay an agent's version in a folder and run its launcher where `python` is the system's Python."""
+    home, system = folder / "opt", folder / "python3"
+    build.make_environment(home / "1.0", build.AGENT)
+    (home / "current").symlink_to("1.0")
+    (home / "1.0/bin/python3").unlink()
+    (home / "1.0/bin/python3").symlink_to(system)
+    system.symlink_to(python)
+    words = {"HOME": str(home), "MODULE": "platform", "COMMAND": "device-agent", "PACKAGE": "fieldfleet-agent"}
+    words |= {"FIRST": "3.10", "LAST": "3.14", "STATE": "/var/lib/fieldfleet"}
+    text = build.filled_in((DEBIAN / "launcher.sh").read_text(), words)
+    (folder / "launcher").write_text(text.replace("/usr/bin/python3", str(system)))
+    return subprocess.run(["sh", folder / "launcher"], capture_output=True, text=True, check=False)  # noqa: S603, S607
+
+
+def test_a_version_runs_on_the_systems_python_whichever_it_is(build, tmp_path):
+    done = launched(build, tmp_path, Path(sys.executable).resolve())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Linux")
+
+
+def test_an_upgrade_of_the_system_beyond_the_package_names_the_remedy(build, tmp_path):
+    later = tmp_path / "python3.99"
+    later.touch()
+    done = launched(build, tmp_path, later)
+    assert done.returncode == 2
+    assert f"the system's Python is {later}, and this version is for Python 3.10 to 3.14" in done.stderr
+    assert "Install a newer fieldfleet-agent" in done.stderr
+    assert "/var/lib/fieldfleet stay" in done.stderr
 
 
 @pytest.mark.parametrize("side", ["AGENT", "SERVER"])

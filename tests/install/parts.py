@@ -13,7 +13,7 @@ import numpy as np
 
 from shared.runtime.support.command import find_usual_index
 from shared.runtime.support.fetch import bring
-from shared.runtime.support.table import Purpose, Wheel, choose, read_sets, read_table
+from shared.runtime.support.table import Purpose, Wheel, choose, read_table, read_wheels
 from shared.runtime.support.table import System as Kind
 from tests.install.roots import BUILD, ROOT, System
 
@@ -65,7 +65,7 @@ def build_packages(side: str, arch: str, release: str = "12") -> dict[str, Path]
 
 def chosen_wheels(kind: Kind, purpose: Purpose) -> list[Wheel]:
     """Return the wheels that a system will ask for."""
-    return list(choose(read_table(), read_sets(), kind, purpose).wheels)
+    return list(choose(read_table(), read_wheels(), kind, purpose).wheels)
 
 
 def fetch_wheels(kind: Kind, purpose: Purpose) -> Path:

@@ -50,8 +50,13 @@ SIGILL_CURES: Mapping[str, str] = {
     "onnxruntime": "`pip install 'onnxruntime<1.21'` and run doctor again: 1.21.0 is known to die on CPUs of ARMv8.0",
 }
 
+GPU_REMEDY = (
+    "see whether the driver is loaded (`nvidia-smi`; on a Jetson `ls /dev/nvhost-gpu /dev/nvgpu`) and whether the user "
+    'that runs the agent is in the groups video and render; [trainer] device = "cpu" is right where there is no GPU'
+)
+
 PIP_BOUNDS: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("torch", "aarch64"): ("<2.11", "==2.5.1"),
+    ("torch", "aarch64"): ("<2.11", "<2.10,!=2.6.0"),
     ("onnxruntime", "aarch64"): ("", "<1.21"),
 }
 """What pip is to be told of a library: later ones bring CUDA along; and where the CPU lacks what later ones want."""
@@ -232,6 +237,8 @@ def check_library(verdict: Verdict, lacking: str, machine: str, *, is_needed: bo
     """
     name, state = verdict.library, verdict.state
     finding = f"{verdict.version} {verdict.finding}".strip()
+    if state == "usable" and verdict.lack:
+        return Check(name=name, state="warn", finding=f"{finding}; {verdict.lack}", remedy=GPU_REMEDY)
     if state == "usable":
         return Check(name=name, state="ok", finding=finding)
     if lacking:

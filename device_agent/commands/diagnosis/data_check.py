@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess  # noqa: TID251 - a child of our own, whose death must not be the doctor's
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,10 @@ import msgspec
 
 from device_agent.commands.diagnosis.checks import Check
 from shared.data.spec import Data
+from shared.runtime.worker import Worker
 
 PATIENCE_S = 300.0
+OWN = Worker()
 READER = "device_agent.commands.diagnosis.data_reader"
 
 
@@ -29,13 +30,16 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
 
 
-def check_examples(data: Data, memory_mb: int, patience_s: float = PATIENCE_S) -> Iterator[Check]:
+def check_examples(
+    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, worker: Worker = OWN
+) -> Iterator[Check]:
     """Yield what reading the examples shows: whether a task can use them, and what a user should look at.
 
     Args:
         data: What the device trains with.
         memory_mb: Limit of the trainer, in MiB; 0 for the usual.
         patience_s: Seconds that reading may take.
+        worker: The interpreter that reads them, which is the trainer's.
     """
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data], or put the examples there"
@@ -46,10 +50,15 @@ def check_examples(data: Data, memory_mb: int, patience_s: float = PATIENCE_S) -
         yield Check(name="data", state="bad", finding=f"{data.path} is not ours to read", remedy=remedy)
         return
     place = data.path or data.source
-    command = [sys.executable, "-m", READER, str(memory_mb << 20)]
+    command = worker.command(READER, str(memory_mb << 20))
     try:
         done = subprocess.run(  # noqa: S603 - ours
-            command, input=msgspec.json.encode(data), capture_output=True, timeout=patience_s, check=False
+            command,
+            input=msgspec.json.encode(data),
+            capture_output=True,
+            timeout=patience_s,
+            check=False,
+            env=worker.environment(),
         )
     except subprocess.TimeoutExpired:
         finding = f"{place}: could not be read within {patience_s:.0f} s"

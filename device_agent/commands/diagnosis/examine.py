@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from device_agent.commands.diagnosis import checks
 from device_agent.commands.diagnosis.checks import Check
-from device_agent.config import AgentConfig, BoardConfig, MeterConfig
+from device_agent.config import AgentConfig, BoardConfig, MeterConfig, TrainerConfig
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement import calibration_file
@@ -26,6 +26,7 @@ from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_p
 from device_agent.probes.power import source as power
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import Profile
+from device_agent.trainer.beside_serving import choose_trainer_device
 from shared.errors import ConfigError, CorruptFile, NoData, Unreachable
 from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
@@ -35,6 +36,7 @@ from shared.runtime.clock import is_kept_right, monotonic
 from shared.runtime.extras import is_packaged
 from shared.runtime.folder_lock import is_held
 from shared.runtime.support.table import read_table, this_system
+from shared.runtime.worker import find_worker
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
 from shared.transport.base import Broker
 from shared.transport.capabilities import find_lacks
@@ -83,8 +85,15 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
     if config:
         yield from examine_state_folder(Path(config.state_dir), config.outbox_mb * checks.MIB)
+    try:
+        worker = find_worker(config.trainer.python if config else "")
+    except ConfigError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        yield Check(name="torch", state="bad", finding=problem or remedy, remedy=remedy)
+        return
+    device = choose_trainer_device(config.trainer if config else TrainerConfig(), profile)
     for library in runtime.PACKAGES:
-        verdict = runtime.smoke_test(library, smoke_s, board=profile.id)
+        verdict = runtime.smoke_test(library, smoke_s, board=profile.id, worker=worker, device=device)
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
         lacking = runtime.find_missing_isa(LIVE_ROOT, library, profile)

@@ -38,7 +38,9 @@ def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) 
     serve, folder = config.serve, Path(config.state_dir)
     assert serve
     providers = _ask_providers()
-    yield checks.check_runtime(runtime.find_version("onnxruntime"), providers, serve.provider)
+    yield checks.check_runtime(
+        runtime.find_version("onnxruntime"), providers, serve.provider or profile.inference.provider
+    )
     refusal, is_taken = _ask_port(serve.port)
     yield checks.check_port(serve.port, refusal, is_taken=is_taken, agent_runs=agent_runs)
     found = ExaminedReleases(serve, folder)

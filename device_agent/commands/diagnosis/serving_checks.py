@@ -12,6 +12,7 @@ from shared.protocol.units import format_figure
 from shared.protocol.update import UpdateRecord
 from shared.runtime.extras import install_command
 
+AUTO = "auto"
 PROVIDERS: Mapping[str, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -41,7 +42,7 @@ def check_runtime(version: str, providers: Sequence[str], wanted: str) -> Check:
         remedy = "see the line onnxruntime" if version else install_command("infer")
         return Check(name=name, state="bad", finding=finding, remedy=remedy)
     finding = f"ONNX Runtime {version}, {', '.join(one.removesuffix('ExecutionProvider') for one in providers)}"
-    if PROVIDERS[wanted] in providers:
+    if wanted == AUTO or PROVIDERS[wanted] in providers:
         return Check(name=name, state="ok", finding=finding)
     remedy = f"install a build of ONNX Runtime that has it, or leave provider = {wanted!r} of [serve] out"
     return Check(name=name, state="warn", finding=f"{finding}: no {wanted}, so the CPU computes", remedy=remedy)

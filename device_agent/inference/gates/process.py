@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from shared.data.spec import Data
 from shared.protocol.update import UpdateRecord, UpdateTerms
 from shared.runtime import backports
 from shared.runtime.processes import kill
+from shared.runtime.worker import find_worker
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,10 @@ class GateProcess:
 
     async def _try_out(self, job: AnyJob) -> GateVerdict | str:
         """Return the child's verdict, or how it died."""
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", self.module, stdin=PIPE, stdout=PIPE)
+        worker = find_worker()
+        process = await asyncio.create_subprocess_exec(
+            *worker.command(self.module), stdin=PIPE, stdout=PIPE, env=worker.environment()
+        )
         try:
             async with backports.timeout(self.patience_s):
                 return await _converse(process, job)

@@ -85,4 +85,4 @@ def take_wheels(site: SiteFolder, folder: Path) -> None:
 
 def kinds(manifest: PackageManifest) -> str:
     """Return for which boards a version is."""
-    return ", ".join(f"{one.arch} with Python {one.python}" for one in manifest.builds)
+    return ", ".join(one.kind for one in manifest.builds)

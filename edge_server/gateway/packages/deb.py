@@ -23,7 +23,7 @@ FORMATS_FILE, FORMATS = "/device_agent/upgrade/state_formats.py", "FORMATS"
 BUILD_IT = "`make deb` builds packages of the agent"
 
 _ARCHES: dict[str, Arch] = {"amd64": "amd64", "arm64": "arm64"}
-_NEEDS_PYTHON = re.compile(r"python3 \(>= (3\.[0-9]{1,2})~\)")
+_NEEDS_PYTHON = re.compile(r"python3 \(>= 3\.([0-9]{1,2})~\)(?:, python3 \(<< 3\.([0-9]{1,2})~?\))?")
 
 
 class DebFacts(NamedTuple):
@@ -32,7 +32,7 @@ class DebFacts(NamedTuple):
     Attributes:
         version: Name of its folder below /opt/fieldfleet.
         arch: Of which boards.
-        python: That it needs, such as 3.11.
+        python: Those that it runs on, such as `3.11` or `3.11 3.12`.
         formats: The newest form of each kind of state file that it writes; empty of a version before there were such.
     """
 
@@ -76,10 +76,16 @@ def read_facts(data: bytes, name: str) -> DebFacts:
         told = printable_text(fields.get("package", ""))[:64]
         raise ConfigError(f"{name} is of package {told!r}, not of {AGENT}; {BUILD_IT}")
     version, formats = _tree(data)
-    arch, python = _ARCHES.get(fields.get("architecture", "")), _NEEDS_PYTHON.search(fields.get("depends", ""))
-    if arch is None or python is None or not version:
+    arch, bounds = _ARCHES.get(fields.get("architecture", "")), _NEEDS_PYTHON.search(fields.get("depends", ""))
+    python = _pythons(int(bounds[1]), int(bounds[2] or int(bounds[1]) + 1)) if bounds else ""
+    if arch is None or not python or not version:
         raise ConfigError(f"{name} does not say its processor, its Python and its version; {BUILD_IT}")
-    return DebFacts(version, arch, python[1], formats)
+    return DebFacts(version, arch, python, formats)
+
+
+def _pythons(first: int, end: int) -> str:
+    """Return the Pythons from a minor version on, before another."""
+    return " ".join(f"3.{minor}" for minor in range(first, end))
 
 
 def _control(data: bytes) -> dict[str, str]:

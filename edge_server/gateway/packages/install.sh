@@ -181,7 +181,7 @@ try:
     manifests = [json.loads(base64.b64decode(one["manifest"])) for one in index["releases"]]
     wheels = len(index["wheels"])
     builds = [(one["serial"], one["version"], build) for one in manifests for build in one["builds"]
-              if (build["arch"], build["python"]) == (arch, python)]
+              if build["arch"] == arch and python in build["python"].split()]
     chosen = max(builds, key=lambda one: one[0], default=None)
     kinds = sorted({build["arch"] + " with Python " + build["python"] for one in manifests for build in one["builds"]})
     if chosen:

@@ -229,6 +229,7 @@ def _manifest_of(
         created=utc_stamp(),
         builds=builds,
         formats=facts.formats,
+        format=2 if any(len(one.pythons) > 1 for one in builds) else 1,
     )
 
 
@@ -236,7 +237,8 @@ def _build_of(path: Path, facts: DebFacts) -> Build:
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        name = f"{AGENT}_{facts.version}_py{facts.python}_{facts.arch}.deb"
+        python = "-".join(dict.fromkeys((facts.python.split()[0], facts.python.split()[-1])))
+        name = f"{AGENT}_{facts.version}_py{python}_{facts.arch}.deb"
         return Build(file=name, arch=facts.arch, python=facts.python, sha256=digest, size=path.stat().st_size)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error

@@ -17,8 +17,8 @@ from shared.runtime.support.table import (
     Choice,
     Purpose,
     choose,
-    read_sets,
     read_table,
+    read_wheels,
     require_memory,
     this_system,
 )
@@ -57,7 +57,7 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
         ConfigError: This system is not supported, has too little memory or disk, or the files are not to be had.
         Unreachable: An index does not answer.
     """
-    choice = choose(read_table(), read_sets(), this_system(), purpose)
+    choice = choose(read_table(), read_wheels(), this_system(), purpose)
     if options.list:
         for one in choice.wheels:
             say(f"{one.sha256}  {one.file}")
@@ -88,7 +88,7 @@ def _taken_up(service: str) -> str:
 
 def _serves_too(extras: Path) -> bool:
     """Return whether what trains, which serves as well, is there already."""
-    choice = choose(read_table(), read_sets(), this_system(), "train")
+    choice = choose(read_table(), read_wheels(), this_system(), "train")
     return is_current(extras, name_of(choice, "train"))
 
 
@@ -102,8 +102,8 @@ def _sources(options: argparse.Namespace, choice: Choice, extras: Path) -> Itera
         return  # nobody who names a folder alone waits for a network that is not there
     if usual := find_usual_index():
         yield usual
-    if choice.row.torch_index:
-        yield choice.row.torch_index  # last: it is asked only for what pip's own index lacks
+    if choice.row.index:
+        yield choice.row.index  # last: it is asked only for what pip's own index lacks
 
 
 def find_usual_index() -> str:

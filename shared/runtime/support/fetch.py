@@ -31,6 +31,8 @@ MOST_WAIT_S = 60.0
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME: a board without a clock sets itself up too; chain and name are checked."""
 MAX_PAGE_BYTES = 64 << 20
+MOST_BYTES = 4 << 30
+"""Of a wheel whose size is not known."""
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PART = ".part"
 ABSENT = (http.client.NOT_FOUND, http.client.FORBIDDEN, http.client.GONE)
@@ -61,7 +63,7 @@ def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say,
 
 def is_whole(path: Path, wheel: Wheel) -> bool:
     """Return whether a file is the wheel, by its hash."""
-    if not path.is_file() or path.stat().st_size != wheel.bytes:
+    if not path.is_file() or (wheel.bytes and path.stat().st_size != wheel.bytes):
         return False
     with path.open("rb") as file:
         return backports.file_digest(file, "sha256").hexdigest() == wheel.sha256
@@ -78,7 +80,7 @@ def _bring_one(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca: 
                 place.symlink_to(found.resolve())
                 return
         elif url := find_url(source, wheel, ca):
-            say(f"{wheel.file}, {wheel.bytes / 1e6:.1f} MB")
+            say(f"{wheel.file}, {f'{wheel.bytes / 1e6:.1f} MB' if wheel.bytes else 'of a size that the index tells'}")
             _download(url, wheel, place, ca)
             return
     asked = ", ".join(sources) or "no source was named"
@@ -138,11 +140,13 @@ def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
         Unreachable: It did not come whole.
     """
     part = place.with_name(place.name + PART)
-    had, left, cause = _size(part), ATTEMPTS, ""
-    while left and had < wheel.bytes:
+    had, size, left, cause = _size(part), wheel.bytes or MOST_BYTES, ATTEMPTS, ""
+    if not wheel.bytes and is_whole(part, wheel):
+        left = 0  # an earlier process was cut off just then
+    while left and had < size:
         left, wait_s = left - 1, 0.0
         try:
-            _go_on(url, wheel, part, ca)
+            size = _go_on(url, wheel, part, ca)
         except urllib.error.HTTPError as error:
             cause, wait_s = _words(error), _asked_to_wait_s(error)
         except (OSError, http.client.HTTPException) as error:
@@ -151,8 +155,9 @@ def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
         left = ATTEMPTS if had > before else left  # a gateway with many boards gives each its turn
         if wait_s and left:
             threading.Event().wait(wait_s)  # a command, without an event loop
-    if had < wheel.bytes:
-        told = f"{had} of {wheel.bytes} bytes came and are kept: the same command goes on"
+    if had < size and not is_whole(part, wheel):
+        told = f"{had} of {size} bytes came and are kept: the same command goes on"
+        told = told if size < MOST_BYTES else told.replace(f" of {size}", "")
         raise Unreachable(f"{printable_text(url)}: {cause or 'it ended too soon'}; {told}")
     if not is_whole(part, wheel):
         part.unlink()
@@ -176,13 +181,17 @@ def _asked_to_wait_s(error: urllib.error.HTTPError) -> float:
     return min(float(told), MOST_WAIT_S) if told.isdecimal() else 0.0
 
 
-def _go_on(url: str, wheel: Wheel, part: Path, ca: str) -> None:
+def _go_on(url: str, wheel: Wheel, part: Path, ca: str) -> int:
+    """Read what is missing of a file; return its size, by the wheel or else by the answer."""
     had = _size(part)
     with _open(url, {"Range": f"bytes={had}-"} if had else {}, ca) as answer:
         is_rest = getattr(answer, "status", http.client.OK) == http.client.PARTIAL_CONTENT
+        told = answer.headers.get("Content-Length", "")
+        size = wheel.bytes or (int(told) + had * is_rest if told.isdecimal() else MOST_BYTES)
         with part.open("ab" if is_rest else "wb") as file:
-            while (block := answer.read(BLOCK_BYTES)) and file.tell() <= wheel.bytes:
+            while (block := answer.read(BLOCK_BYTES)) and file.tell() <= size:
                 file.write(block)
+            return size if size < MOST_BYTES else file.tell()
 
 
 def _open(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPResponse:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess  # noqa: TID251 - another Python compiles for itself
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from shared.errors import ConfigError
 from shared.runtime.extras import install_command, is_packaged, pth_path
 from shared.runtime.support.fetch import Say, bring
 from shared.runtime.support.table import MIB, Choice, Purpose
+from shared.runtime.worker import NOTE, OWN
 
 CURRENT, WHEELS, NEW = "current", "wheels", ".new"
 SPARE_BYTES = 64 * MIB
@@ -93,12 +95,23 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
         say(f"unpacking {choice.unpacked / 1e6:.0f} MB")
         for wheel in choice.wheels:
             unpack(extras / WHEELS / wheel.file, new)
-        compileall.compile_dir(new, quiet=2)  # the service may write nothing there
+        (new / NOTE).write_text(f"{choice.interpreter}\n")
+        _compile(new, choice.interpreter)
         put_in_use(extras, new, name)
     except PermissionError as error:
         raise ConfigError(f"{error.filename or extras}: {error.strerror}; run it as root: sudo") from error
     except OSError as error:
         raise ConfigError(f"{error.filename or extras}: {error.strerror}; make room, then again") from error
+
+
+def _compile(folder: Path, interpreter: str) -> None:
+    """Compile libraries for the interpreter that will load them: the service may write nothing there."""
+    if Path(interpreter).name == OWN or not shutil.which(interpreter):
+        compileall.compile_dir(folder, quiet=2)
+        return
+    subprocess.run(  # noqa: S603 - a Python of the system
+        [interpreter, "-I", "-m", "compileall", "-qq", folder], check=False, stdin=subprocess.DEVNULL
+    )
 
 
 def unpack(wheel: Path, into: Path) -> None:

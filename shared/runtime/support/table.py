@@ -30,18 +30,21 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One file of an index.
 
     Attributes:
-        name: Of its distribution.
         file: Its name.
-        bytes: Its size.
+        bytes: Its size; 0 where it is not known.
         unpacked: Bytes that its content takes.
         sha256: Of the file, hexadecimal.
     """
 
-    name: str
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.whl$")]
     bytes: int
     unpacked: int
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def name(self) -> str:
+        """Its distribution's name, as PEP 503 compares it."""
+        return re.sub(r"[-_.]+", "-", self.file.split("-")[0]).lower()
 
     @property
     def version(self) -> str:
@@ -50,12 +53,11 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class WheelSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The wheels for one machine and Python, and the names of those that each purpose takes."""
+    """The files of the wheels that each purpose takes on one kind of system; none for what is not possible there."""
 
-    wheels: tuple[Wheel, ...]
-    train: frozenset[str] = frozenset()
-    infer: frozenset[str] = frozenset()
-    server: frozenset[str] = frozenset()
+    train: tuple[str, ...] = ()
+    infer: tuple[str, ...] = ()
+    server: tuple[str, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +71,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         lacks: What its processor does not have: `atomics` for those of ARMv8.0.
         wheels: The set that fits; empty where none does.
         refused: Why none does, and what to do.
-        torch_index: Address of the index with this row's build of torch, where pip's own index lacks it.
+        index: Address of the index with what pip's own index lacks for this row.
+        worker: The system's Python that these wheels are for, where that is not the agent's; empty where it is.
+        gpu: Whether these wheels compute on the board's GPU.
         note: What else is to be known.
         tested: How it was tried.
     """
@@ -81,7 +85,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lacks: str = ""
     wheels: str = ""
     refused: str = ""
-    torch_index: str = ""
+    index: str = ""
+    worker: str = ""
+    gpu: bool = False
     note: str = ""
     tested: Literal["real", "emulated", "recorded", "not yet"] = "not yet"
 
@@ -93,9 +99,15 @@ class SupportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class WheelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All sets by name."""
+    """All wheels, and the sets by name."""
 
+    wheels: tuple[Wheel, ...]
     sets: dict[str, WheelSet]
+
+    def take(self, name: str, purpose: Purpose) -> tuple[Wheel, ...]:
+        """Return the wheels of a set that a purpose takes, the largest last."""
+        files: tuple[str, ...] = getattr(self.sets[name], purpose)
+        return tuple(sorted((one for one in self.wheels if one.file in files), key=lambda one: one.bytes))
 
 
 @dataclass(frozen=True)
@@ -126,10 +138,12 @@ class Choice:
     Attributes:
         row: Why.
         wheels: The files, the largest last.
+        interpreter: The Python that they are for.
     """
 
     row: Row
     wheels: tuple[Wheel, ...]
+    interpreter: str = ""
 
     @property
     def bytes(self) -> int:
@@ -147,9 +161,9 @@ def read_table() -> SupportTable:
     return msgspec.toml.decode((HERE / "table.toml").read_bytes(), type=SupportTable)
 
 
-def read_sets() -> dict[str, WheelSet]:
-    """Return the sets of wheels of this version."""
-    return msgspec.toml.decode((HERE / "wheels.toml").read_bytes(), type=WheelFile).sets
+def read_wheels() -> WheelFile:
+    """Return the wheels of this version."""
+    return msgspec.toml.decode((HERE / "wheels.toml").read_bytes(), type=WheelFile)
 
 
 def this_system(root: Path = Path("/")) -> System:
@@ -196,12 +210,12 @@ def find_row(table: SupportTable, system: System) -> Row:
     raise ConfigError(f"nothing is known to run on {kind}; {remedy}")
 
 
-def choose(table: SupportTable, sets: dict[str, WheelSet], system: System, purpose: Purpose) -> Choice:
+def choose(table: SupportTable, wheels: WheelFile, system: System, purpose: Purpose) -> Choice:
     """Return the wheels that a system takes for a purpose.
 
     Args:
         table: Of all kinds of systems.
-        sets: Of wheels, by name.
+        wheels: All of them.
         system: The system.
         purpose: What for.
 
@@ -211,9 +225,10 @@ def choose(table: SupportTable, sets: dict[str, WheelSet], system: System, purpo
     row = find_row(table, system)
     if row.refused:
         raise ConfigError(f"{row.systems}: {row.refused}")
-    chosen = sets[row.wheels]
-    names: frozenset[str] = getattr(chosen, purpose)
-    return Choice(row, tuple(sorted((one for one in chosen.wheels if one.name in names), key=lambda one: one.bytes)))
+    chosen = wheels.take(row.wheels, purpose)
+    if not chosen:
+        raise ConfigError(f"{row.systems}: the server needs Python 3.11 or newer; the agent runs here")
+    return Choice(row, chosen, f"/usr/bin/python{row.worker or system.python}")
 
 
 def require_memory(purpose: Purpose, total_bytes: int | None = None) -> None:

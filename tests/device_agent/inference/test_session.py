@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from device_agent.inference.release_folder import read_folder, read_folders
-from device_agent.inference.session import choose_providers, open_model
+from device_agent.inference.session import auto_choices, choose_providers, open_fastest, open_model
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, sha256_of
 
@@ -156,6 +156,55 @@ def test_a_provider_that_is_not_there_is_named_and_the_cpu_computes(made, settin
     if model.provider == cpu[0]:
         assert "TensorrtExecutionProvider" in caplog.text
         assert "CPUExecutionProvider computes model tiny/1" in caplog.text
+
+
+def test_auto_takes_the_cpu_where_there_is_nothing_else(made, settings, caplog):
+    import msgspec  # noqa: PLC0415
+
+    assert auto_choices(["CPUExecutionProvider"]) == [("CPUExecutionProvider",)]
+    model = opened(made["tiny-1"], msgspec.structs.replace(settings, provider="auto"))
+    assert model.provider == "CPUExecutionProvider"
+    assert "could not be loaded" not in caplog.text
+
+
+class Session:
+    """What is opened, of a provider."""
+
+    def __init__(self, provider: str) -> None:
+        self.provider = provider
+
+    def get_providers(self) -> list[str]:
+        return [self.provider]
+
+
+GPU, BOTH = "CUDAExecutionProvider", [("CUDAExecutionProvider", "CPUExecutionProvider"), ("CPUExecutionProvider",)]
+
+
+@pytest.mark.parametrize(("gpu_s", "cpu_s", "taken"), [(0.001, 0.002, GPU), (0.002, 0.001, "CPUExecutionProvider")])
+def test_auto_takes_the_faster_of_gpu_and_cpu(gpu_s, cpu_s, taken):
+    """A small network may take longer on a GPU: its times decide, for each model anew."""
+    seconds = {GPU: gpu_s, "CPUExecutionProvider": cpu_s}
+    assert auto_choices(["TensorrtExecutionProvider", GPU, "CPUExecutionProvider"]) == BOTH
+    session, quick_s = open_fastest(lambda providers: (Session(providers[0]), seconds[providers[0]]), BOTH, "m")
+    assert (session.provider, quick_s) == (taken, min(gpu_s, cpu_s))
+
+
+def test_auto_goes_on_without_a_gpu_that_does_not_load(caplog):
+    """ONNX Runtime opens the model on the CPU instead, or refuses its graph there; both are said."""
+
+    def falls_back(providers):
+        return Session("CPUExecutionProvider"), 0.001
+
+    def refuses(providers):
+        if providers[0] == GPU:
+            raise ConfigError("no kernel")
+        return Session(providers[0]), 0.001
+
+    for open_with, words in ((falls_back, "could not be loaded"), (refuses, "is not used: no kernel")):
+        caplog.clear()
+        session, _ = open_fastest(open_with, BOTH, "m")
+        assert session.provider == "CPUExecutionProvider"
+        assert f"{GPU} {words}" in caplog.text
 
 
 def test_threads_that_wait_spin_only_where_it_was_chosen(made, settings):

@@ -165,7 +165,7 @@ class UpgradeBoard:
     def place(self) -> UpgradePlace:
         """Return where everything is."""
         told = {"roots": self.folder / "roots.pem", "boot_id": self.folder / "boot"}
-        return UpgradePlace(self.home, self.state, arch=ARCH, python=PYTHON, interpreter=INTERPRETER, **told)
+        return UpgradePlace(self.home, self.state, arch=ARCH, python=PYTHON, interpreters=(INTERPRETER,), **told)
 
     def reboot(self) -> None:
         """Have it be another boot."""

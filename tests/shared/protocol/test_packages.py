@@ -15,6 +15,7 @@ from edge_server.gateway.authority import Subject, issue, make_key, make_root, m
 from shared.errors import ConfigError, FieldFleetError, WireError
 from shared.protocol.packages import (
     AGENT,
+    FORMAT,
     MOST_SIGNED,
     PREFIX,
     Build,
@@ -181,8 +182,8 @@ def test_a_key_of_another_certificate_signs_nothing(roof, pair):
 
 
 def test_a_newer_form_says_so_and_what_to_do(pair, roof):
-    newer = sign(replace(MANIFEST, format=2), *pair)
-    with pytest.raises(ConfigError, match=r"format 2.*apt install"):
+    newer = sign(replace(MANIFEST, format=FORMAT + 1), *pair)
+    with pytest.raises(ConfigError, match=rf"format {FORMAT + 1}.*apt install"):
         verify(newer, roof.root)
 
 

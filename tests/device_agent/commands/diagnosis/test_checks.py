@@ -133,7 +133,7 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
     ("library", "verdict", "machine", "state", "cure"),
     [
         ("torch", "usable", "aarch64", "ok", ""),
-        ("torch", "missing", "aarch64", "bad", "pip install 'torch==2.5.1'"),
+        ("torch", "missing", "aarch64", "bad", "pip install 'torch<2.10,!=2.6.0'"),
         ("torch", "missing", "x86_64", "bad", "pip install 'torch'"),
         ("onnxruntime", "missing", "aarch64", "warn", "pip install 'onnxruntime<1.21'"),
         ("torch", "sigill", "aarch64", "bad", "2.10.0 are known to die"),

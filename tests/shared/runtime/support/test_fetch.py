@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * 4096
 
 def wheel_of(content: bytes = CONTENT, file: str = FILE) -> Wheel:
     digest = hashlib.sha256(content).hexdigest()
-    return Wheel(name="Torch.Lite", file=file, bytes=len(content), unpacked=1, sha256=digest)
+    return Wheel(file=file, bytes=len(content), unpacked=1, sha256=digest)
 
 
 class Index(ThreadingHTTPServer):

@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 from shared.runtime.support import command, install
 from shared.runtime.support.install import find_extras, is_current, name_of, require_disk, unpack
 from shared.runtime.support.install import install as put
-from shared.runtime.support.table import Choice, Row, Wheel, WheelSet
+from shared.runtime.support.table import Choice, Row, Wheel, WheelFile
 
 ROW = Row(systems="boards of a test", machine=("x",), wheels="x-3.11")
 
@@ -32,7 +32,7 @@ def make_wheel(folder: Path, name: str, members: dict[str, str]) -> Wheel:
         for path, text in members.items():
             packed.writestr(path, text)
     content = (folder / file).read_bytes()
-    return Wheel(name=name, file=file, bytes=len(content), unpacked=999, sha256=hashlib.sha256(content).hexdigest())
+    return Wheel(file=file, bytes=len(content), unpacked=999, sha256=hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
@@ -123,10 +123,8 @@ def test_a_clone_is_told_of_pip():
 def packaged(tmp_path, choice, monkeypatch):
     """Return the folder that a package's Python looks into, on a system that takes the test's wheels."""
     extras = tmp_path / "opt/extras"
-    names = frozenset(one.name for one in choice.wheels)
-    sets = {"x-3.11": WheelSet(wheels=choice.wheels, train=names, infer=frozenset(["two"]), server=names)}
     monkeypatch.setattr(command, "find_extras", lambda: extras)
-    monkeypatch.setattr(command, "read_sets", lambda: sets)
+    monkeypatch.setattr(command, "read_wheels", lambda: WheelFile(wheels=choice.wheels, sets={}))
     monkeypatch.setattr(command, "read_table", lambda: None)
     monkeypatch.setattr(command, "this_system", lambda: None)
     found = {"train": choice, "server": choice, "infer": Choice(ROW, choice.wheels[1:])}
@@ -209,7 +207,7 @@ def test_setup_takes_torch_from_the_row_s_index_without_any_option(packaged, mon
     monkeypatch.delenv(command.TORCH_INDEX, raising=False)
     with index(page_of(stick, one) | cuda, 404) as (usual, _), index(page_of(stick, torch), 403) as (cpu, asked):
         monkeypatch.setattr(command, "find_usual_index", lambda: usual)
-        row = Row(systems="PCs", machine=("x",), wheels="x-3.11", torch_index=cpu)
+        row = Row(systems="PCs", machine=("x",), wheels="x-3.11", index=cpu)
         monkeypatch.setattr(command, "choose", lambda *_: Choice(row, choice.wheels))
         assert command.set_up("train", told("--anyway"), lambda _line: None) == 0
     assert asked == [f"/{torch.name}/", f"/files/{torch.file}"]

@@ -1,0 +1,9 @@
+"""End with code 0 where this interpreter has torch, which is not imported: run by the trainer's Python."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+if __name__ == "__main__":
+    sys.exit(0 if find_spec("torch") else 1)
