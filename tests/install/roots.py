@@ -26,7 +26,11 @@ NEEDED = "python3,adduser,ca-certificates,init-system-helpers,systemd,systemd-sy
 """What an installer, or Raspberry Pi OS, has put on every system; the rest is as bare as debootstrap makes it."""
 REACHED = ("mosquitto", "python3-pip-whl")
 """Packages of Debian that are in apt's cache, so that they can be had without a network, and are not installed."""
-RELEASES = {"12": "bookworm", "13": "trixie"}
+RELEASES = {"12": "bookworm", "13": "trixie", "22.04": "jammy", "24.04": "noble", "26.04": "resolute"}
+"""Of Debian, and of Ubuntu."""
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
+UBUNTU_SCRIPT = Path("/usr/share/debootstrap/scripts/gutsy")
+"""Debootstrap's for every Ubuntu; it knows by name only those that are older than itself."""
 GATEWAY = "gateway.local"
 ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -83,8 +87,8 @@ def without_network() -> None:
 def make_base(arch: str, release: str = "12") -> Path:
     """Return the cached system of a processor and a Debian, made if it is not there."""
     if arch == "arm64":
-        subprocess.run(["sh", "tests/arm/board.sh", "root"], cwd=ROOT, check=True)
-        return ROOT / "build" / "arm" / "root"
+        subprocess.run(["sh", "tests/arm/board.sh", "root", release], cwd=ROOT, check=True)
+        return ROOT / "build" / "arm" / ("root" if release == "12" else f"root-{release}")
     base = BUILD / f"{arch}-{release}.root"
     made, told = base / ".made", f"{NEEDED} {REACHED}"
     if not made.exists() or made.read_text() != told:
@@ -92,12 +96,20 @@ def make_base(arch: str, release: str = "12") -> Path:
         debs = BUILD / "debs"
         debs.mkdir(parents=True, exist_ok=True)
         usual = ("--variant=minbase", f"--include={NEEDED}", f"--arch={arch}", f"--cache-dir={debs}")
-        subprocess.run(["debootstrap", *usual, RELEASES[release], str(base)], check=True, stdout=subprocess.DEVNULL)
+        where = [RELEASES[release], str(base), *([UBUNTU, str(UBUNTU_SCRIPT)] if "." in release else [])]
+        usual = (*usual, *(["--components=main,universe", *_trusting()] if "." in release else []))
+        subprocess.run(["debootstrap", *usual, *where], check=True, stdout=subprocess.DEVNULL)
         for words in (["update"], ["install", "-y", "--download-only", *REACHED]):
             command = ["chroot", str(base), "/usr/bin/env", "-i", *environment(), "apt-get", "-q", *words]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         made.write_text(told)
     return base
+
+
+def _trusting() -> list[str]:
+    """Return how debootstrap checks Ubuntu's signature: not at all where its keyring is not installed."""
+    keyring = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+    return [f"--keyring={keyring}"] if keyring.exists() else ["--no-check-gpg"]
 
 
 def environment() -> list[str]:

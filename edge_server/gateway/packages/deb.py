@@ -20,6 +20,7 @@ MOST_CONTROL, MOST_FORMATS_FILE = 64 << 10, 256 << 10
 HOME = "opt/fieldfleet/"
 FORMATS_FILE, FORMATS = "/device_agent/upgrade/state_formats.py", "FORMATS"
 """The table in it says the form of each kind of state file that a version writes."""
+MOST_PYTHONS = 10
 BUILD_IT = "`make deb` builds packages of the agent"
 
 _ARCHES: dict[str, Arch] = {"amd64": "amd64", "arm64": "arm64"}
@@ -85,7 +86,7 @@ def read_facts(data: bytes, name: str) -> DebFacts:
 
 def _pythons(first: int, end: int) -> str:
     """Return the Pythons from a minor version on, before another."""
-    return " ".join(f"3.{minor}" for minor in range(first, end))
+    return " ".join(f"3.{minor}" for minor in range(first, min(end, first + MOST_PYTHONS)))
 
 
 def _control(data: bytes) -> dict[str, str]:

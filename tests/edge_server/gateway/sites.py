@@ -193,7 +193,7 @@ FORMATS = 'FORMATS: Mapping[str, int] = {"journal": 1, "releases": 2}\n'
 CONTROL = """Package: {name}
 Version: {version}+deb12
 Architecture: {arch}
-Depends: python3 (>= {python}~), python3 (<< 3.99~), adduser
+Depends: python3 (>= {python}~), adduser
 Description: an agent
  Architecture: of a line that goes on
 """
@@ -237,7 +237,7 @@ def deb(
     home = f"./opt/fieldfleet/{version}"
     files: dict[str, str | bytes] = {f"{home}/lib/filling": filling}
     if formats:
-        files[f"{home}/lib/python{python}/site-packages/device_agent/upgrade/state_formats.py"] = formats
+        files[f"{home}/lib/common/device_agent/upgrade/state_formats.py"] = formats
     control = CONTROL.format(name=name, version=version, arch=arch, python=python)
     return archive(
         {

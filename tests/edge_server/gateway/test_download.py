@@ -206,7 +206,7 @@ def test_a_part_of_a_file_is_always_within_it():
 def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_path, site, monkeypatch):
     """By the very code of `device-agent setup`, with the site's CA; a half file is completed by its rest alone."""
     body = b"torch" * 1000
-    wheel = Wheel(name="torch", file=TORCH, bytes=len(body), unpacked=1, sha256=hashlib.sha256(body).hexdigest())
+    wheel = Wheel(file=TORCH, bytes=len(body), unpacked=1, sha256=hashlib.sha256(body).hexdigest())
     into = tmp_path / "came"
     into.mkdir()
     (into / f"{TORCH}.part").write_bytes(body[:1234])

@@ -121,6 +121,31 @@ def test_packages_of_one_version_are_signed_together_and_boards_find_theirs(site
     assert list(package_faults(site.path)) == []
 
 
+MANY = "3.10~), python3 (<< 3.15"
+"""As `make deb` names the Pythons of a package in `Depends`."""
+
+
+def test_one_package_is_for_boards_of_several_pythons(site, tmp_path):
+    """Boards of an older agent do not know such manifests, and are told to install by apt."""
+    path = put_deb(tmp_path, "0.5.0", "arm64", MANY)
+    assert read_deb(path).python == "3.10 3.11 3.12 3.13 3.14"
+    [manifest] = add_packages(site, [path])
+    assert manifest.format == 2
+    [build] = manifest.builds
+    assert build.file == "fieldfleet-agent_0.5.0_py3.10-3.14_arm64.deb"
+    assert build.kind == "arm64 with Python 3.10 to 3.14"
+    for python in ("3.10", "3.12", "3.14"):
+        assert find_build(manifest, "arm64", python) == build
+    with pytest.raises(ConfigError, match=r"arm64 with Python 3.10 to 3.14, and not for arm64 with Python 3.15"):
+        find_build(manifest, "arm64", "3.15")
+    with pytest.raises(ConfigError, match="each of another architecture or Python"):
+        add_packages(site, [put_deb(tmp_path, "0.5.0", "arm64", "3.11")])
+
+
+def test_a_package_cannot_claim_every_python(tmp_path):
+    assert len(read_deb(put_deb(tmp_path, python="3.10~), python3 (<< 3.99")).python.split()) == 10
+
+
 def test_versions_are_counted_and_no_number_comes_twice(site, tmp_path):
     for version in ("0.4.0", "0.4.1"):
         add_packages(site, [put_deb(tmp_path, version)])
