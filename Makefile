@@ -51,8 +51,8 @@ compat: setup ## Show that an earlier version's runs go on here, and that it tal
 deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, into build/deb; ARCH=... for one
 	@$(BIN)/python deploy/debian/build.py $(if $(ARCH),--arch $(ARCH))
 
-fresh: setup ## Install on a bare gateway and board, learn, upgrade, purge; as root; BOOT=1 with systemd; ARCH=arm64, emulated; RELEASE=13; ANSIBLE=1
-	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot) $(if $(RELEASE),--release $(RELEASE)))
+fresh: setup ## Install on a bare gateway and board, train, serve, upgrade, purge; as root; RELEASE=13 (or 24.04); ARCH=arm64 CPU=cortex-a53; PURPOSE=infer; BOOT=1; ANSIBLE=1
+	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot) $(if $(RELEASE),--release $(RELEASE)) $(if $(CPU),--cpu $(CPU)) $(if $(PURPOSE),--purpose $(PURPOSE)))
 
 pythons: setup ## Import everything and train one round on each supported Python that this machine has
 	@$(BIN)/python -m tests.install.pythons

@@ -11,7 +11,7 @@ set -eu
 
 cd "$(dirname "$0")/../.."
 BOARD=$(pwd -P)/build/arm
-[ "${1:-} ${2:-}" = "root 13" ] && RELEASE=13
+[ "${1:-}" != root ] || RELEASE=${2:-${RELEASE:-12}}
 case ${RELEASE:=12} in
     12) ROOT=$BOARD/root CODENAME=bookworm ;;
     13) ROOT=$BOARD/root-13 CODENAME=trixie ;;

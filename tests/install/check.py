@@ -1,8 +1,10 @@
-"""Set up a gateway and a board from bare systems, learn by a round, upgrade, purge: `make fresh [ARCH=arm64]`.
+"""Set up a gateway and a board from bare systems, train, serve, upgrade, purge: `make fresh [ARCH=arm64] [RELEASE=13]`.
 
-Both are fresh Debians without a network but loopback; on arm64 the board's processor is emulated. Nothing but what an
-operator types is done in them, counted and timed, but that here is no systemd: what it would start, this starts as the
-units say (`BOOT=1` has one). Wheels come from a folder, as on a site without internet.
+The gateway is a Debian 12, the board a Debian or Ubuntu; on arm64 its processor is emulated. Neither has a network but
+loopback. Nothing but what an operator types is done in them, counted and timed, but that here is no systemd: what it
+would start, this starts as the units say (`BOOT=1` has one). Wheels come from a folder, as on a site without internet.
+A board whose PyTorch is on no index that is in reach here serves a model and trains nothing; so does one that is told
+`PURPOSE=infer`.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from socket import create_connection
 
+from shared.errors import ConfigError
+from shared.runtime.support.table import Purpose
 from tests.install.booted import Booted, booted, require_nspawn
 from tests.install.parts import (
-    KINDS,
     NEXT,
     PLAN,
     build_packages,
     chosen_wheels,
     fetch_wheels,
     hand,
+    kind_of,
+    make_release,
     write_examples,
 )
 from tests.install.roots import (
+    CPUS,
     GATEWAY,
     RELEASES,
     System,
@@ -44,6 +50,7 @@ from tests.install.units import check_units
 PATIENCE_S = 1800.0
 BROKER, ENROLMENT = 8883, 8443
 SITE = "/etc/fieldfleet/site"
+ROUNDS = 3
 BOARD = "pi-01"
 
 
@@ -90,12 +97,14 @@ class Fleet:
         board: The other.
         packages: By side and version.
         services: What runs.
+        purpose: What the board is set up for.
     """
 
     gateway: System
     board: System
     packages: dict[str, dict[str, Path]]
     services: ExitStack
+    purpose: Purpose = "train"
 
     @property
     def one_line(self) -> bool:
@@ -156,16 +165,17 @@ def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
     board, deb = fleet.board, f"/share/{fleet.packages['agent'][''].name}"
     if fleet.one_line:
         line = next(one for one in token.splitlines() if "install.sh" in one)
-        operator.types("board", board, "bash", "-c", f"cd && {line} --data /srv/examples.npz")
+        purpose = "--infer" if fleet.purpose == "infer" else "--data /srv/examples.npz"
+        operator.types("board", board, "bash", "-c", f"cd && {line} {purpose}")
         board.run("rm", "/root/install.sh")
         return
     operator.types("board", board, *install(board, deb))
-    operator.types("board", board, "device-agent", "setup", "train", "--from", "/share/wheels")
+    operator.types("board", board, "device-agent", "setup", fleet.purpose, "--from", "/share/wheels")
     operator.types("board", board, "device-agent", "join", token, "--data", "/srv/examples.npz")
 
 
 def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
-    """Start the server, and see that a round was learned from.
+    """Start the server, and see that every round was learned from.
 
     Args:
         operator: Who does.
@@ -182,8 +192,37 @@ def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
         operator.types("gateway", gateway, *words, user="fieldfleet-server")
     newest = max((gateway.root / data[1:]).glob(f"{name}-*")).name
     shown = ("edge-server", "show", "--format", "json", "--data-dir", data, newest)
-    [only] = json.loads(gateway.run(*shown, user="fieldfleet-server"))["rounds"]
-    assert only["arrived"] == [BOARD], only
+    rounds = json.loads(gateway.run(*shown, user="fieldfleet-server"))["rounds"]
+    assert [one["arrived"] for one in rounds] == [[BOARD]] * ROUNDS, rounds
+
+
+def serve(operator: Operator, fleet: Fleet) -> None:
+    """Have the board serve a model to an application on it."""
+    words = ("device-agent", "bench-inference", "--release", "/share/release", "--seconds", "1", "--format", "json")
+    told = operator.types("board", fleet.board, *words)
+    assert json.loads(told[told.index("{") :])["requests"] > 0, told
+
+
+def await_device(fleet: Fleet) -> None:
+    """Wait until the gateway sees the board."""
+    asked = ("edge-server", "devices", "--config", "/etc/fieldfleet/server.toml", "--format", "json")
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
+        devices = json.loads(fleet.gateway.run(*asked, user="fieldfleet-server"))["devices"]
+        if [one["device"] for one in devices if one["online"]] == [BOARD]:
+            return
+        time.sleep(1)
+    raise TimeoutError("the gateway does not see the board")
+
+
+def work(operator: Operator, fleet: Fleet, name: str) -> None:
+    """Have the board do what it was set up for: train, or be seen by the gateway; and serve."""
+    with fleet.run_agent():
+        if fleet.purpose == "train":
+            learn(operator, fleet, name)
+        else:
+            await_device(fleet)
+    serve(operator, fleet)
 
 
 def upgrade(operator: Operator, fleet: Fleet) -> None:
@@ -218,32 +257,59 @@ def purge(system: System, before: tuple[set[str], dict[str, list[str]]], *packag
     assert system.accounts() == accounts, "a purge leaves users or groups"
 
 
-def lay(arch: str, *, boots: bool) -> Fleet:
+def lay(board_is: Wanted) -> Fleet:
     """Return two fresh systems with all that comes by a network in reach of them; booted they are later."""
-    begun, places = time.monotonic(), []
-    bases = [make_base("amd64"), make_base(arch)]
+    begun, arch = time.monotonic(), board_is.arch
+    bases = [make_base("amd64"), make_base(arch, board_is.release)]
     packages = {"server": build_packages("server", "amd64"), "agent": build_packages("agent", arch)}
-    for kind, purpose in ((KINDS["amd64", "12"], "server"), (KINDS[arch, "12"], "train")):
+    server, kind = kind_of("amd64", "12"), kind_of(arch, board_is.release, board_is.cpu)
+    purpose, places = board_is.purpose, [(fetch_wheels(server, "server"), chosen_wheels(server, "server"))]
+    try:
         places.append((fetch_wheels(kind, purpose), chosen_wheels(kind, purpose)))
+    except ConfigError as error:
+        Operator().tells(f"the board does not train here: {error}", begun)
+        purpose = "infer"
+        places.append((fetch_wheels(kind, purpose), chosen_wheels(kind, purpose)))
+    release = make_release()
     without_network()
-    kind_of = f"{arch}-booted" if boots else arch
-    gateway = fresh(bases[0], f"gateway-{kind_of}", "amd64", boots=boots)
-    board = fresh(bases[1], f"board-{kind_of}", arch, boots=boots)
+    told = f"{arch}-{board_is.release}-{'booted' if board_is.boots else purpose}"
+    gateway = fresh(bases[0], f"gateway-{told}", "amd64", boots=board_is.boots)
+    board = fresh(bases[1], f"board-{told}", arch, boots=board_is.boots, cpu=board_is.cpu)
     hand(gateway, packages["server"], places[0])
     hand(board, packages["agent"], None if arch == "amd64" else places[1])
+    shutil.copytree(release, board.share / "release")
     if arch == "amd64":  # what the gateway has for its boards
         shutil.copy(packages["agent"][""], gateway.share / "wheels")
         for one in places[1][1]:
             shutil.copy(places[1][0] / one.file, gateway.share / "wheels")
     Operator().tells("packages are built, what comes by the network is here, two bare systems", begun)
-    return Fleet(gateway, board, packages, ExitStack())
+    return Fleet(gateway, board, packages, ExitStack(), purpose)
 
 
-def check(arch: str, *, boots: bool) -> None:
-    """Do it all with a board of one kind of processor."""
-    fleet = lay(arch, boots=boots)
+@dataclass(frozen=True)
+class Wanted:
+    """The board to try.
+
+    Attributes:
+        arch: Its processor, as Debian names it.
+        release: Its Debian or Ubuntu.
+        cpu: Which one is emulated, where one is.
+        purpose: What it is set up for.
+        boots: Whether systemd is process 1 of both systems.
+    """
+
+    arch: str
+    release: str
+    cpu: str
+    purpose: Purpose
+    boots: bool
+
+
+def check(board_is: Wanted) -> None:
+    """Do it all with one kind of board."""
+    fleet = lay(board_is)
     with fleet.services:
-        if boots:
+        if board_is.boots:
             begun = time.monotonic()
             fleet.gateway = fleet.services.enter_context(booted(fleet.gateway, "gateway"))
             fleet.board = fleet.services.enter_context(booted(fleet.board, "board"))
@@ -254,7 +320,7 @@ def check(arch: str, *, boots: bool) -> None:
             check_units(fleet.gateway, fleet.board, Operator().tells)
             learn(Operator(), fleet, "reboot")
         go_on(fleet)
-        if not boots:
+        if not board_is.boots:
             fleet.services.close()
         begun = time.monotonic()
         purge(fleet.gateway, before[0], "fieldfleet-server", "mosquitto")
@@ -263,24 +329,22 @@ def check(arch: str, *, boots: bool) -> None:
 
 
 def begin(fleet: Fleet) -> None:
-    """From bare systems to the first round."""
+    """From bare systems to the first rounds and a served model."""
     operator = Operator()
     token = make_site(operator, fleet)
     write_examples(fleet.board.root / "srv/examples.npz")
     bring_board(operator, fleet, token)
-    with fleet.run_agent():
-        learn(operator, fleet)
-    operator.tells(f"from bare systems to the first round: {operator.commands} commands", operator.began)
+    work(operator, fleet, "fresh")
+    operator.tells(f"from bare systems to that: {operator.commands} commands", operator.began)
 
 
 def go_on(fleet: Fleet) -> None:
-    """Upgrade, and learn again."""
+    """Upgrade, and work again."""
     operator = Operator()
     upgrade(operator, fleet)
-    with fleet.run_agent():
-        learn(operator, fleet, "later")
+    work(operator, fleet, "later")
     (fleet.board.root / "srv/examples.npz").unlink()
-    operator.tells("upgraded both, and a round was learned by the next version", operator.began)
+    operator.tells("upgraded both, and the next version does the same", operator.began)
 
 
 def main() -> None:
@@ -288,22 +352,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=("amd64", "arm64"), default="amd64")
     parser.add_argument("--boot", action="store_true", help="with systemd as process 1 of both; on amd64")
-    parser.add_argument(
-        "--release", choices=RELEASES, default="12", help="of Debian; without a round on others than 12"
-    )
+    parser.add_argument("--release", choices=RELEASES, default="12", help="the board's Debian or Ubuntu")
+    parser.add_argument("--cpu", choices=CPUS, default="cortex-a72", help="of an emulated board")
+    parser.add_argument("--purpose", choices=("train", "infer"), default="train", help="what the board is set up for")
     options = parser.parse_args()
-    if options.boot and options.arch != "amd64":
-        parser.error("no emulated board boots: proot has no process 1")
+    if options.boot and (options.arch != "amd64" or options.release != "12"):
+        parser.error("an amd64 of Debian 12 boots: proot has no process 1")
     require_tools(options.arch)
     if options.boot:
         require_nspawn()
     in_own_mounts("tests.install.check")
-    if options.release != "12":
-        from tests.install import light  # noqa: PLC0415 - it builds on this
-
-        light.check(options.release)
-    else:
-        check(options.arch, boots=options.boot)
+    check(Wanted(options.arch, options.release, options.cpu, options.purpose, options.boot))
 
 
 if __name__ == "__main__":

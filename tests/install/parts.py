@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from shutil import which
 
@@ -15,18 +16,14 @@ from shared.runtime.support.command import find_usual_index
 from shared.runtime.support.fetch import bring
 from shared.runtime.support.table import Purpose, Wheel, choose, read_table, read_wheels
 from shared.runtime.support.table import System as Kind
-from tests.install.roots import BUILD, ROOT, System
+from tests.install.roots import BUILD, CPUS, ROOT, System
 
-KINDS = {
-    ("amd64", "12"): Kind("x86_64", "3.11"),
-    ("amd64", "13"): Kind("x86_64", "3.13"),
-    ("arm64", "12"): Kind("aarch64", "3.11", lacks="atomics"),
-}
-"""As the fresh systems tell of themselves; the last is a Raspberry Pi 4."""
+PYTHONS = {"12": "3.11", "13": "3.13", "22.04": "3.10", "24.04": "3.12", "26.04": "3.14"}
+"""Of the releases of Debian and Ubuntu."""
 NEXT = "99.0"
 """The version to upgrade to."""
 PLAN = """name = "fresh"
-rounds = 1
+rounds = 3
 [algorithm]
 name = "fedavg"
 [model]
@@ -47,13 +44,26 @@ name = "pi-01"
 """
 
 
-def build_packages(side: str, arch: str, release: str = "12") -> dict[str, Path]:
+def kind_of(arch: str, release: str, cpu: str = "cortex-a72") -> Kind:
+    """Return what a fresh system tells of itself.
+
+    Args:
+        arch: Its processor, as Debian names it.
+        release: Its Debian or Ubuntu.
+        cpu: Which one is emulated; no matter for amd64.
+    """
+    if arch == "amd64":
+        return Kind("x86_64", PYTHONS[release])
+    return Kind("aarch64", PYTHONS[release], lacks="" if "atomics" in CPUS[cpu].features.split() else "atomics")
+
+
+def build_packages(side: str, arch: str) -> dict[str, Path]:
     """Return a side's packages by version, this one as "", and the next; Debian's judge has nothing against them."""
     built: dict[str, Path] = {}
     for version in ("", NEXT):
-        out = BUILD / "deb" / f"{side}-{arch}-{release}" / (version or "this")
+        out = BUILD / "deb" / f"{side}-{arch}" / (version or "this")
         shutil.rmtree(out, ignore_errors=True)
-        told = ["--out", str(out), "--arch", arch, "--only", side, "--release", release]
+        told = ["--out", str(out), "--arch", arch, "--only", side]
         command = [sys.executable, "deploy/debian/build.py", *told, *(["--version", version] if version else [])]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         [built[version]] = out.glob("*.deb")
@@ -61,6 +71,21 @@ def build_packages(side: str, arch: str, release: str = "12") -> dict[str, Path]
         command = ["lintian", "--fail-on", "error,warning", *map(str, built.values())]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return built
+
+
+def make_release() -> Path:
+    """Return the folder of a small model, trained here, as a gateway exports it for its boards."""
+    folder = BUILD / "release"
+    if folder.is_dir():
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        runs, server = f"{scratch}/runs", (sys.executable, "-m", "edge_server")
+        trial = ("trial", "run", "deploy/plans/demo.toml", "--local", "4", "--data-dir", runs)
+        create = ("release", "create", "last", "--name", "fresh", "--data-dir", runs)
+        export = ("release", "export", "fresh", str(folder), "--data-dir", runs)
+        for words in (trial, create, export):
+            subprocess.run([*server, *words], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
 
 
 def chosen_wheels(kind: Kind, purpose: Purpose) -> list[Wheel]:

@@ -21,7 +21,7 @@ from shutil import which
 from socket import create_server
 
 from tests.install.check import await_port
-from tests.install.parts import KINDS, NEXT, PLAN, build_packages, chosen_wheels, fetch_wheels, hand, write_examples
+from tests.install.parts import NEXT, PLAN, build_packages, chosen_wheels, fetch_wheels, hand, kind_of, write_examples
 from tests.install.roots import BUILD, ROOT, System, fresh, in_own_mounts, make_base, require_tools
 
 PLAYBOOKS = ROOT / "deploy" / "ansible"
@@ -171,7 +171,7 @@ def check() -> None:
         folders[version].mkdir()
         for side in built.values():
             shutil.copy(side[version], folders[version])
-    wheels = fetch_wheels(KINDS["amd64", "12"], "infer"), chosen_wheels(KINDS["amd64", "12"], "infer")
+    wheels = fetch_wheels(kind_of("amd64", "12"), "infer"), chosen_wheels(kind_of("amd64", "12"), "infer")
     base = make_base("amd64")
     steps.done("packages are built and wheels fetched")
     with ExitStack() as stack:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree, which
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "install"
@@ -53,17 +54,38 @@ UNTOLD = (
 )
 """Where dpkg and apt keep their own books, and what is not of the system."""
 
-CPU = "cortex-a72"
 CPUINFO = """processor\t: 0
 BogoMIPS\t: 108.00
-Features\t: fp asimd evtstrm crc32 cpuid
+Features\t: {features}
 CPU implementer\t: 0x41
 CPU architecture: 8
 CPU variant\t: 0x0
-CPU part\t: 0xd08
+CPU part\t: {part}
 CPU revision\t: 3
 """
-"""Of a Raspberry Pi 4, which has no atomic instructions; with this machine's own, ONNX Runtime crashes there."""
+"""Of an emulated board; with this machine's own, ONNX Runtime crashes there."""
+
+
+class Cpu(NamedTuple):
+    """A processor of a board, as Linux tells of it.
+
+    Attributes:
+        part: Number of its design.
+        features: What it can do; Raspberry Pi 3 and 4 have no atomic instructions.
+    """
+
+    part: str
+    features: str
+
+
+CPUS = {
+    "cortex-a53": Cpu("0xd03", "fp asimd evtstrm crc32 cpuid"),
+    "cortex-a72": Cpu("0xd08", "fp asimd evtstrm crc32 cpuid"),
+    "cortex-a76": Cpu(
+        "0xd0b", "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+    ),
+}
+"""Of Raspberry Pi 3 and Zero 2 W, 4, and 5."""
 
 BOOKS = ("/etc/passwd-", "/etc/group-", "/etc/shadow-", "/etc/gshadow-", "/etc/subuid-", "/etc/subgid-")
 
@@ -125,11 +147,13 @@ class System:
         arch: Its processor, as Debian names it.
         root: Its files, as they are seen from outside.
         share: What it is handed.
+        cpu: Which processor is emulated, where one is.
     """
 
     arch: str
     root: Path
     share: Path
+    cpu: str = "cortex-a72"
 
     def command(self, words: Sequence[str], user: str = "") -> list[str]:
         """Return how a command is run in it."""
@@ -137,7 +161,7 @@ class System:
         if self.arch == "arm64":  # the processor in software; there every user is root's disguise
             binds = [word for place in ("/dev", "/proc", "/sys") for word in ("-b", place)]
             binds += ["-b", f"{self.share}:/share", "-b", f"{self.share}/cpuinfo:/proc/cpuinfo"]
-            emulated = ["proot", "-q", f"qemu-aarch64-static -cpu {CPU}", "-0", "-r", str(self.root)]
+            emulated = ["proot", "-q", f"qemu-aarch64-static -cpu {self.cpu}", "-0", "-r", str(self.root)]
             return [*emulated, *binds, "-w", "/", *within]
         as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
         return ["chroot", str(self.root), *as_user, *within]
@@ -197,7 +221,7 @@ def require_tools(*arches: str) -> None:
         sys.exit(f"fresh systems need root and {', '.join(missing) or 'its rights'}: as root, apt-get install them")
 
 
-def fresh(base: Path, name: str, arch: str, *, boots: bool = False) -> System:
+def fresh(base: Path, name: str, arch: str, *, boots: bool = False, cpu: str = "cortex-a72") -> System:
     """Lay a throw-away system over a cached one; it goes when the next one of that name is laid.
 
     Args:
@@ -205,6 +229,7 @@ def fresh(base: Path, name: str, arch: str, *, boots: bool = False) -> System:
         name: Of its folder, and its own.
         arch: Its processor.
         boots: Whether systemd will run it, which mounts what it wants and starts what is installed.
+        cpu: Which one is emulated, where one is.
     """
     layer = BUILD / f"{name}.layer"
     rmtree(layer, ignore_errors=True)
@@ -213,8 +238,8 @@ def fresh(base: Path, name: str, arch: str, *, boots: bool = False) -> System:
         folder.mkdir(parents=True)
     options = f"lowerdir={base},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
-    system = System(arch, merged, share)
-    (share / "cpuinfo").write_text(CPUINFO)
+    system = System(arch, merged, share, cpu)
+    (share / "cpuinfo").write_text(CPUINFO.format(**CPUS[cpu]._asdict()))
     for place in ("proc", "sys", "dev", "share"):
         (merged / place).mkdir(exist_ok=True)
     if arch != "arm64" and not boots:
