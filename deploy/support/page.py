@@ -21,18 +21,18 @@ Tested = Literal["real", "emulated", "recorded", "not yet"]
 
 TOP = """# Which systems are supported
 
-Written by `python deploy/support/page.py` out of [table.toml](../shared/runtime/support/table.toml), which
+Written by `python deploy/support/page.py` from [table.toml](../shared/runtime/support/table.toml), which
 `device-agent setup`, `edge-server setup` and `device-agent doctor` read; the first row that fits a system counts.
-Sizes are what comes over the network. Tested: *real*, on a machine of that kind; *emulated*, its processor in software,
-which shows that it works and not how fast; *recorded*, the choice alone, by the files of such a board; *not yet*.
+Sizes are what is downloaded. Tested: *real*, on a machine of that kind; *emulated*, its processor in software, which
+shows that it works and not how fast; *recorded*, only the choice of files, by the recorded files of such a board.
 
-In a clone, Python 3.11 to 3.14 are supported, and for the agent 3.10 too, at the versions of `constraints-3.10.txt`.
-`make pythons` imports everything and trains on each of them that a machine has: 3.10.13, 3.11.7, 3.12.1 and 3.13.0
-were tried so on x86-64, 3.14 was not.
+The packages of the agent run on Python 3.10 to 3.14, those of the server on 3.11 to 3.14: the system's own Python,
+whichever it is. In a clone, Python 3.10 needs the versions of `constraints-3.10.txt`. `make pythons` imports everything
+and trains on each Python that a machine has: 3.10.13, 3.11.7, 3.12.1 and 3.13.0 were tried on x86-64.
 
 ## By board
 
-What `setup` makes of each, by the table below; *not yet* is not tested, and expected by what is.
+What `setup` installs on each, by the table below.
 
 | board | system | Python | to train | to serve | a gateway | tested |
 |---|---|---|---|---|---|---|
@@ -44,9 +44,10 @@ RULES = """
 |---|---|---|---|---|---|
 """
 BELOW = """
-The emulated processors are a Cortex-A72 (Raspberry Pi 4) and a Cortex-A76 (Raspberry Pi 5) of QEMU. On the former
-`import torch` of 2.10.0 dies of an illegal instruction, and the version of the table trains. To try another one there:
-`proot -q 'qemu-aarch64-static -cpu cortex-a72' -r build/arm/root …` after `make arm`.
+The emulated processors are QEMU's Cortex-A53 (Raspberry Pi 3 and Zero 2 W), A72 (Raspberry Pi 4) and A76 (Raspberry
+Pi 5). On the first two `import torch` of 2.10.0 dies of an illegal instruction, and the versions of the table train.
+`make fresh ARCH=arm64 RELEASE=13 CPU=cortex-a53` repeats a row. The x86-64 rows *served alone* where PyTorch's build
+for the CPU could not be downloaded on the machine that tried them; their packages and wheels are otherwise the same.
 """
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
+from collections.abc import Mapping
 
+from device_agent.commands.diagnosis.checks import check_library
+from device_agent.config import TrainerConfig
+from device_agent.hardware.tools import LIVE_ROOT
+from device_agent.probes.runtime import find_missing_isa, smoke_test
+from device_agent.profile.load import load_for_board
+from device_agent.profile.schema import Profile
+from device_agent.trainer.beside_serving import choose_trainer_device
 from shared.errors import ConfigError
 from shared.runtime.support.command import add_arguments, set_up
 from shared.runtime.support.install import find_extras, is_current, name_of
 from shared.runtime.support.table import Purpose, choose, find_row, read_table, read_wheels, this_system
 
 PURPOSES: tuple[Purpose, ...] = ("train", "infer")
+LIBRARIES: Mapping[Purpose, tuple[str, ...]] = {"train": ("torch", "onnxruntime"), "infer": ("onnxruntime",)}
+EXIT_UNUSABLE = 1
+"""What was brought does not compute here."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +33,29 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bring it, or say what there is; return the exit code."""
-    if options.purpose:
-        return set_up(options.purpose, options, _say)
-    return _show()
+    """Bring it and try it, or say what there is; return the exit code."""
+    if not options.purpose:
+        return _show()
+    if code := set_up(options.purpose, options, _say):
+        return code
+    return 0 if options.list else try_out(options.purpose, load_for_board(LIVE_ROOT))
+
+
+def try_out(purpose: Purpose, profile: Profile) -> int:
+    """Have each library that was brought compute, in a process of its own; return the exit code.
+
+    Args:
+        purpose: What was brought.
+        profile: Of this board.
+    """
+    code, device = 0, choose_trainer_device(TrainerConfig(), profile)
+    for library in LIBRARIES[purpose]:
+        verdict = smoke_test(library, board=profile.id, device=device)
+        lacking = find_missing_isa(LIVE_ROOT, library, profile)
+        check = check_library(verdict, lacking, platform.machine(), is_needed=True, is_packaged=True)
+        _say(f"{library}: {check.finding}" + (f"; {check.remedy}" if check.state != "ok" else ""))
+        code = code or (EXIT_UNUSABLE if check.state == "bad" else 0)
+    return code
 
 
 def _show() -> int:

@@ -55,6 +55,17 @@ GPU_REMEDY = (
     'that runs the agent is in the groups video and render; [trainer] device = "cpu" is right where there is no GPU'
 )
 
+FAULT_CURES: Mapping[str, str] = {
+    "/sys/devices/system/cpu": "a container must let /sys be read",
+    "libopenblas.so": "`sudo apt install libopenblas0`",
+    "libcudnn.so": "`sudo apt install libcudnn9-cuda-12` with JetPack 6, libcudnn9-cuda-13 with JetPack 7",
+    "libcusparseLt.so": "`sudo apt install libcusparselt0`, from NVIDIA's CUDA repository for this Ubuntu",
+    "libcudss.so": "install cuDSS, from NVIDIA's CUDA repository for this Ubuntu",
+    "libcu": "`sudo apt install nvidia-jetpack`: the image has no CUDA",
+    "libnv": "`sudo apt install nvidia-jetpack`: the image has no CUDA",
+}
+"""By what the fault names: most are libraries of the system, which NVIDIA's builds for Jetsons load."""
+
 PIP_BOUNDS: Mapping[tuple[str, str], tuple[str, str]] = {
     ("torch", "aarch64"): ("<2.11", "<2.10,!=2.6.0"),
     ("onnxruntime", "aarch64"): ("", "<1.21"),
@@ -264,9 +275,8 @@ def _suggest_cure(verdict: Verdict, machine: str, lacking: str, *, is_packaged: 
             return "end other programs or add swap; on boards of 512 MB torch does not fit"
         case "timeout":
             return "try again while the board does nothing else"
-    if "/sys/devices/system/cpu" in verdict.finding:
-        return "a container must let /sys be read"
-    return f"`python -c 'import {library}'` says more; reinstall it"
+    usual = f"`python -c 'import {library}'` says more; reinstall it"
+    return next((cure for part, cure in FAULT_CURES.items() if part in verdict.finding), usual)
 
 
 def check_broker(broker: Broker, refusal: str, *, is_agents: bool = False) -> Check:

@@ -1,0 +1,69 @@
+"""What `device-agent setup` brought is tried at once: a library that does not load is told with its remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from device_agent.commands import setup
+from device_agent.probes import runtime
+from device_agent.profile.load import load_for_board
+from tests.machine import grow
+
+
+@pytest.fixture
+def profile(tmp_path):
+    return load_for_board(tmp_path, "generic-x86")
+
+
+def test_what_computes_is_said_with_where(profile, capsys):
+    if not all(map(runtime.find_version, runtime.PACKAGES)):
+        pytest.skip("torch or ONNX Runtime is not installed")
+    assert setup.try_out("train", profile) == 0
+    torch, onnxruntime = capsys.readouterr().out.splitlines()
+    assert torch.startswith(f"torch: {runtime.find_version('torch')} trains on the CPU, Python 3.")
+    assert onnxruntime == f"onnxruntime: {runtime.find_version('onnxruntime')} imports and computes"
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("libcudss.so.0: cannot open shared object file", "install cuDSS"),
+        ("libcusparseLt.so.0: cannot open shared object file", "libcusparselt0"),
+        ("libopenblas.so.0: cannot open shared object file", "sudo apt install libopenblas0"),
+        ("libcudnn.so.9: cannot open shared object file", "libcudnn9-cuda-12"),
+        ("libcurand.so.10: cannot open shared object file", "sudo apt install nvidia-jetpack"),
+    ],
+)
+def test_a_library_of_the_system_that_is_missing_is_named_with_its_package(
+    tmp_path, monkeypatch, profile, capsys, said, remedy
+):
+    """NVIDIA's builds for JetPack load CUDA of the system, of which images have more or less."""
+    grow(tmp_path, {"torch/__init__.py": f"raise ImportError({said!r})", "onnxruntime/__init__.py": ""})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert setup.try_out("train", profile) == setup.EXIT_UNUSABLE
+    assert remedy in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_gpu_that_the_driver_does_not_show_is_told(tmp_path, monkeypatch, capsys):
+    """It trains on the CPU then, which nobody with a Jetson expects."""
+    code = """
+from types import SimpleNamespace as N
+__version__, version, cuda = "2.8.0", N(cuda="12.6"), N(is_available=lambda: False)
+losses = iter([3.0, 2.0, 1.0])
+class Conv:
+    def to(self, _): return self
+    def parameters(self): return []
+    def __call__(self, _): return self
+    square = mean = backward = lambda self: self
+    __float__ = lambda self: next(losses)
+nn, ones = N(Conv2d=lambda *_: Conv()), lambda *_, **__: None
+optim = N(SGD=lambda *_, **__: N(zero_grad=int, step=int))
+"""
+    grow(tmp_path, {"torch/__init__.py": code})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(setup.LIBRARIES, "train", ("torch",))
+    assert setup.try_out("train", load_for_board(tmp_path, "jetson-orin-nano")) == 0
+    told = capsys.readouterr().out
+    assert "trains on the CPU" in told
+    assert "built for CUDA 12.6, and the driver shows it no GPU" in told
+    assert "/dev/nvhost-gpu" in told
