@@ -40,7 +40,7 @@ LIGHT = (*EACH, "cryptography", "paho-mqtt", "psutil", "pycparser")
 """What `dependencies` of pyproject.toml comes to; tests/deploy compares. Versions are those of the constraints."""
 
 BACKPORTS = ("exceptiongroup", "taskgroup", "tomli", "typing-extensions")
-"""The same for Python 3.10 alone."""
+"""The same for Python 3.10 alone, which keeps them to itself: msgspec would load the last one on any other, too."""
 
 MAINTAINER = f"{os.environ.get('DEBFULLNAME', 'who built it')} <{os.environ.get('DEBEMAIL', 'fieldfleet@localhost')}>"
 """As Debian's own tools are told it."""
@@ -87,7 +87,7 @@ AGENT = Package(
     name="fieldfleet-agent",
     command="device-agent",
     others=("edge_server",),
-    wheels=(*LIGHT, *BACKPORTS),
+    wheels=LIGHT,
     home="/opt/fieldfleet",
     user="fieldfleet",
     pythons=PYTHONS,
@@ -172,12 +172,14 @@ def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
             fetch(Path(scratch), target.arch, python, *EACH)
             for path in Path(scratch).rglob("*.so"):
                 shutil.copy(path, library / path.relative_to(scratch))
+    if oldest == "3.10":
+        fetch(library.parent / "python3.10/site-packages", target.arch, oldest, *BACKPORTS)
     for name in ("bin", "psutil/tests", *package.others):
         shutil.rmtree(library / name, ignore_errors=True)
-    for path in library.rglob("*"):
+    for path in library.parent.rglob("*"):
         if path.name in ("direct_url.json", "REQUESTED") or path.suffix in (".pyi", ".c", ".h"):
             path.unlink()
-    for path in library.rglob("*.so"):
+    for path in library.parent.rglob("*.so"):
         path.chmod(0o644)
 
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -55,6 +54,8 @@ if TYPE_CHECKING:  # an agent that only trains is the smaller for it
     from device_agent.commands.serving import BoardServing
 
 LOOK_S = 60.0
+INSTANCE_BYTES = 16
+"""Of the random name of this process, which tells it from an earlier one."""
 logger = logging.getLogger(__name__)
 
 
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     processes.configure(config.log_level, options.verbose)
     processes.keep_private()
     malloc.tune()
+    malloc.share_one_pool()
     backports.run(serve(config))
     return 0
 
@@ -99,13 +101,19 @@ async def serve(config: AgentConfig) -> None:
         check_formats(folder)
         claim(folder, config.device)
         beside = serving.running() if serving else []
-        async with supervised(), background(keep_lock(lock), proving.run(), *beside):
+        async with supervised(), background(keep_lock(lock), proving.run(), _settle(life), *beside):
             if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
                 await _serve_alone(config, folder, serving, life)
             else:
                 await _train(config, folder, serving, life)
     logger.info("stopped")
+
+
+async def _settle(life: AgentLife) -> None:
+    """Give back what the start left behind, once the agent has nothing to do but wait."""
+    await life.heard.wait()
+    malloc.give_back()
 
 
 def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
@@ -119,7 +127,9 @@ def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
 
 async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, life: AgentLife) -> None:
     """Report, and take part in rollouts, until told to stop; the site's server gives such a board no tasks."""
-    session = Session(folder / "session", config.device, config.site, uuid.uuid4().hex, trains=False, state=SERVES)
+    session = Session(
+        folder / "session", config.device, config.site, os.urandom(INSTANCE_BYTES).hex(), trains=False, state=SERVES
+    )
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         async with _transport(config, folder, session).running() as transport:
@@ -168,7 +178,7 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
     trains = config.trainer.trains and await in_thread(_has_torch, config.trainer.python)
     if not trains:
         logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
-    us = folder / "session", config.device, config.site, uuid.uuid4().hex
+    us = folder / "session", config.device, config.site, os.urandom(INSTANCE_BYTES).hex()
     session = Session(*us, classes=classes, inputs=inputs, trains=trains)
     board = open_board(load_measuring(config.board, folder))
     share = choose_share(config.trainer, board.profile, os.sched_getaffinity(0), serves=serving is not None)

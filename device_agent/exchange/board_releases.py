@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_offers import ReleaseOffers
@@ -18,6 +17,7 @@ from device_agent.inference.swap import Swaps
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.inference.release import write_manifest
 from shared.runtime import backports
+from shared.runtime.distributions import installed_version
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,4 @@ class BoardReleases:
 
 def runtime_version() -> str:
     """Return the version of ONNX Runtime that is installed here, without importing it; empty for none."""
-    for name in ("onnxruntime", "onnxruntime-gpu"):
-        with suppress(PackageNotFoundError):
-            return version(name)
-    return ""
+    return installed_version("onnxruntime", "onnxruntime-gpu")

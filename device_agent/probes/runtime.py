@@ -10,7 +10,6 @@ import contextlib
 import re
 import signal
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -22,6 +21,7 @@ from device_agent.hardware.tools import LIVE_ROOT, run_module
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
+from shared.runtime.distributions import installed_version
 from shared.runtime.durable import replace_file
 from shared.runtime.worker import Worker
 
@@ -94,10 +94,7 @@ def parse_l4t(release: str) -> str:
 
 def find_version(library: str) -> str:
     """Return the version of an installed library, without importing it; empty where it is not installed."""
-    for package in PACKAGES[library]:
-        with contextlib.suppress(PackageNotFoundError):
-            return version(package)
-    return ""
+    return installed_version(*PACKAGES[library])
 
 
 def find_missing_isa(root: Path, library: str, profile: Profile) -> str:

@@ -8,7 +8,6 @@ import io
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -181,6 +180,8 @@ def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None =
             parser.error(f"{word!a} is not UTF-8 text; {RENAME}")
     options, rest = parser.parse_known_args(words)
     if rest:
+        import shlex  # noqa: PLC0415 - not for an idle agent
+
         parser.error(f"nothing is known of {shlex.join(rest)}")
     return options
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +37,8 @@ PTH = "_setup.pth"
 
 def pth_path() -> Path:
     """Return where the `_setup.pth` of this Python is if it belongs to a Debian package of ours."""
+    import sysconfig  # noqa: PLC0415 - a quarter of a megabyte that an agent which waits does not need
+
     return Path(sysconfig.get_paths()["purelib"]) / PTH
 
 

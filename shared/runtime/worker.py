@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,5 +94,4 @@ def _other(python: str) -> Worker:
     root = Path(__file__).parents[2]
     if is_packaged():
         return Worker(python, (str(root), str(_extras())))
-    is_clone = (root / "pyproject.toml").is_file() or str(root) != sysconfig.get_paths()["purelib"]
-    return Worker(python, (str(root),) if is_clone else ())
+    return Worker(python, () if root.name in ("site-packages", "dist-packages") else (str(root),))

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from shared.protocol import wire
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Status
 from shared.protocol.topics import topic
+from shared.runtime.distributions import installed_version
 from shared.runtime.durable import replace_file
 from shared.transport.base import Presence
 
@@ -111,7 +111,4 @@ def build_presence(  # noqa: PLR0913 - what a birth says
 
 @cache
 def _version() -> str:
-    try:
-        return version("fieldfleet")
-    except PackageNotFoundError:
-        return ""
+    return installed_version("fieldfleet")

@@ -19,6 +19,7 @@ from device_agent.inference.http.tensors import Asked, describe, read_inference,
 from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
 from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
 from shared.protocol.inference.release import describe_class_fault
+from shared.runtime.distributions import installed_version
 
 if TYPE_CHECKING:
     from device_agent.inference.collaborative.cut_model import CutModel
@@ -161,9 +162,4 @@ async def _answered_cut(served: ServedVersion, cut: CutModel, asked: Asked) -> R
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - two megabytes that few ask for
-
-    try:
-        return version("fieldfleet")
-    except PackageNotFoundError:  # run from a folder that was never installed
-        return "unknown"
+    return installed_version("fieldfleet") or "unknown"  # where it is run from a folder that was never installed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
-import secrets
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ def answer_challenge(challenge: str, login: Login, target: str) -> str:
         return HASHES[algorithm](text.encode()).hexdigest()
 
     realm, nonce = asked.get("realm", ""), asked.get("nonce", "")
-    count, own_nonce = "00000001", secrets.token_hex(8)
+    count, own_nonce = "00000001", os.urandom(8).hex()
     secret, request = digest(f"{login.user}:{realm}:{login.password}"), digest(f"GET:{target}")
     fields = {"username": login.user, "realm": realm, "nonce": nonce, "uri": target}
     if "qop" in asked:

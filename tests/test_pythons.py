@@ -1,0 +1,128 @@
+"""The libraries of the agent's package on each Python from 3.10 to 3.14 that this machine has; those that it lacks are
+listed as skipped. `make pythons` trains on each of them too.
+
+One folder of libraries serves all of them, as in the package; neither torch nor NumPy is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import subprocess  # noqa: TID251 - other interpreters run
+import sys
+from asyncio.subprocess import PIPE
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_server.fleet.broker import running
+from edge_server.fleet.view import watch_site
+from shared.transport.base import Broker
+from tests.device_agent.agent_side import until
+
+ROOT = Path(__file__).parents[1]
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
+HEAVY = {"PIL", "cvxpy", "httptools", "numpy", "onnxruntime", "safetensors", "sklearn", "torch"}
+MOST_PSS_MB = 25
+IMPORTS = """
+import importlib, pkgutil, sys
+count = 0
+for name in ("shared", "device_agent"):
+    package = importlib.import_module(name)
+    for found in pkgutil.walk_packages(package.__path__, name + "."):
+        if found.name.endswith("__main__"):
+            continue
+        try:
+            importlib.import_module(found.name)
+            count += 1
+        except ModuleNotFoundError as error:
+            if error.name.partition(".")[0] not in sys.argv[1:]:
+                raise
+print(count)
+"""
+
+
+def interpreter(version: str) -> Path | None:
+    """Return an interpreter of a version: of the PATH, or of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    named = shutil.which(f"python{version}")
+    own = [Path(named)] if named and "shims" not in named else []
+    places = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), *own]
+    return places[0].resolve() if places else None
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    """Return the folder of a version of the agent's package, filled as `make deb` does."""
+    sys.path.insert(0, str(ROOT / "deploy" / "debian"))
+    try:
+        build = import_module("build")
+    finally:
+        sys.path.remove(str(ROOT / "deploy" / "debian"))
+    folder = tmp_path_factory.mktemp("package")
+    try:
+        wheel = build.make_wheel(folder, "1.0")
+        target = build.Target(ARCHES[platform.machine()], "1.0", 0)
+        build.fill(build.make_environment(folder / "1.0", build.AGENT), build.AGENT, target, wheel)
+    except SystemExit as error:
+        pytest.skip(f"the package's wheels cannot be fetched: {str(error)[:200]}")
+    return folder / "1.0"
+
+
+@pytest.fixture
+def python(library, tmp_path, request) -> Path:
+    """Return an interpreter that finds the package's libraries, as it would where it is the system's Python."""
+    found = interpreter(request.param)
+    if found is None:
+        pytest.skip(f"there is no Python {request.param} on this machine")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").symlink_to(library / "lib")
+    (tmp_path / "bin/python3").symlink_to(found)
+    compiled = [found, "-I", "-m", "compileall", "-qq", library / "lib/common"]  # as the package's postinst does
+    subprocess.run(compiled, check=True)  # noqa: S603 - a Python of this machine
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {found.parent}\ninclude-system-site-packages = false\n")
+    return tmp_path / "bin/python3"
+
+
+@pytest.mark.parametrize("python", VERSIONS, indirect=True)
+def test_everything_is_imported(python):
+    command = [python, "-I", "-c", IMPORTS, *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - a Python of this machine
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 200
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("python", VERSIONS, indirect=True)
+def test_an_agent_connects_and_is_small(python, tmp_path, request):
+    """Without torch it trains nothing, and says so; what it holds while it waits is its own."""
+
+    async def story() -> float:
+        async with running(tmp_path) as broker, watch_site(Broker(port=broker.port), "lab") as look:
+            config = tmp_path / "agent.toml"
+            config.write_text(
+                f'device = "pi"\nsite = "lab"\nstate_dir = "{tmp_path / "state"}"\n[broker]\nport = {broker.port}\n'
+                '[data]\nsource = "npz"\npath = "/nowhere.npz"\n'
+            )
+            process = await asyncio.create_subprocess_exec(
+                *(str(python), "-I", "-m", "device_agent", "run", "--config", str(config)), stderr=PIPE
+            )
+            try:
+                await until(lambda: "pi" in look.fleet.online or process.returncode is not None)
+                assert process.returncode is None, (await process.communicate())[1].decode()
+                await asyncio.sleep(1.0)  # what it does once it is connected
+                return psutil.Process(process.pid).memory_full_info().pss / 1e6
+            finally:
+                if process.returncode is None:
+                    process.terminate()
+                await process.communicate()
+
+    used = asyncio.run(story())
+    request.node.user_properties.append(("pss_mb", used))
+    print(f"{python.resolve()}: PSS {used:.1f} MB")  # noqa: T201 - -s shows it
+    assert used <= MOST_PSS_MB
