@@ -54,7 +54,7 @@ UNTOLD = (
 )
 """Where dpkg and apt keep their own books, and what is not of the system."""
 
-CPUINFO = """processor\t: 0
+CPUINFO = """processor\t: {number}
 BogoMIPS\t: 108.00
 Features\t: {features}
 CPU implementer\t: 0x41
@@ -63,7 +63,7 @@ CPU variant\t: 0x0
 CPU part\t: {part}
 CPU revision\t: 3
 """
-"""Of an emulated board; with this machine's own, ONNX Runtime crashes there."""
+"""Of one emulated CPU. ONNX Runtime crashes with this machine's own, and where there are fewer than in /sys."""
 
 
 class Cpu(NamedTuple):
@@ -132,6 +132,12 @@ def _trusting() -> list[str]:
     """Return how debootstrap checks Ubuntu's signature: not at all where its keyring is not installed."""
     keyring = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
     return [f"--keyring={keyring}"] if keyring.exists() else ["--no-check-gpg"]
+
+
+def cpuinfo(cpu: str) -> str:
+    """Return what a board with a kind of processor tells of its CPUs, of which it has as many as this machine."""
+    told = CPUS[cpu]._asdict()
+    return "\n".join(CPUINFO.format(number=number, **told) for number in range(os.cpu_count() or 1))
 
 
 def environment() -> list[str]:
@@ -239,7 +245,7 @@ def fresh(base: Path, name: str, arch: str, *, boots: bool = False, cpu: str = "
     options = f"lowerdir={base},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
     system = System(arch, merged, share, cpu)
-    (share / "cpuinfo").write_text(CPUINFO.format(**CPUS[cpu]._asdict()))
+    (share / "cpuinfo").write_text(cpuinfo(cpu))
     for place in ("proc", "sys", "dev", "share"):
         (merged / place).mkdir(exist_ok=True)
     if arch != "arm64" and not boots:
