@@ -1,4 +1,5 @@
-# The agent of a board, for boards whose programs all come as images; sensors want their devices and /sys from outside.
+# The agent of a board, for boards whose programs all come as images, or whose system is too old (Jetson Nano, Xavier).
+# What it needs of the board is in agent.yml.
 # After `make deb`, in the repository's root:
 #   docker buildx build --platform linux/amd64,linux/arm64 -f deploy/container/agent.Dockerfile .
 ARG BASE=debian:bookworm-slim
@@ -8,7 +9,7 @@ ARG TARGETARCH
 ARG PURPOSE=train
 ARG INDEX=""
 
-COPY build/deb/fieldfleet-agent_*+deb12_${TARGETARCH}.deb /tmp/
+COPY build/deb/fieldfleet-agent_*+py3_${TARGETARCH}.deb /tmp/
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends /tmp/fieldfleet-agent_*.deb \

@@ -7,7 +7,7 @@ ARG TARGETARCH
 # An index that pip could use, with PyTorch for the CPU. Without it the image has no PyTorch, and the server cannot run.
 ARG INDEX=""
 
-COPY build/deb/fieldfleet-server_*+deb12_${TARGETARCH}.deb /tmp/
+COPY build/deb/fieldfleet-server_*+py3_${TARGETARCH}.deb /tmp/
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends mosquitto /tmp/fieldfleet-server_*.deb \

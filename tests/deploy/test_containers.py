@@ -49,7 +49,7 @@ def check_command(words: list[str]) -> None:
 def test_an_image_is_its_package(packages, image):
     text = (FOLDER / f"{image}.Dockerfile").read_text()
     package = packages[image]
-    assert f"COPY build/deb/{package.name}_*+deb12_${{TARGETARCH}}.deb" in text
+    assert f"COPY build/deb/{package.name}_*+py3_${{TARGETARCH}}.deb" in text
     assert re.findall(r"^USER (.*)$", text, re.MULTILINE) == [package.user]
     assert f'"/var/lib/{package.user}"' in re.findall(r"^VOLUME (.*)$", text, re.MULTILINE)[0]
     [last] = re.findall(r"^CMD (.*)$", text, re.MULTILINE)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from device_agent.commands.diagnosis import checks
 from device_agent.commands.diagnosis.checks import Check
+from device_agent.commands.diagnosis.container import examine_container
 from device_agent.config import AgentConfig, BoardConfig, MeterConfig, TrainerConfig
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock
@@ -80,6 +81,7 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
         smoke_s: Seconds that a library's smoke test may take.
     """
     yield checks.check_system(read_table(), this_system())
+    yield from examine_container(LIVE_ROOT)
     yield checks.check_clock(is_kept_right())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)

@@ -1,0 +1,58 @@
+"""What a container hides of its board, each with the line of deploy/container/agent.yml that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from device_agent.commands.diagnosis.checks import Check
+from device_agent.hardware.files import read_text
+from shared.errors import NoData
+
+NAME = "container"
+MARKS = (".dockerenv", "run/.containerenv")
+"""Files that Docker and podman put into each container."""
+UNMASK = "`security_opt: [systempaths=unconfined]`"
+FIRMWARE_DEVICE = "dev/vcio"
+"""Of a Raspberry Pi, which vcgencmd asks for volts, clocks and throttling."""
+
+
+def is_container(root: Path) -> bool:
+    """Return whether a root folder is a container's, by the file that says so."""
+    return any((root / mark).exists() for mark in MARKS)
+
+
+def examine_container(root: Path) -> Iterator[Check]:
+    """Yield what a container hides; nothing outside of one.
+
+    Args:
+        root: The board's root folder.
+    """
+    if not is_container(root):
+        return
+    hidden = list(_find_hidden(root))
+    for what, remedy in hidden:
+        yield Check(name=NAME, state="warn", finding=f"it hides {what}", remedy=f"give the container {remedy}")
+    if not hidden:
+        yield Check(name=NAME, state="ok", finding="it shows the board's firmware, sensors and energy counters")
+
+
+def _find_hidden(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield what cannot be seen, and what of a compose file shows it."""
+    link = root / "proc/device-tree"
+    if link.is_symlink() and not any((root / "sys/firmware/devicetree/base").glob("*")):
+        yield "the device tree, which says what board this is (sys/firmware)", UNMASK
+    counters = list((root / "sys/class/powercap").glob("intel-rapl:*"))
+    if counters and not any((one / "energy_uj").exists() for one in counters):
+        yield "the energy counters of the processor (sys/class/powercap)", UNMASK
+    if not any((root / "sys/devices/system/cpu").glob("cpu[0-9]*")):
+        yield "the processor's clocks (sys/devices/system/cpu)", "`volumes: [/sys:/sys:ro]`"
+    if _is_raspberry(root) and not (root / FIRMWARE_DEVICE).exists():
+        yield "the firmware of the Raspberry Pi (vcgencmd)", "`devices: [/dev/vcio]` and `group_add: [video]`"
+
+
+def _is_raspberry(root: Path) -> bool:
+    try:
+        return "Raspberry Pi" in read_text(root / "proc/device-tree/model")
+    except NoData:
+        return False
