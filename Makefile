@@ -11,10 +11,10 @@ export PYTHONDONTWRITEBYTECODE :=
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat deb fresh image pythons arm resume bench fuzz trees mutants clean moved
+.PHONY: help setup demo test check fix chaos compat deb fresh first-board image pythons arm resume bench fuzz trees mutants clean moved
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything in it, and a broker
 	@:
@@ -53,6 +53,9 @@ deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, in
 
 fresh: setup ## Install on a bare gateway and board, train, serve, upgrade, purge; as root; RELEASE=13 (or 24.04); ARCH=arm64 CPU=cortex-a53; PURPOSE=infer; BOOT=1; ANSIBLE=1
 	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot) $(if $(RELEASE),--release $(RELEASE)) $(if $(CPU),--cpu $(CPU)) $(if $(PURPOSE),--purpose $(PURPOSE)))
+
+first-board: setup ## Run the commands of deploy/boards, word for word, on a bare gateway and board; as root; BOARD=pi4
+	@$(BIN)/python -m tests.install.first $(or $(BOARD),pi4)
 
 image: setup ## Build the agent's image by its Dockerfile and run it, without an engine; as root; ARCH=arm64, emulated
 	@$(BIN)/python -m tests.install.image $(if $(ARCH),--arch $(ARCH))

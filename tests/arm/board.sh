@@ -17,6 +17,7 @@ case ${RELEASE:=12} in
     13) ROOT=$BOARD/root-13 CODENAME=trixie ;;
     *) echo "arm: RELEASE=$RELEASE: Debian 12 and 13 are known" >&2 && exit 2 ;;
 esac
+INCLUDED=python3,python3-venv,ca-certificates,adduser,curl # Raspberry Pi OS has them
 TOOLS="qemu-aarch64-static proot debootstrap"
 LOG=$BOARD/log
 PATH=$PATH:/usr/sbin:/sbin
@@ -67,19 +68,19 @@ run_on_board() { # in place of this process, so that a signal to it arrives ther
 }
 
 make_root() {
-    [ ! -e "$ROOT/.made" ] || return 0
+    [ "$(cat "$ROOT/.made" 2>/dev/null)" != "$INCLUDED" ] || return 0
     may_be_root || die "debootstrap needs root for a Debian that is not there yet: sudo -v, then again"
     say "making an arm64 Debian $RELEASE in $ROOT: five to ten minutes"
     as_root rm -rf "$ROOT"
     quietly as_root debootstrap --arch=arm64 --foreign --variant=minbase \
-        --include=python3,python3-venv,ca-certificates "$CODENAME" "$ROOT"
+        --include="$INCLUDED" "$CODENAME" "$ROOT"
     [ "$(id -u)" = 0 ] || as_root chown -R "$(id -u):$(id -g)" "$ROOT"
     cp "$(command -v qemu-aarch64-static)" "$ROOT/usr/bin/"
     quietly with_own_mounts proot -q qemu-aarch64-static -0 -r "$ROOT" -b /dev -w / /usr/bin/env DEBOOTSTRAP_DIR=/debootstrap DEBIAN_FRONTEND=noninteractive \
         /bin/sh /debootstrap/debootstrap --second-stage
     if [ -L "$ROOT/proc" ]; then rm "$ROOT/proc"; fi # the first stage's, to itself
     mkdir -p "$ROOT/proc" "$ROOT/sys"
-    touch "$ROOT/.made"
+    echo "$INCLUDED" >"$ROOT/.made"
 }
 
 # The platform's tags by name: pip judges markers by this machine, so that what torch needs is listed, not resolved.

@@ -29,6 +29,7 @@ SERVICES: Mapping[Purpose, str] = {
     "server": "fieldfleet-server",
 }
 TORCH_INDEX = "FIELDFLEET_TORCH_INDEX"
+USUAL_INDEX = "https://pypi.org/simple"
 PIP_WHEELS = Path("/usr/share/python-wheels")
 """Where Debian's python3-pip-whl puts pip, which is asked for its index alone."""
 
@@ -107,7 +108,7 @@ def _sources(options: argparse.Namespace, choice: Choice, extras: Path) -> Itera
 
 
 def find_usual_index() -> str:
-    """Return the address of the index that pip would use here; empty where there is no pip to ask."""
+    """Return the address of the index that pip would use here; its usual one where there is no pip to ask."""
     places = [str(one) for one in sorted(PIP_WHEELS.glob("pip-*.whl"))]
     sys.path += places
     try:
@@ -117,7 +118,7 @@ def find_usual_index() -> str:
         usual = importlib.import_module("pip._internal.models.index").PyPI.simple_url
         return str(told.get(":env:.index-url") or told.get("global.index-url") or usual)
     except (ImportError, AttributeError):
-        return ""
+        return USUAL_INDEX
     finally:
         for place in places:
             sys.path.remove(place)

@@ -225,4 +225,4 @@ def test_an_index_that_forbids_unknown_projects_is_followed_by_the_next(packaged
 
 def test_pip_is_asked_for_its_index(monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://gateway.local:8443/packages/simple")
-    assert command.find_usual_index() in ("https://gateway.local:8443/packages/simple", "")
+    assert command.find_usual_index() in ("https://gateway.local:8443/packages/simple", command.USUAL_INDEX)
