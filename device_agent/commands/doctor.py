@@ -26,8 +26,8 @@ from device_agent.upgrade.record import find_home
 from shared.errors import ConfigError
 from shared.runtime.extras import packaged_config
 from shared.runtime.folder_lock import is_held
+from shared.runtime.interpreter import find_interpreter
 from shared.runtime.text_table import fold_text, terminal_columns
-from shared.runtime.worker import find_worker
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
 CONFIG_HELP = "the agent's TOML file: its broker, folder, board; default: the package's own, if it is there"
@@ -90,8 +90,8 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
     if config:
         if config.data:
             with suppress(ConfigError):  # of which the finding on torch tells
-                worker = find_worker(config.trainer.python)
-                yield from check_examples(config.data, config.trainer.memory_mb, worker=worker)
+                interpreter = find_interpreter(config.trainer.python)
+                yield from check_examples(config.data, config.trainer.memory_mb, interpreter=interpreter)
         if fix:
             yield from mend_modes(config.broker)
         yield from examine_identity(config)

@@ -45,8 +45,8 @@ from shared.runtime.clock import monotonic
 from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
+from shared.runtime.interpreter import Interpreter, find_interpreter
 from shared.runtime.service import supervised
-from shared.runtime.worker import Worker, find_worker
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
 
@@ -204,13 +204,13 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
 def _has_torch(python: str) -> bool:
     """Tell whether the trainer's interpreter has torch; with a warning where there is no such interpreter."""
     try:
-        worker = find_worker(python)
+        interpreter = find_interpreter(python)
     except ConfigError as error:
         logger.warning("%s", error)
         return False
-    if worker == Worker():
+    if interpreter == Interpreter():
         return find_spec("torch") is not None
-    return run_module("device_agent.trainer.has_torch", timeout_s=LOOK_S, worker=worker).exit_code == 0
+    return run_module("device_agent.trainer.has_torch", timeout_s=LOOK_S, interpreter=interpreter).exit_code == 0
 
 
 def _require_examples(data: Data) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from device_agent.hardware import files
 from shared.errors import NoData
 from shared.runtime.clock import monotonic
-from shared.runtime.worker import Worker, find_worker
+from shared.runtime.interpreter import Interpreter, find_interpreter
 
 LIVE_ROOT = Path("/")
 RECORDED_TOOLS = "tools"
@@ -100,16 +100,16 @@ class ChildExit:
     stderr: str
 
 
-def run_module(module: str, *arguments: str, timeout_s: float, worker: Worker | None = None) -> ChildExit:
+def run_module(module: str, *arguments: str, timeout_s: float, interpreter: Interpreter | None = None) -> ChildExit:
     """Run a module of ours in a process of its own, which may die without taking this one along.
 
     Args:
         module: Its name.
         *arguments: What it is told.
         timeout_s: Seconds after which it is ended.
-        worker: The interpreter; None for the one that loads what `device-agent setup` brought.
+        interpreter: The interpreter; None for the one that loads what `device-agent setup` brought.
     """
-    found = worker or find_worker()
+    found = interpreter or find_interpreter()
     return run_command(found.command(module, *arguments), timeout_s=timeout_s, environment=found.environment())
 
 

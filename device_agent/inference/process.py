@@ -43,9 +43,9 @@ from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, FieldFleetError, ServingDied, ServingRefused, Unreachable
 from shared.runtime import backports
 from shared.runtime.clock import Clock, monotonic
+from shared.runtime.interpreter import Interpreter, find_interpreter
 from shared.runtime.memory import MIB
 from shared.runtime.processes import terminate
-from shared.runtime.worker import Worker, find_worker
 
 log = logging.getLogger(__name__)
 
@@ -247,9 +247,9 @@ class InferenceProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def _words(self, worker: Worker) -> Sequence[str]:
+    def _words(self, interpreter: Interpreter) -> Sequence[str]:
         settings = msgspec.json.encode(self._settings).decode()
-        return (*self._command, settings) if self._command else worker.command(MODULE, settings)
+        return (*self._command, settings) if self._command else interpreter.command(MODULE, settings)
 
     async def live(self) -> str:
         """Start the process, and hear it until it ends; return why it did.
@@ -258,17 +258,16 @@ class InferenceProcess:
             ConfigError: The interpreter that is to run it is not there.
         """
         self.starts += 1
-        worker = find_worker()
-        words = self._words(worker)
+        interpreter = find_interpreter()
         ours, theirs = socket.socketpair() if self._settings.cut else (None, None)
         tops = [theirs.fileno()] if theirs else []
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(*words, *map(str, tops)),
+                *(*self._words(interpreter), *map(str, tops)),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,
-                env=worker.environment() | LEAN,
+                env=interpreter.environment() | LEAN,
                 pass_fds=tops,
             )
         finally:

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -145,17 +145,7 @@ def open_model(
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in graph.parameters]
     if values:  # a half may have none
         options.add_external_initializers(list(graph.parameters), values)
-
-    def open_with(providers: Sequence[str]) -> tuple[Any, float]:
-        try:
-            session = onnxruntime.InferenceSession(data, options, providers=list(providers))
-            _require_signature(session, graph, what)
-            return session, _warm_up(session, graph, what)
-        except (ConfigError, CorruptFile, ServingRefused):
-            raise
-        except Exception as error:  # of its C++ code, by no common class
-            raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
-
+    open_with = partial(_open_with, data, options, graph, what)
     available = onnxruntime.get_available_providers()
     if settings.provider == AUTO:
         session, quick_s = open_fastest(open_with, auto_choices(available), told.reference)
@@ -186,6 +176,20 @@ def _warn_of_classes(manifest: ReleaseManifest) -> None:
             manifest.reference,
             fault,
         )
+
+
+def _open_with(
+    data: bytes, options: Any, graph: ReleaseGraph, what: str, providers: Sequence[str]
+) -> tuple[Any, float]:
+    """Open a graph with providers, the best first; return the session and the seconds of its fastest run."""
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=list(providers))
+        _require_signature(session, graph, what)
+        return session, _warm_up(session, graph, what)
+    except (ConfigError, CorruptFile, ServingRefused):
+        raise
+    except Exception as error:  # of its C++ code, by no common class
+        raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
 
 
 def _open_wanted(open_with: OpenWith, wanted: str, available: Sequence[str], name: str) -> tuple[Any, float]:

@@ -23,7 +23,7 @@ from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.runtime.distributions import installed_version
 from shared.runtime.durable import replace_file
-from shared.runtime.worker import Worker
+from shared.runtime.interpreter import Interpreter
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -114,7 +114,12 @@ def find_missing_isa(root: Path, library: str, profile: Profile) -> str:
 
 
 def smoke_test(
-    library: str, timeout_s: float = 180.0, *, board: str = "", worker: Worker | None = None, device: str = "cpu"
+    library: str,
+    timeout_s: float = 180.0,
+    *,
+    board: str = "",
+    interpreter: Interpreter | None = None,
+    device: str = "cpu",
 ) -> Verdict:
     """Run a library's smoke test in a child process, and return how that ended.
 
@@ -122,20 +127,20 @@ def smoke_test(
         library: Name of the library, such as `torch`.
         timeout_s: Seconds after which the child is killed.
         board: Id of the profile of this board.
-        worker: As `run_module`.
+        interpreter: As `run_module`.
         device: What torch computes with, as `[trainer]` names it.
     """
     module = "device_agent.hardware.library_smoke_test"
-    ended = run_module(module, library, device, timeout_s=timeout_s, worker=worker)
+    ended = run_module(module, library, device, timeout_s=timeout_s, interpreter=interpreter)
     state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
-    told = _told(ended.stdout) if state == "usable" else _Told()
+    told = _told(ended.stdout) if state == "usable" else _Tried()
     number = told.version or find_version(library)
     return Verdict(
         library=library, state=state, version=number, board=board, finding=told.done or finding, lack=told.lack
     )
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
+class _Tried(msgspec.Struct, frozen=True, kw_only=True):
     """What a smoke test prints."""
 
     version: str = ""
@@ -143,11 +148,11 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     lack: str = ""
 
 
-def _told(printed: str) -> _Told:
+def _told(printed: str) -> _Tried:
     try:
-        return msgspec.json.decode((printed.strip().splitlines() or [""])[-1], type=_Told)
+        return msgspec.json.decode((printed.strip().splitlines() or [""])[-1], type=_Tried)
     except msgspec.MsgspecError:
-        return _Told()
+        return _Tried()
 
 
 def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryState, str]:

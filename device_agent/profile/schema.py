@@ -222,7 +222,7 @@ class Inference(Struct, frozen=True, kw_only=True):
     origin: dict[str, str] = {}
 
 
-class Trainer(Struct, frozen=True, kw_only=True):
+class Training(Struct, frozen=True, kw_only=True):
     """How a board trains where its agent's file does not say: with its CPU, or with the GPU where torch reaches one."""
 
     device: Literal["auto", "cpu"] = "cpu"
@@ -257,7 +257,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     power_mode: PowerMode = PowerMode()
     memory: Memory = Memory()
     inference: Inference = Inference()
-    trainer: Trainer = Trainer()
+    trainer: Training = Training()
     permissions: Permissions = Permissions()
 
     def is_fallback(self) -> bool:

@@ -36,8 +36,8 @@ from device_agent.trainer.pipe_messages import (
 )
 from shared.errors import ConfigError, TaskFailed, TrainerDied
 from shared.protocol.messages import Missed, Task
+from shared.runtime.interpreter import find_interpreter
 from shared.runtime.processes import wait_or_kill
-from shared.runtime.worker import find_worker
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class TrainerProcess:
 
     async def _start(self, *, light: bool) -> None:
         try:
-            worker = find_worker(self.python)
+            interpreter = find_interpreter(self.python)
         except ConfigError as error:
             raise TaskFailed(f"ConfigError: {error}") from error
         waited = False
@@ -201,10 +201,10 @@ class TrainerProcess:
         arguments += ["--log-level", self.log_level, "--models", *self.models]
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *worker.command("device_agent.trainer.main", *map(str, arguments)),
+                *interpreter.command("device_agent.trainer.main", *map(str, arguments)),
                 stdin=PIPE,
                 stdout=PIPE,
-                env=worker.environment(PASSIVE),
+                env=interpreter.environment(PASSIVE),
                 start_new_session=True,
                 pass_fds=[lock],  # the child is born with it, so that there is no moment when it is free
             )

@@ -15,10 +15,10 @@ import msgspec
 
 from device_agent.commands.diagnosis.checks import Check
 from shared.data.spec import Data
-from shared.runtime.worker import Worker
+from shared.runtime.interpreter import Interpreter
 
 PATIENCE_S = 300.0
-OWN = Worker()
+OWN = Interpreter()
 READER = "device_agent.commands.diagnosis.data_reader"
 
 
@@ -31,7 +31,7 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_examples(
-    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, worker: Worker = OWN
+    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, interpreter: Interpreter = OWN
 ) -> Iterator[Check]:
     """Yield what reading the examples shows: whether a task can use them, and what a user should look at.
 
@@ -39,7 +39,7 @@ def check_examples(
         data: What the device trains with.
         memory_mb: Limit of the trainer, in MiB; 0 for the usual.
         patience_s: Seconds that reading may take.
-        worker: The interpreter that reads them, which is the trainer's.
+        interpreter: The interpreter that reads them, which is the trainer's.
     """
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data], or put the examples there"
@@ -50,7 +50,7 @@ def check_examples(
         yield Check(name="data", state="bad", finding=f"{data.path} is not ours to read", remedy=remedy)
         return
     place = data.path or data.source
-    command = worker.command(READER, str(memory_mb << 20))
+    command = interpreter.command(READER, str(memory_mb << 20))
     try:
         done = subprocess.run(  # noqa: S603 - ours
             command,
@@ -58,7 +58,7 @@ def check_examples(
             capture_output=True,
             timeout=patience_s,
             check=False,
-            env=worker.environment(),
+            env=interpreter.environment(),
         )
     except subprocess.TimeoutExpired:
         finding = f"{place}: could not be read within {patience_s:.0f} s"

@@ -36,8 +36,8 @@ from shared.runtime import backports
 from shared.runtime.clock import is_kept_right, monotonic
 from shared.runtime.extras import is_packaged
 from shared.runtime.folder_lock import is_held
+from shared.runtime.interpreter import find_interpreter
 from shared.runtime.support.table import read_table, this_system
-from shared.runtime.worker import find_worker
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
 from shared.transport.base import Broker
 from shared.transport.capabilities import find_lacks
@@ -88,14 +88,14 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
     if config:
         yield from examine_state_folder(Path(config.state_dir), config.outbox_mb * checks.MIB)
     try:
-        worker = find_worker(config.trainer.python if config else "")
+        interpreter = find_interpreter(config.trainer.python if config else "")
     except ConfigError as error:
         problem, _, remedy = str(error).rpartition("; ")
         yield Check(name="torch", state="bad", finding=problem or remedy, remedy=remedy)
         return
     device = choose_trainer_device(config.trainer if config else TrainerConfig(), profile)
     for library in runtime.PACKAGES:
-        verdict = runtime.smoke_test(library, smoke_s, board=profile.id, worker=worker, device=device)
+        verdict = runtime.smoke_test(library, smoke_s, board=profile.id, interpreter=interpreter, device=device)
         if config:
             runtime.store_verdict(Path(config.state_dir), verdict)
         lacking = runtime.find_missing_isa(LIVE_ROOT, library, profile)

@@ -22,8 +22,8 @@ from device_agent.inference.settings import InferenceSettings
 from shared.data.spec import Data
 from shared.protocol.update import UpdateRecord, UpdateTerms
 from shared.runtime import backports
+from shared.runtime.interpreter import find_interpreter
 from shared.runtime.processes import kill
-from shared.runtime.worker import find_worker
 
 log = logging.getLogger(__name__)
 
@@ -163,9 +163,9 @@ class GateProcess:
 
     async def _try_out(self, job: AnyJob) -> GateVerdict | str:
         """Return the child's verdict, or how it died."""
-        worker = find_worker()
+        interpreter = find_interpreter()
         process = await asyncio.create_subprocess_exec(
-            *worker.command(self.module), stdin=PIPE, stdout=PIPE, env=worker.environment()
+            *interpreter.command(self.module), stdin=PIPE, stdout=PIPE, env=interpreter.environment()
         )
         try:
             async with backports.timeout(self.patience_s):

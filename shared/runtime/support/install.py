@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 
 from shared.errors import ConfigError
 from shared.runtime.extras import install_command, is_packaged, pth_path
+from shared.runtime.interpreter import NOTE, OWN
 from shared.runtime.support.fetch import Say, bring
 from shared.runtime.support.table import MIB, Choice, Purpose
-from shared.runtime.worker import NOTE, OWN
 
 CURRENT, WHEELS, NEW = "current", "wheels", ".new"
 SPARE_BYTES = 64 * MIB

@@ -13,7 +13,7 @@ import pytest
 from device_agent.hardware.tools import run_module
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed
-from shared.runtime.worker import find_worker
+from shared.runtime.interpreter import find_interpreter
 
 LOADED = {"msgspec", "numpy", "safetensors", "torch", "xxhash"}
 """All of which have releases for Python 3.10."""
@@ -65,11 +65,14 @@ def test_a_trainer_runs_on_the_interpreter_that_is_named(tmp_path, other):
 def test_it_trains_there(other):
     """The doctor's three steps."""
     ended = run_module(
-        "device_agent.hardware.library_smoke_test", "torch", timeout_s=120.0, worker=find_worker(str(other))
+        "device_agent.hardware.library_smoke_test", "torch", timeout_s=120.0, interpreter=find_interpreter(str(other))
     )
     assert ended.exit_code == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["done"].startswith("trains on the CPU, Python 3.")
-    assert run_module("device_agent.trainer.has_torch", timeout_s=60.0, worker=find_worker(str(other))).exit_code == 0
+    assert (
+        run_module("device_agent.trainer.has_torch", timeout_s=60.0, interpreter=find_interpreter(str(other))).exit_code
+        == 0
+    )
 
 
 def test_an_interpreter_that_is_not_there_fails_the_task_with_the_remedy(tmp_path):

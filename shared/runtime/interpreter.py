@@ -24,7 +24,7 @@ OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True)
-class Worker:
+class Interpreter:
     """An interpreter.
 
     Attributes:
@@ -49,7 +49,7 @@ class Worker:
         return {**found, "PYTHONPATH": os.pathsep.join(self.folders)} if self.folders else found
 
 
-def find_worker(python: str = "") -> Worker:
+def find_interpreter(python: str = "") -> Interpreter:
     """Return the interpreter that is named, or that `setup` brought libraries for, or else this process's own.
 
     Args:
@@ -65,7 +65,7 @@ def find_worker(python: str = "") -> Worker:
         return _other(found)
     noted = noted_interpreter()
     if not noted or Path(noted).name == OWN:
-        return Worker()
+        return Interpreter()
     if shutil.which(noted) is None:
         told = f"this system's Python is {OWN[6:]} now, and `device-agent setup` brought libraries for {noted}"
         raise ConfigError(f"{told}; run `sudo device-agent setup train` (or infer) again, everything else stays")
@@ -87,11 +87,11 @@ def _extras() -> Path:
     return Path(pth_path().read_text().strip())
 
 
-def _other(python: str) -> Worker:
+def _other(python: str) -> Interpreter:
     """Return another interpreter, which is told where our modules are: in a clone, or in a package's folder."""
     if Path(python).samefile(sys.executable) and sys.prefix == sys.base_prefix:
-        return Worker()
+        return Interpreter()
     root = Path(__file__).parents[2]
     if is_packaged():
-        return Worker(python, (str(root), str(_extras())))
-    return Worker(python, () if root.name in ("site-packages", "dist-packages") else (str(root),))
+        return Interpreter(python, (str(root), str(_extras())))
+    return Interpreter(python, () if root.name in ("site-packages", "dist-packages") else (str(root),))
