@@ -25,7 +25,7 @@ PLACEHOLDERS = {"N": "3", "X": "0.5", "S": "5", "SECONDS": "5", "SHARE": "0.5", 
 """Words of the pages that stand for numbers; all others are taken as they are."""
 LINE = re.compile(r"^(?: {4,}|\t|\$ )?(?:sudo )?((?:edge-server|device-agent) .*)$", re.MULTILINE)
 INLINE = re.compile(r"`(?:sudo )?((?:edge-server|device-agent) [^`]+)`")
-TARGET = re.compile(r"`make ([a-z]+)|^ {4}make ([a-z]+)", re.MULTILINE)
+TARGET = re.compile(r"`make ([a-z-]+)|^ {4}make ([a-z-]+)", re.MULTILINE)
 
 
 def pages() -> list[Path]:
@@ -76,7 +76,7 @@ def test_every_command_of_a_page_is_one(page):
 
 
 def test_every_make_target_of_the_pages_is_one():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {one or other for page in pages() for one, other in TARGET.findall(page.read_text())}
     assert named <= targets
 

@@ -275,8 +275,7 @@ class InferenceProcess:
                 theirs.close()
         log.info("inference process started pid=%d", process.pid)
         relaying = asyncio.create_task(self._relay(ours), name="upper halves") if ours else None
-        restoring: asyncio.Task[None] | None = None
-        is_there = False
+        restoring, is_there = None, False
         try:
             async with backports.timeout(START_PATIENCE_S):
                 first = await _receive(process)
