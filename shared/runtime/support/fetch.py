@@ -38,6 +38,7 @@ PART = ".part"
 ABSENT = (http.client.NOT_FOUND, http.client.FORBIDDEN, http.client.GONE)
 """Answers of an index without the project; object stores, PyTorch's index among them, answer 403."""
 MOST_WORDS = 400
+AWAY = "connect this system to the internet, or bring the files that --list names in a folder and name it by --from"
 
 
 def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say, ca: str = "") -> None:
@@ -107,9 +108,9 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     except urllib.error.HTTPError as error:
         if error.code in ABSENT:
             return ""
-        raise Unreachable(f"{page}: {_words(error)}") from error
+        raise Unreachable(f"{page}: {_words(error)}; {AWAY}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{page}: {_words(error)}") from error
+        raise Unreachable(f"{page}: {_words(error)}; {AWAY}") from error
     found = find_on_page(text, wheel.file)
     try:
         return urllib.parse.urljoin(base, found) if found else ""
@@ -214,16 +215,14 @@ def _open(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPRespons
     return answer
 
 
-def _trusting(ca: str) -> ssl.SSLContext | None:
+def _trusting(ca: str) -> ssl.SSLContext:
     """Return how an index is known; what comes is compared with its digest in any case.
 
     Raises:
         ConfigError: The file holds no certificate.
     """
-    if not ca:
-        return None
     try:
-        made = ssl.create_default_context(cafile=ca)
+        made = ssl.create_default_context(cafile=ca or None)
     except OSError as error:  # ssl.SSLError too
         raise ConfigError(f"--ca {ca}: {error}; name the file of the site's root certificate") from error
     made.verify_flags |= NO_CHECK_TIME

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.support.fetch import ATTEMPTS, bring, find_on_page, find_url
@@ -99,6 +107,52 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path, form):
     assert len(spans) > 2 * ATTEMPTS
     assert (tmp_path / FILE).read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("cut", [None, 100_000])
+def test_a_wheel_of_unknown_size_comes_whole(tmp_path, cut):
+    """NVIDIA's index tells no sizes: the answer's own counts, and the digest decides."""
+    unknown = msgspec.structs.replace(wheel_of(), bytes=0)
+    with Index("html", cut=cut) as index:
+        bring([unknown], tmp_path, [index.url], lambda _line: None)
+        assert (tmp_path / FILE).read_bytes() == CONTENT
+        (tmp_path / FILE).rename(tmp_path / f"{FILE}.part")
+        asked = len(index.asked)
+        bring([unknown], tmp_path, [index.url], lambda _line: None)
+        assert len(index.asked) == asked + 1, "an earlier process was cut off just before the end"
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_another_content_of_unknown_size_is_refused(tmp_path):
+    unknown = msgspec.structs.replace(wheel_of(), bytes=0)
+    with Index("html", CONTENT[:-1]) as index, pytest.raises(ConfigError, match="its SHA-256 or size is another"):
+        bring([unknown], tmp_path, [index.url], lambda _line: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_board_whose_clock_stands_in_1970_downloads(tmp_path, monkeypatch):
+    """To it, every certificate begins in the future; what comes is compared with a digest that is known here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    begins = datetime(2090, 1, 1, tzinfo=UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, begins, begins + timedelta(days=9))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "pair.pem").write_bytes(pem + made.public_bytes(Encoding.PEM))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "pair.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pair.pem")
+    with Index("json") as index:
+        index.socket = context.wrap_socket(index.socket, server_side=True)
+        url = index.url.replace("http://127.0.0.1", "https://localhost")
+        bring([wheel_of()], tmp_path / "wheels", [url], lambda _line: None)
+        with pytest.raises(Unreachable, match="certificate"):
+            bring([wheel_of()], tmp_path / "others", [url.replace("localhost", "127.0.0.1")], lambda _line: None)
+    assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
 
 
 def test_of_a_download_that_stands_still_what_came_is_kept(tmp_path):

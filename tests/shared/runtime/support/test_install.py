@@ -15,11 +15,13 @@ from typing import ClassVar
 
 import pytest
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, Unreachable
+from shared.runtime.interpreter import NOTE
 from shared.runtime.support import command, install
 from shared.runtime.support.install import find_extras, is_current, name_of, require_disk, unpack
 from shared.runtime.support.install import install as put
 from shared.runtime.support.table import Choice, Row, Wheel, WheelFile
+from tests.machine import free_port
 
 ROW = Row(systems="boards of a test", machine=("x",), wheels="x-3.11")
 
@@ -212,6 +214,28 @@ def test_setup_takes_torch_from_the_row_s_index_without_any_option(packaged, mon
         assert command.set_up("train", told("--anyway"), lambda _line: None) == 0
     assert asked == [f"/{torch.name}/", f"/files/{torch.file}"]
     assert sorted(path.name for path in (packaged / "current").glob("[a-z]*")) == ["one", "one-1.0.dist-info", "two.py"]
+
+
+def test_an_index_of_the_row_that_cannot_be_reached_is_named_with_a_way(packaged, monkeypatch, stick, choice):
+    """As NVIDIA's for JetPack 6, from a board without internet; nothing is put in place, and the way works."""
+    one, torch = choice.wheels
+    monkeypatch.delenv(command.TORCH_INDEX, raising=False)
+    row = Row(systems="Jetsons", machine=("x",), wheels="x-3.11", index=f"http://127.0.0.1:{free_port()}/jp6/cu126")
+    monkeypatch.setattr(command, "choose", lambda *_: Choice(row, choice.wheels))
+    with index(page_of(stick, one), 404) as (usual, _):
+        monkeypatch.setattr(command, "find_usual_index", lambda: usual)
+        with pytest.raises(Unreachable, match=rf"/jp6/cu126/{torch.name}/: .*refused.*; connect this .*--list.*--from"):
+            command.set_up("train", told("--anyway"), lambda _line: None)
+    assert not (packaged / "current").exists()
+    assert command.set_up("train", told("--anyway", "--from", str(stick)), lambda _line: None) == 0
+    assert (packaged / "current").is_dir()
+
+
+def test_what_was_brought_notes_its_python(packaged, stick, choice, monkeypatch):
+    """By it the agent knows after an upgrade of the system that it is for another Python."""
+    monkeypatch.setattr(command, "choose", lambda *_: Choice(ROW, choice.wheels, "/usr/bin/python3.10"))
+    assert command.set_up("train", told("--anyway", "--from", str(stick)), lambda _line: None) == 0
+    assert (packaged / "current" / NOTE).read_text() == "/usr/bin/python3.10\n"
 
 
 def test_an_index_that_forbids_unknown_projects_is_followed_by_the_next(packaged, monkeypatch, stick, choice):
