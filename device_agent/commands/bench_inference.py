@@ -38,6 +38,7 @@ from shared.runtime.text_table import printable_text, write_text
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
 WARM_UP_S = 0.3
 SHARES = (0.5, 0.95, 0.99)
+PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")
 MOST_SHOWN = 200
 """Bytes of a refusal that are printed."""
 CHUNK = 1 << 16
@@ -52,6 +53,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
         batch: Examples of a request.
         clients: At once, each with one request under way.
         threads: Of ONNX Runtime.
+        provider: What computed, as ONNX Runtime calls it.
         ready_s: Seconds from the process's start until the model answers.
         pss_mb: Of the process before the first request, in MB, of what it shares with others its share.
         rss_mb: The same with all that is shared.
@@ -67,6 +69,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     clients: int
     threads: int
+    provider: str
     ready_s: float
     pss_mb: float
     rss_mb: float
@@ -86,6 +89,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long (%(default)g)")
     parser.add_argument("--clients", type=int, default=1, help="applications that ask at once (%(default)d)")
     parser.add_argument("--batch", type=int, default=1, help="examples of a request (%(default)d)")
+    help_ = "what computes, as `[serve]` of the file names it: auto, cpu, cuda, tensorrt; once each compares them"
+    parser.add_argument("--provider", choices=PROVIDERS, help=help_)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print")
 
 
@@ -103,6 +108,8 @@ def run(options: argparse.Namespace) -> int:
     told = config.board if config else BoardConfig()
     board = open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
     serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
+    if options.provider:
+        serve = msgspec.structs.replace(serve, provider=options.provider)
     with tempfile.TemporaryDirectory() as folder:
         battery = runs_on_battery(Path(told.root))
         settings = choose_settings(serve, Path(folder), "warning", board.profile.inference, on_battery=battery)
@@ -141,6 +148,7 @@ async def measure(
         began = monotonic()
         taken = await in_thread(ask_at_once, settings.socket, request, seconds, clients)
         ended = monotonic()
+        provider = await in_thread(ask_provider, settings.socket, files.name)
         figures: Figures = await process.figures(files.name, files.version)
     energy = board.power.energy(began, ended) if board.power else None
     source = describe_energy(board.power.source, energy).source if board.power and energy else "nothing tells its power"
@@ -150,6 +158,7 @@ async def measure(
         batch=batch,
         clients=clients,
         threads=settings.threads,
+        provider=provider,
         ready_s=ready_s,
         pss_mb=memory.pss / 1e6,
         rss_mb=memory.rss / 1e6,
@@ -182,6 +191,20 @@ def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
         f"Content-Length: {len(head) + len(data)}",
     )
     return "\r\n".join([*lines, "", ""]).encode("ascii") + head + data
+
+
+def ask_provider(path: str, name: str) -> str:
+    """Return what computes a model, as ONNX Runtime calls it.
+
+    Args:
+        path: Of the Unix socket.
+        name: Of the model.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(f"GET /v2/models/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("ascii"))
+        body = _read_answer(connection).partition(b"\r\n\r\n")[2]
+    return str(msgspec.json.decode(body)["parameters"]["provider"])
 
 
 def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> list[float]:
@@ -287,7 +310,7 @@ def _lines(found: InferenceBench) -> Sequence[str]:
     )
     joules = f"{found.joules:.4g} J by {found.source}" if found.joules is not None else f"unknown: {found.source}"
     return (
-        f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads",
+        f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads, {found.provider}",
         f"ready in {found.ready_s:.2f} s",
         f"before the first request {found.pss_mb:.1f} MB PSS, {found.rss_mb:.1f} MB RSS",
         f"{found.requests} requests, {found.throughput_hz:.1f} a second",

@@ -74,10 +74,11 @@ def test_what_a_request_costs_is_told(made, copied, capsys, monkeypatch):
     found = json.loads(out)
     assert (found["model"], found["batch"], found["clients"], found["threads"]) == ("tiny/1", 3, 2, 1)
     assert found["requests"] > 0
+    assert found["provider"] == "CPUExecutionProvider"
     for some in (found["request_s"], found["runtime_s"]):
         assert 0 < some[0] <= some[1] <= some[2]
     assert (found["joules"] is None) == (found["source"] == "nothing tells its power")
-    code, out, _ = told(*quick)
+    code, out, _ = told(*quick, "--provider", "auto")
     assert (code, "model tiny/1, batch 1, 1 clients, 1 threads" in out) == (0, True)
     code, _, err = told("--release", made["tiny-1"] / "nothing")
     assert (code, "edge-server release export" in err) == (2, True)
