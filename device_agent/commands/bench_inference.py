@@ -150,8 +150,7 @@ async def measure(
         ended = monotonic()
         provider = await in_thread(ask_provider, settings.socket, files.name)
         figures: Figures = await process.figures(files.name, files.version)
-    energy = board.power.energy(began, ended) if board.power else None
-    source = describe_energy(board.power.source, energy).source if board.power and energy else "nothing tells its power"
+    joules, source = _energy_of(board, began, ended)
     p50, p95, p99 = percentiles(taken, SHARES)
     return InferenceBench(
         model=manifest.reference,
@@ -166,9 +165,17 @@ async def measure(
         throughput_hz=len(taken) / (ended - began),
         request_s=(p50, p95, p99),
         runtime_s=(figures.p50_s, figures.p95_s, figures.p99_s),
-        joules=energy.joules / len(taken) if energy else None,
+        joules=None if joules is None else joules / len(taken),
         source=source,
     )
+
+
+def _energy_of(board: Board, began: float, ended: float) -> tuple[float | None, str]:
+    """Return a board's joules between two moments, and what tells them; None where nothing does."""
+    energy = board.power.energy(began, ended) if board.power else None
+    if board.power is None or energy is None:
+        return None, "nothing tells its power"
+    return energy.joules, describe_energy(board.power.source, energy).source
 
 
 def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
