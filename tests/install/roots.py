@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -208,7 +209,10 @@ class System:
         for folder, folders, names in os.walk(self.root):
             place = "/" + os.path.relpath(folder, self.root).removeprefix(".")
             found |= {f"{place.rstrip('/')}/{name}" for name in (*folders, *names)}
-        return {path for path in found if not f"{path}/".startswith(UNTOLD) and path not in BOOKS}
+        own = re.compile(
+            r"/usr/lib/python3(\.\d+)?/(.*/)?__pycache__/"
+        )  # Python compiles its own modules when root runs it
+        return {one for one in found if not f"{one}/".startswith(UNTOLD) and one not in BOOKS and not own.match(one)}
 
     def accounts(self) -> dict[str, list[str]]:
         """Return users and groups, but for those that Debian's own packages leave when they are purged."""
