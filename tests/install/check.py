@@ -4,7 +4,7 @@ The gateway is a Debian 12, the board a Debian or Ubuntu; on arm64 its processor
 loopback. Nothing but what an operator types is done in them, counted and timed, but that here is no systemd: what it
 would start, this starts as the units say (`BOOT=1` has one). Wheels come from a folder, as on a site without internet.
 A board whose PyTorch is on no index that is in reach here serves a model and trains nothing; so does one that is told
-`PURPOSE=infer`.
+`PURPOSE=infer`. With `PURPOSE=apt` it trains by the PyTorch of its Debian or Ubuntu, on an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tests.install.roots import (
     GATEWAY,
     RELEASES,
     System,
+    download,
     fresh,
     in_own_mounts,
     make_base,
@@ -51,6 +52,7 @@ PATIENCE_S = 1800.0
 BROKER, ENROLMENT = 8883, 8443
 SITE = "/etc/fieldfleet/site"
 ROUNDS = 3
+TORCH_PACKAGE = "python3-torch"
 BOARD = "pi-01"
 
 
@@ -98,6 +100,7 @@ class Fleet:
         packages: By side and version.
         services: What runs.
         purpose: What the board is set up for.
+        by_apt: Whether the PyTorch that trains is a package of the board's system.
     """
 
     gateway: System
@@ -105,11 +108,12 @@ class Fleet:
     packages: dict[str, dict[str, Path]]
     services: ExitStack
     purpose: Purpose = "train"
+    by_apt: bool = False
 
     @property
     def one_line(self) -> bool:
-        """Whether the board can fetch what the gateway has for it: the emulated one has no curl."""
-        return self.board.arch != "arm64"
+        """Whether the board is brought up by the gateway's one line, and not by commands of its own."""
+        return self.board.arch != "arm64" and not self.by_apt
 
     def run_site(self) -> None:
         """Run the gateway's services, as `site init` has systemd do where there is one."""
@@ -172,6 +176,10 @@ def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
     operator.types("board", board, *install(board, deb))
     operator.types("board", board, "device-agent", "setup", fleet.purpose, "--from", "/share/wheels")
     operator.types("board", board, "device-agent", "join", token, "--data", "/srv/examples.npz")
+    if fleet.by_apt:
+        operator.types("board", board, "apt-get", "-q", "-y", "--no-install-recommends", "install", TORCH_PACKAGE)
+        told = "printf '[trainer]\\npython = \"/usr/bin/python3\"\\n' >> /etc/fieldfleet/agent.toml"
+        operator.types("board", board, "sh", "-c", told)
 
 
 def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
@@ -218,7 +226,7 @@ def await_device(fleet: Fleet) -> None:
 def work(operator: Operator, fleet: Fleet, name: str) -> None:
     """Have the board do what it was set up for: train, or be seen by the gateway; and serve."""
     with fleet.run_agent():
-        if fleet.purpose == "train":
+        if fleet.purpose == "train" or fleet.by_apt:
             learn(operator, fleet, name)
         else:
             await_device(fleet)
@@ -263,7 +271,11 @@ def lay(board_is: Wanted) -> Fleet:
     bases = [make_base("amd64"), make_base(arch, board_is.release)]
     packages = {"server": build_packages("server", "amd64"), "agent": build_packages("agent", arch)}
     server, kind = kind_of("amd64", "12"), kind_of(arch, board_is.release, board_is.cpu)
-    purpose, places = board_is.purpose, [(fetch_wheels(server, "server"), chosen_wheels(server, "server"))]
+    by_apt = board_is.purpose == "apt"
+    if by_apt:
+        download(bases[1], TORCH_PACKAGE)
+    purpose: Purpose = "infer" if board_is.purpose == "infer" or by_apt else "train"
+    places = [(fetch_wheels(server, "server"), chosen_wheels(server, "server"))]
     try:
         places.append((fetch_wheels(kind, purpose), chosen_wheels(kind, purpose)))
     except ConfigError as error:
@@ -272,18 +284,19 @@ def lay(board_is: Wanted) -> Fleet:
         places.append((fetch_wheels(kind, purpose), chosen_wheels(kind, purpose)))
     release = make_release()
     without_network()
-    told = f"{arch}-{board_is.release}-{'booted' if board_is.boots else purpose}"
+    told = f"{arch}-{board_is.release}-{'booted' if board_is.boots else board_is.purpose}"
     gateway = fresh(bases[0], f"gateway-{told}", "amd64", boots=board_is.boots)
     board = fresh(bases[1], f"board-{told}", arch, boots=board_is.boots, cpu=board_is.cpu)
     hand(gateway, packages["server"], places[0])
-    hand(board, packages["agent"], None if arch == "amd64" else places[1])
+    fleet = Fleet(gateway, board, packages, ExitStack(), purpose, by_apt)
+    hand(board, packages["agent"], None if fleet.one_line else places[1])
     shutil.copytree(release, board.share / "release")
-    if arch == "amd64":  # what the gateway has for its boards
+    if fleet.one_line:  # what the gateway has for its boards
         shutil.copy(packages["agent"][""], gateway.share / "wheels")
         for one in places[1][1]:
             shutil.copy(places[1][0] / one.file, gateway.share / "wheels")
     Operator().tells("packages are built, what comes by the network is here, two bare systems", begun)
-    return Fleet(gateway, board, packages, ExitStack(), purpose)
+    return fleet
 
 
 @dataclass(frozen=True)
@@ -294,14 +307,14 @@ class Wanted:
         arch: Its processor, as Debian names it.
         release: Its Debian or Ubuntu.
         cpu: Which one is emulated, where one is.
-        purpose: What it is set up for.
+        purpose: What it is set up for: train, infer, or apt to train by its system's PyTorch.
         boots: Whether systemd is process 1 of both systems.
     """
 
     arch: str
     release: str
     cpu: str
-    purpose: Purpose
+    purpose: str
     boots: bool
 
 
@@ -324,7 +337,7 @@ def check(board_is: Wanted) -> None:
             fleet.services.close()
         begun = time.monotonic()
         purge(fleet.gateway, before[0], "fieldfleet-server", "mosquitto")
-        purge(fleet.board, before[1], "fieldfleet-agent")
+        purge(fleet.board, before[1], "fieldfleet-agent", *[TORCH_PACKAGE] * fleet.by_apt)
         Operator().tells("purged both: nothing is left", begun)
 
 
@@ -354,7 +367,9 @@ def main() -> None:
     parser.add_argument("--boot", action="store_true", help="with systemd as process 1 of both; on amd64")
     parser.add_argument("--release", choices=RELEASES, default="12", help="the board's Debian or Ubuntu")
     parser.add_argument("--cpu", choices=CPUS, default="cortex-a72", help="of an emulated board")
-    parser.add_argument("--purpose", choices=("train", "infer"), default="train", help="what the board is set up for")
+    parser.add_argument(
+        "--purpose", choices=("train", "infer", "apt"), default="train", help="what the board is set up for"
+    )
     options = parser.parse_args()
     if options.boot and (options.arch != "amd64" or options.release != "12"):
         parser.error("an amd64 of Debian 12 boots: proot has no process 1")

@@ -129,6 +129,13 @@ def make_base(arch: str, release: str = "12") -> Path:
     return base
 
 
+def download(base: Path, *packages: str) -> None:
+    """Put packages of a cached system's release into its apt's cache, for systems that are laid over it."""
+    words = ("install", "-y", "--no-install-recommends", "--download-only", *packages)
+    command = ["chroot", str(base), "/usr/bin/env", "-i", *environment(), "apt-get", "-q", *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def _trusting() -> list[str]:
     """Return how debootstrap checks Ubuntu's signature: not at all where its keyring is not installed."""
     keyring = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
