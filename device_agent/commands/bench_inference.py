@@ -201,11 +201,11 @@ def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
 
 
 def ask_provider(path: str, name: str) -> str:
-    """Return what computes a model, as ONNX Runtime calls it.
+    """Return the execution provider of a model, by ONNX Runtime's name for it.
 
     Args:
-        path: Of the Unix socket.
-        name: Of the model.
+        path: Unix socket of the inference process.
+        name: Name of the model that it serves.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

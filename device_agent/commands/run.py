@@ -202,7 +202,7 @@ async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None
 
 
 def _has_torch(python: str) -> bool:
-    """Tell whether the trainer's interpreter has torch; with a warning where there is no such interpreter."""
+    """Check that the trainer's interpreter has torch; warn where there is no such interpreter."""
     try:
         interpreter = find_interpreter(python)
     except ConfigError as error:

@@ -42,11 +42,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def try_out(purpose: Purpose, profile: Profile) -> int:
-    """Have each library that was brought compute, in a process of its own; return the exit code.
+    """Let each installed library compute in a process of its own; return the exit code.
 
     Args:
-        purpose: What was brought.
-        profile: Of this board.
+        purpose: Decides which libraries are tried.
+        profile: Firmware profile of this board.
     """
     code, device = 0, choose_trainer_device(TrainerConfig(), profile)
     for library in LIBRARIES[purpose]:

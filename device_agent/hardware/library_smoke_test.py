@@ -42,8 +42,8 @@ def main(library: str, device: str = "cpu") -> int:
         return EXIT_MISSING
     import json  # noqa: PLC0415 - the agent takes the constants of this file, and nothing else
 
-    found = {"version": getattr(module, "__version__", ""), "done": done, "lack": lack}
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    result = {"version": getattr(module, "__version__", ""), "done": done, "lack": lack}
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
     return 0
 
 
@@ -63,10 +63,9 @@ def _test_torch(torch: Any, device: str) -> tuple[str, str]:
         losses.append(float(loss))
     if not losses[-1] < losses[0]:  # also where one is not a number
         raise ArithmeticError(f"{STEPS} steps of a convolution change its loss to {losses}")
-    where = torch.cuda.get_device_name() if place == "cuda" else "the CPU"
-    told = f"trains on {where}" + (f" with CUDA {cuda}" if place == "cuda" else "")
+    hardware = f"{torch.cuda.get_device_name()} with CUDA {cuda}" if place == "cuda" else "the CPU"
     lack = f"it is built for CUDA {cuda}, and {NO_GPU}" if cuda and not has_gpu and device != "cpu" else ""
-    return f"{told}, Python {platform.python_version()}", lack
+    return f"trains on {hardware}, Python {platform.python_version()}", lack
 
 
 def _test_onnxruntime(onnxruntime: Any, _device: str) -> tuple[str, str]:

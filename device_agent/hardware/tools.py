@@ -104,13 +104,13 @@ def run_module(module: str, *arguments: str, timeout_s: float, interpreter: Inte
     """Run a module of ours in a process of its own, which may die without taking this one along.
 
     Args:
-        module: Its name.
-        *arguments: What it is told.
+        module: Name of a module of this distribution.
+        *arguments: Arguments of its command line.
         timeout_s: Seconds after which it is ended.
-        interpreter: The interpreter; None for the one that loads what `device-agent setup` brought.
+        interpreter: Python that runs it; None for the one that loads what `device-agent setup` installed.
     """
-    found = interpreter or find_interpreter()
-    return run_command(found.command(module, *arguments), timeout_s=timeout_s, environment=found.environment())
+    python = interpreter or find_interpreter()
+    return run_command(python.command(module, *arguments), timeout_s=timeout_s, environment=python.environment())
 
 
 def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> ChildExit:

@@ -247,7 +247,7 @@ class InferenceProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    def _words(self, interpreter: Interpreter) -> Sequence[str]:
+    def _start_command(self, interpreter: Interpreter) -> Sequence[str]:
         settings = msgspec.json.encode(self._settings).decode()
         return (*self._command, settings) if self._command else interpreter.command(MODULE, settings)
 
@@ -263,7 +263,7 @@ class InferenceProcess:
         tops = [theirs.fileno()] if theirs else []
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(*self._words(interpreter), *map(str, tops)),
+                *(*self._start_command(interpreter), *map(str, tops)),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,

@@ -150,7 +150,7 @@ def open_model(
     if settings.provider == AUTO:
         session, quick_s = open_fastest(open_with, auto_choices(available), told.reference)
     else:
-        session, quick_s = _open_wanted(open_with, settings.provider, available, told.reference)
+        session, quick_s = _open_named(open_with, settings.provider, available, told.reference)
     return OpenModel(told, session, quick_s, time.monotonic() - began, is_half, own_is)
 
 
@@ -192,9 +192,9 @@ def _open_with(
         raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
 
 
-def _open_wanted(open_with: OpenWith, wanted: str, available: Sequence[str], name: str) -> tuple[Any, float]:
-    """Open a model with what is asked for, or with what comes closest, and say which."""
-    providers, fallen = choose_providers(wanted, available)
+def _open_named(open_with: OpenWith, provider: str, available: Sequence[str], name: str) -> tuple[Any, float]:
+    """Open a model with the named provider, or with the closest one that works, and log which."""
+    providers, fallen = choose_providers(provider, available)
     session, quick_s = open_with(providers)
     used = session.get_providers()[0]
     if not fallen and used != providers[0]:
@@ -205,7 +205,7 @@ def _open_wanted(open_with: OpenWith, wanted: str, available: Sequence[str], nam
 
 
 def auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
-    """Return what `auto` tries: the GPU by CUDA where this build has it, and the CPU.
+    """List the choices that `auto` times: the GPU by CUDA where this build has it, and the CPU.
 
     TensorRT is not tried, since it takes minutes to compile a model.
     """

@@ -127,28 +127,28 @@ def smoke_test(
         library: Name of the library, such as `torch`.
         timeout_s: Seconds after which the child is killed.
         board: Id of the profile of this board.
-        interpreter: As `run_module`.
+        interpreter: Python that loads it, as for `run_module`.
         device: What torch computes with, as `[trainer]` names it.
     """
     module = "device_agent.hardware.library_smoke_test"
     ended = run_module(module, library, device, timeout_s=timeout_s, interpreter=interpreter)
     state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
-    told = _told(ended.stdout) if state == "usable" else _Tried()
-    number = told.version or find_version(library)
+    result = _parse_result(ended.stdout) if state == "usable" else _Tried()
+    number = result.version or find_version(library)
     return Verdict(
-        library=library, state=state, version=number, board=board, finding=told.done or finding, lack=told.lack
+        library=library, state=state, version=number, board=board, finding=result.done or finding, lack=result.lack
     )
 
 
 class _Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What a smoke test prints."""
+    """Result that a smoke test prints."""
 
     version: str = ""
     done: str = ""
     lack: str = ""
 
 
-def _told(printed: str) -> _Tried:
+def _parse_result(printed: str) -> _Tried:
     try:
         return msgspec.json.decode((printed.strip().splitlines() or [""])[-1], type=_Tried)
     except msgspec.MsgspecError:

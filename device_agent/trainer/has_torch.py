@@ -1,4 +1,4 @@
-"""End with code 0 where this interpreter has torch, which is not imported: run by the trainer's Python."""
+"""Exit with code 0 where this interpreter has torch, without importing it."""
 
 from __future__ import annotations
 

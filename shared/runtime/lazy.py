@@ -1,4 +1,4 @@
-"""Modules of the standard library that a library of others imports, and that we hardly ever use."""
+"""Delay loading a module that a third-party library imports and hardly ever uses."""
 
 from __future__ import annotations
 

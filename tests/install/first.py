@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -147,7 +148,8 @@ def read(kind: Kind) -> None:
     fleet, begun = prepare(kind), time.monotonic()
     without_network()
     for system in (fleet.gateway, fleet.board):
-        system.root.joinpath("etc/environment").touch()
+        with (system.root / "etc/hosts").open("a") as hosts:  # as mDNS would say
+            hosts.write(f"127.0.0.1 {socket.gethostname()}.local\n")
     reader = Reader({"gateway": fleet.gateway, "board": fleet.board}, kind.purpose)
     with index(fleet.gateway.share / "wheels") as address, fleet.services:
         (fleet.gateway.root / "etc/pip.conf").write_text(f"[global]\nindex-url = {address}\n")

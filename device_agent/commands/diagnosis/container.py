@@ -1,4 +1,4 @@
-"""What a container hides of its board, each with the line of deploy/container/agent.yml that shows it."""
+"""Find what a container hides of its board, with the Compose line that shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRMWARE_DEVICE = "dev/vcio"
 
 
 def is_container(root: Path) -> bool:
-    """Return whether a root folder is a container's, by the file that says so."""
+    """Check for the file that Docker or podman puts into each container."""
     return any((root / mark).exists() for mark in MARKS)
 
 
@@ -43,7 +43,7 @@ def _find_hidden(root: Path) -> Iterator[tuple[str, str]]:
     if link.is_symlink() and not any((root / "sys/firmware/devicetree/base").glob("*")):
         yield "the device tree, which says what board this is (sys/firmware)", UNMASK
     counters = list((root / "sys/class/powercap").glob("intel-rapl:*"))
-    if counters and not any((one / "energy_uj").exists() for one in counters):
+    if counters and not any((counter / "energy_uj").exists() for counter in counters):
         yield "the energy counters of the processor (sys/class/powercap)", UNMASK
     if not any((root / "sys/devices/system/cpu").glob("cpu[0-9]*")):
         yield "the processor's clocks (sys/devices/system/cpu)", "`volumes: [/sys:/sys:ro]`"
