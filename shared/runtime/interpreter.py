@@ -1,7 +1,7 @@
 """The Python of child processes that load PyTorch or ONNX Runtime.
 
-It need not be the agent's own: a vendor may build PyTorch for one Python of a system alone, such as NVIDIA for the Python
-3.10 of JetPack 6. The agent never loads these libraries; it talks with those processes through pipes. `device-agent
+It need not be the agent's own: a vendor may build PyTorch for one Python of a system alone, such as NVIDIA for JetPack
+6 and its Python 3.10. The agent never loads these libraries; it talks with those processes through pipes. `device-agent
 setup` notes which Python it installed libraries for, and `[trainer] python` names another one.
 """
 
