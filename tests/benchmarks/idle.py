@@ -48,7 +48,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     """Measure several starts."""
     seen = [asyncio.run(_one()) for _ in range(1 if quick else TURNS)]
     return [
-        Figure("idle agent, PSS", statistics.median(pss for _, pss, _ in seen), "MB", "<= 40"),
+        Figure("idle agent, PSS", statistics.median(pss for _, pss, _ in seen), "MB", "<= 25"),
         Figure("agent started and connected", statistics.median(ready for ready, _, _ in seen), "s", "< 1"),
         Figure("torch, numpy or onnxruntime loaded when idle", max(len(heavy) for *_, heavy in seen), "", "<= 0"),
     ]
