@@ -127,7 +127,7 @@ def prepare(kind: Kind) -> Fleet:
         (board.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
         board.run("apt-get", "-q", "update")
         board.run("apt-get", "-q", "-y", "install", "--no-install-recommends", "curl")
-        lay(board, "usr/local/bin/sudo", SUDO)
+        lay(board, "usr/bin/sudo", SUDO)
     drawn = np.random.default_rng(0)
     inputs = drawn.normal(size=(200, 64)).astype(np.float32)
     np.savez(board.root / "srv/examples.npz", x=inputs, y=inputs[:, :10].argmax(1))
