@@ -64,6 +64,7 @@ class Package:
         services: Their units, in the order in which they are started.
         config: What the operator wrote, which goes with a purge alone.
         groups: Those that read sensors, which the user joins.
+        joined: Those that it joins only where they are there.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Package:
     services: tuple[str, ...]
     config: str
     groups: str = ""
+    joined: str = ""
 
     @property
     def folder(self) -> Path:
@@ -94,6 +96,7 @@ AGENT = Package(
     services=("fieldfleet-upgrade.service", "fieldfleet-upgrade.path", "fieldfleet-agent.service"),
     config="/etc/fieldfleet/agent.toml /etc/fieldfleet/upgrades.pem",
     groups="video powercap",
+    joined="render",
 )
 SERVER = Package(
     name="fieldfleet-server",
@@ -250,7 +253,6 @@ def laid_of(package: Package) -> dict[str, str]:
             "systemd/fieldfleet-agent.service": f"{units}/fieldfleet-agent.service",
             "systemd/fieldfleet-upgrade.service": f"{units}/fieldfleet-upgrade.service",
             "systemd/fieldfleet-upgrade.path": f"{units}/fieldfleet-upgrade.path",
-            "systemd/gpu.conf": f"{doc}/gpu.conf",
             "udev/60-fieldfleet.rules": "lib/udev/rules.d/60-fieldfleet.rules",
             "udev/fieldfleet.conf": "usr/lib/tmpfiles.d/fieldfleet-agent.conf",
             "gateway/agent.toml": f"{doc}/agent.toml",
@@ -285,6 +287,7 @@ def write_control(root: Path, package: Package, target: Target) -> None:
         "STATE": f"/var/lib/{package.user}",
         "CONFIG": package.config,
         "GROUPS": package.groups,
+        "JOINED": package.joined,
         "PYTHON": package.pythons[0],
         "NEXT": f"{major}.{minor + 1}",
     }
