@@ -31,6 +31,7 @@ from tests.install.roots import (
     in_own_mounts,
     make_base,
     require_tools,
+    show_outside,
     without_network,
 )
 
@@ -132,6 +133,7 @@ def prepare(kind: Kind) -> Fleet:
     inputs = drawn.normal(size=(200, 64)).astype(np.float32)
     np.savez(board.root / "srv/examples.npz", x=inputs, y=inputs[:, :10].argmax(1))
     (board.root / "srv/examples.npz").chmod(0o644)
+    show_outside(board, "/srv")
     return Fleet(gateway, board, packages, ExitStack(), kind.purpose)
 
 

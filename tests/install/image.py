@@ -28,7 +28,17 @@ from tests.install.parts import (
     make_release,
     write_examples,
 )
-from tests.install.roots import GATEWAY, ROOT, System, fresh, in_own_mounts, make_base, require_tools, without_network
+from tests.install.roots import (
+    GATEWAY,
+    ROOT,
+    System,
+    fresh,
+    in_own_mounts,
+    make_base,
+    require_tools,
+    show_outside,
+    without_network,
+)
 
 DOCKERFILE = ROOT / "deploy" / "container" / "agent.Dockerfile"
 
@@ -135,6 +145,7 @@ def check(arch: str) -> None:
         fleet.run_site()
         token = operator.types("gateway", gateway, "edge-server", "enrol", BOARD).strip()
         write_examples(board.root / "srv/examples.npz")
+        show_outside(board, "/srv")
         operator.types("container", board, "device-agent", "join", token, "--data", "/srv/examples.npz")
         printed = board.run("device-agent", "doctor", "--format", "json")
         found = json.loads(printed[printed.index("[") : printed.rindex("]") + 1])

@@ -142,6 +142,15 @@ def _trusting() -> list[str]:
     return [f"--keyring={keyring}"] if keyring.exists() else ["--no-check-gpg"]
 
 
+def show_outside(system: System, place: str) -> None:
+    """Show a folder of an emulated system at the same path outside, in this process's mounts alone.
+
+    The emulator passes `faccessat2` on untranslated, so that `os.access` there looks at the path outside.
+    """
+    if system.arch == "arm64":
+        subprocess.run(["mount", "--bind", str(system.root / place.lstrip("/")), place], check=True)
+
+
 def cpuinfo(cpu: str) -> str:
     """Return what a board with a kind of processor tells of its CPUs, of which it has as many as this machine."""
     told = CPUS[cpu]._asdict()
