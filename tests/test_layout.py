@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "device_agent", "edge_server", "firmware_profiles")
-TOP = {*PACKAGES, "tests", "deploy", ".ci"}
+TOP = {".github", *PACKAGES, "tests", "deploy", ".ci"}
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
 FUNCTION_LINES = 50
 NAMES_OF_NOTHING = re.compile(r"(.*_)?(helpers?|utils?|managers?|misc|common|stuff)\.py")
