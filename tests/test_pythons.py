@@ -107,7 +107,7 @@ def test_an_agent_connects_and_is_small(python, tmp_path, request):
             config = tmp_path / "agent.toml"
             config.write_text(
                 f'device = "pi"\nsite = "lab"\nstate_dir = "{tmp_path / "state"}"\n[broker]\nport = {broker.port}\n'
-                '[data]\nsource = "npz"\npath = "/nowhere.npz"\n'
+                f'[data]\nsource = "folder"\npath = "{tmp_path}"\n'
             )
             process = await asyncio.create_subprocess_exec(
                 *(str(python), "-I", "-m", "device_agent", "run", "--config", str(config)), stderr=PIPE

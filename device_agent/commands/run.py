@@ -25,7 +25,6 @@ from device_agent.exchange.state_files import writable
 from device_agent.hardware.tools import run_module
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
-from device_agent.identity.renewal import Renewal, show_certificate
 from device_agent.measurement.board import Board, load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
@@ -166,6 +165,8 @@ def _renewing(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, Non
     """Return what keeps the board's certificate valid; nothing where it joined no site by a token."""
     if read_membership(folder / FOLDER / CURRENT) is None:
         return []
+    from device_agent.identity.renewal import Renewal, show_certificate  # noqa: PLC0415 - a site without tokens needs none
+
     clock = BoardClock.of(folder)
     return [Renewal(folder, clock, partial(show_certificate, clock=clock), config.broker).run()]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import firmware_profiles
 from device_agent.hardware.files import read_text
 from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.profile.check import find_problems
@@ -108,9 +108,8 @@ def read_identity(root: Path) -> Identity:
 
 
 def _read_shipped() -> Mapping[str, bytes]:
-    folder = resources.files("firmware_profiles")
-    files = {file.name.removesuffix(SUFFIX): file for file in folder.iterdir() if file.name.endswith(SUFFIX)}
-    return {id_: files[id_].read_bytes() for id_ in sorted(files)}
+    folder = Path(firmware_profiles.__file__).parent
+    return {path.stem: path.read_bytes() for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
 def _parse_shipped(id_: str, data: bytes) -> Profile:

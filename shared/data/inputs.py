@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zipfile
 import zlib
 from pathlib import Path
 from typing import IO
@@ -76,6 +75,8 @@ def _of_idx(spec: Data) -> Inputs:
 
 
 def _of_npz(spec: Data) -> Inputs:
+    import zipfile  # noqa: PLC0415 - a third of a megabyte, for such files alone
+
     path = Path(spec.path)
     try:
         with zipfile.ZipFile(path) as file:
