@@ -337,7 +337,11 @@ def check(board_is: Wanted) -> None:
             fleet.services.close()
         begun = time.monotonic()
         purge(fleet.gateway, before[0], "fieldfleet-server", "mosquitto")
-        purge(fleet.board, before[1], "fieldfleet-agent", *[TORCH_PACKAGE] * fleet.by_apt)
+        if fleet.by_apt:  # what came with it is another package's to leave
+            fleet.board.run("apt-get", "-q", "-y", "purge", "fieldfleet-agent")
+            assert not [path for path in fleet.board.files() - before[1][0] if "fieldfleet" in path]
+        else:
+            purge(fleet.board, before[1], "fieldfleet-agent")
         Operator().tells("purged both: nothing is left", begun)
 
 
