@@ -28,7 +28,8 @@ shows that it works and not how fast; *recorded*, only the choice of files, by t
 
 The packages of the agent run on Python 3.10 to 3.14, those of the server on 3.11 to 3.14: the system's own Python,
 whichever it is. In a clone, Python 3.10 needs the versions of `constraints-3.10.txt`. `make pythons` imports everything
-and trains on each Python that a machine has: 3.10.13, 3.11.7, 3.12.1 and 3.13.0 were tried on x86-64.
+and trains on each Python that a machine has: 3.10.13, 3.11.7, 3.12.1 and 3.13.0 were tried on x86-64; 3.14 was tried as
+Ubuntu's.
 
 ## By board
 
