@@ -21,6 +21,7 @@ from shared.runtime.support.table import Purpose, choose, find_row, read_table, 
 
 PURPOSES: tuple[Purpose, ...] = ("train", "infer")
 LIBRARIES: Mapping[Purpose, tuple[str, ...]] = {"train": ("torch", "onnxruntime"), "infer": ("onnxruntime",)}
+"""Libraries of a purpose; without the first one the board is of no use for it."""
 EXIT_UNUSABLE = 1
 """What was brought does not compute here."""
 
@@ -49,10 +50,11 @@ def try_out(purpose: Purpose, profile: Profile) -> int:
         profile: Firmware profile of this board.
     """
     code, device = 0, choose_trainer_device(TrainerConfig(), profile)
+    needed = LIBRARIES[purpose][0]
     for library in LIBRARIES[purpose]:
         verdict = smoke_test(library, board=profile.id, device=device)
         lacking = find_missing_isa(LIVE_ROOT, library, profile)
-        check = check_library(verdict, lacking, platform.machine(), is_needed=True, is_packaged=True)
+        check = check_library(verdict, lacking, platform.machine(), is_needed=library == needed, is_packaged=True)
         _say(f"{library}: {check.finding}" + (f"; {check.remedy}" if check.state != "ok" else ""))
         code = code or (EXIT_UNUSABLE if check.state == "bad" else 0)
     return code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from device_agent.commands import setup
@@ -42,6 +44,23 @@ def test_a_library_of_the_system_that_is_missing_is_named_with_its_package(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert setup.try_out("train", profile) == setup.EXIT_UNUSABLE
     assert remedy in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_board_that_trains_may_do_without_onnx_runtime(tmp_path, monkeypatch, profile, capsys):
+    """It is told all the same; a board that serves needs it."""
+    grow(tmp_path, {"onnxruntime/__init__.py": "raise ImportError('no such luck')"})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert setup.try_out("infer", profile) == setup.EXIT_UNUSABLE
+    monkeypatch.setattr(setup, "smoke_test", partial(tried_but_for_torch, setup.smoke_test))
+    assert setup.try_out("train", profile) == 0
+    assert capsys.readouterr().out.count("no such luck") == 2
+
+
+def tried_but_for_torch(smoke_test, library, **more):
+    """Try a library; torch, which is shown above, is taken as usable."""
+    if library == "torch":
+        return runtime.Verdict(library="torch", state="usable", version="2.13.0")
+    return smoke_test(library, **more)
 
 
 def test_a_gpu_that_the_driver_does_not_show_is_told(tmp_path, monkeypatch, capsys):
