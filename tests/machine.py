@@ -12,6 +12,7 @@ import getpass
 import os
 import pty
 import re
+import shutil
 import socket
 import struct
 import subprocess  # noqa: TID251 - mounts
@@ -248,3 +249,12 @@ def command(module: Any, *arguments: object) -> int:
     module.add(parser)
     code: int = module.run(parser.parse_args(list(map(str, arguments))))
     return code
+
+
+def find_python(version: str) -> Path | None:
+    """Return an interpreter of a version, such as 3.12: of pyenv, or of the PATH; None where there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    named = shutil.which(f"python{version}")
+    own = [Path(named)] if named and "shims" not in named else []
+    places = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), *own]
+    return places[0].resolve() if places else None

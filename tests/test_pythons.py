@@ -7,9 +7,7 @@ One folder of libraries serves all of them, as in the package; neither torch nor
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
-import shutil
 import subprocess  # noqa: TID251 - other interpreters run
 import sys
 from asyncio.subprocess import PIPE
@@ -23,6 +21,7 @@ from edge_server.fleet.broker import running
 from edge_server.fleet.view import watch_site
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import until
+from tests.machine import find_python
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -47,15 +46,6 @@ print(count)
 """
 
 
-def interpreter(version: str) -> Path | None:
-    """Return an interpreter of a version: of the PATH, or of pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    named = shutil.which(f"python{version}")
-    own = [Path(named)] if named and "shims" not in named else []
-    places = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), *own]
-    return places[0].resolve() if places else None
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
     """Return the folder of a version of the agent's package, filled as `make deb` does."""
@@ -77,7 +67,7 @@ def library(tmp_path_factory) -> Path:
 @pytest.fixture
 def python(library, tmp_path, request) -> Path:
     """Return an interpreter that finds the package's libraries, as it would where it is the system's Python."""
-    found = interpreter(request.param)
+    found = find_python(request.param)
     if found is None:
         pytest.skip(f"there is no Python {request.param} on this machine")
     (tmp_path / "bin").mkdir()

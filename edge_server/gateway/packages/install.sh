@@ -77,6 +77,9 @@ def too_late(*_):
     raise TimeoutError("nothing came for %d s" % PATIENCE_S)
 
 
+if sys.version_info < (3, 10):
+    fail("the system's Python is %s, older than any that the agent runs on (3.10): install a newer system, or run the "
+         "agent in a container, as deploy/container/README.md says" % python)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal(signal.SIGALRM, too_late)
 

@@ -39,6 +39,7 @@ from tests.edge_server.gateway.installing import (
     site_with_package,
     token_of,
 )
+from tests.machine import find_python
 
 pytestmark = pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
 
@@ -161,6 +162,21 @@ def test_a_gateway_without_a_package_for_this_board_says_which_it_has(site, boar
     _, (code, said, _) = run(site, board)
     assert code == 1
     assert f"no agent for riscv64 with Python {HERE} (it has: arm64 with Python {HERE})" in said
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9"])
+def test_a_system_whose_python_is_too_old_is_told_of_the_container(site, board, version):
+    """Such as JetPack 5's; the gateway may have packages enough."""
+    old = find_python(version)
+    if old is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    (board / "bin" / "python3").unlink()
+    (board / "bin" / "python3").symlink_to(old)
+    _, (code, said, done) = run(site, board)
+    assert code == 1
+    assert f"the system's Python is {version}, older than any that the agent runs on" in said
+    assert "deploy/container/README.md" in said
+    assert not any(one.startswith(("apt-get", "device-agent")) for one in done)
 
 
 def test_nobody_who_answers_and_a_join_that_fails_are_told(site, board):
