@@ -52,6 +52,7 @@ UNTOLD = (
     "/run/",
     "/var/tmp/systemd-private-",  # noqa: S108 - not one of ours
     "/tmp/perf-",  # noqa: S108 - of the emulator, for each process that it runs
+    "/tmp/torchinductor_",  # noqa: S108 - of a trainer's torch; under systemd the service's /tmp is its own
 )
 """Where dpkg and apt keep their own books, and what is not of the system."""
 
