@@ -11,7 +11,6 @@ import importlib
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ def main(library: str, device: str = "cpu") -> int:
     with contextlib.suppress(OSError):  # where memory is short, it ends this process and not the agent
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as scratch:  # where torch 2.10 makes a folder for what it might compile
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
-        return _try_out(library, device)
-
-
-def _try_out(library: str, device: str) -> int:
     try:
         module = importlib.import_module(library)
         done, lack = SMOKE_TESTS[library](module, device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,13 +18,13 @@ import msgspec
 
 from device_agent.hardware.files import read_text
 from device_agent.hardware.library_smoke_test import EXIT_MEMORY, EXIT_MISSING
-from device_agent.hardware.tools import LIVE_ROOT, run_module
+from device_agent.hardware.tools import LIVE_ROOT, run_command
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
 from shared.runtime.distributions import installed_version
 from shared.runtime.durable import replace_file
-from shared.runtime.interpreter import Interpreter
+from shared.runtime.interpreter import Interpreter, find_interpreter
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -127,11 +128,14 @@ def smoke_test(
         library: Name of the library, such as `torch`.
         timeout_s: Seconds after which the child is killed.
         board: Id of the profile of this board.
-        interpreter: Python that loads it, as for `run_module`.
+        interpreter: Python that loads it, None for the one that loads what `setup` installed.
         device: What torch computes with, as `[trainer]` names it.
     """
     module = "device_agent.hardware.library_smoke_test"
-    ended = run_module(module, library, device, timeout_s=timeout_s, interpreter=interpreter)
+    python = interpreter or find_interpreter()
+    with tempfile.TemporaryDirectory() as scratch:  # torch 2.10 makes a folder for what it might compile
+        environment = python.environment({"TORCHINDUCTOR_CACHE_DIR": scratch})
+        ended = run_command(python.command(module, library, device), timeout_s, environment)
     state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
     result = _parse_result(ended.stdout) if state == "usable" else _Tried()
     number = result.version or find_version(library)
