@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,8 @@ MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ, MAX_WATTS = 50.0, 1e5
 PROFILE_SUFFIX = ".toml"
 """Of the path of a firmware profile; without it a profile is named by its id."""
+Provider: TypeAlias = Literal["auto", "cpu", "cuda", "tensorrt"]
+"""Choices of what computes a served model."""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,7 +131,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     releases: list[str] = []
     port: int = 8471
     socket: str = ""
-    provider: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None
+    provider: Provider | None = None
     threads: int | None = None
     rate_hz: float = 0.0
     memory_mb: int = 0

@@ -251,10 +251,9 @@ def command(module: Any, *arguments: object) -> int:
     return code
 
 
-def find_python(version: str) -> Path | None:
-    """Return an interpreter of a version, such as 3.12: of pyenv, or of the PATH; None where there is none."""
+def find_pythons(version: str) -> list[Path]:
+    """List the interpreters of a version, such as 3.12: of pyenv, then of the PATH."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     named = shutil.which(f"python{version}")
     own = [Path(named)] if named and "shims" not in named else []
-    places = [*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), *own]
-    return places[0].resolve() if places else None
+    return [path.resolve() for path in (*sorted(pyenv.glob(f"{version}.*/bin/python{version}")), *own)]

@@ -14,11 +14,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from device_agent.config import BoardConfig, ServeConfig, load
+from device_agent.config import BoardConfig, Provider, ServeConfig, load
 from device_agent.inference.http import BINARY_SIZE, DATATYPES
 from device_agent.inference.messages import Figures, percentiles
 from device_agent.inference.process import InferenceProcess
@@ -38,7 +39,6 @@ from shared.runtime.text_table import printable_text, write_text
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
 WARM_UP_S = 0.3
 SHARES = (0.5, 0.95, 0.99)
-PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")
 MOST_SHOWN = 200
 """Bytes of a refusal that are printed."""
 CHUNK = 1 << 16
@@ -90,7 +90,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=1, help="applications that ask at once (%(default)d)")
     parser.add_argument("--batch", type=int, default=1, help="examples of a request (%(default)d)")
     help_ = "what computes, as `[serve]` of the file names it: auto, cpu, cuda, tensorrt; once each compares them"
-    parser.add_argument("--provider", choices=PROVIDERS, help=help_)
+    parser.add_argument("--provider", choices=get_args(Provider), help=help_)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print")
 
 

@@ -52,6 +52,7 @@ PATIENCE_S = 1800.0
 BROKER, ENROLMENT = 8883, 8443
 SITE = "/etc/fieldfleet/site"
 ROUNDS = 3
+RUNS = "/var/lib/fieldfleet-server/runs"
 TORCH_PACKAGE = "python3-torch"
 BOARD = "pi-01"
 
@@ -190,7 +191,7 @@ def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
         fleet: With it.
         name: Of the plan.
     """
-    gateway, data = fleet.gateway, "/var/lib/fieldfleet-server/runs"
+    gateway = fleet.gateway
     (gateway.root / SITE[1:] / "plan.toml").write_text(PLAN.replace("fresh", name))
     if isinstance(gateway, Booted):
         operator.types("gateway", gateway, "systemctl", "start", "fieldfleet-server")
@@ -198,10 +199,21 @@ def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
     else:
         words = ("edge-server", "run", "--config", "/etc/fieldfleet/server.toml")
         operator.types("gateway", gateway, *words, user="fieldfleet-server")
-    newest = max((gateway.root / data[1:]).glob(f"{name}-*")).name
-    shown = ("edge-server", "show", "--format", "json", "--data-dir", data, newest)
-    rounds = json.loads(gateway.run(*shown, user="fieldfleet-server"))["rounds"]
-    assert [one["arrived"] for one in rounds] == [[BOARD]] * ROUNDS, rounds
+    require_rounds(gateway, name)
+
+
+def require_rounds(gateway: System, name: str) -> None:
+    """Check that the newest run of a plan aggregated the board's update in every round.
+
+    Args:
+        gateway: Where the run is recorded.
+        name: Name of the plan.
+    """
+    newest = max((gateway.root / RUNS[1:]).glob(f"{name}-*")).name
+    command = ("edge-server", "show", "--format", "json", "--data-dir", RUNS, newest)
+    rounds = json.loads(gateway.run(*command, user="fieldfleet-server"))["rounds"]
+    arrived = [(record["outcome"], record["arrived"]) for record in rounds]
+    assert arrived == [("aggregated", [BOARD])] * ROUNDS, rounds
 
 
 def serve(operator: Operator, fleet: Fleet) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from tests.compat.plans import FEDSPU
 from tests.compat.sides import Side, Site, after, mosquitto
 from tests.compat.test_mixed import ROUNDS, SHORT, short
+from tests.machine import find_pythons
 
 ROOT = Path(__file__).parents[2]
 AGENT_ALONE = "3.10"
@@ -43,13 +43,9 @@ print(count, "modules")
 
 
 def interpreters() -> Iterator[tuple[str, str]]:
-    """Yield version and path of each supported interpreter: of the PATH, and of pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    """Yield version and path of each supported interpreter of this machine."""
     for version in VERSIONS:
-        own = sorted(pyenv.glob(f"{version}.*/bin/python"))
-        named = shutil.which(f"python{version}")
-        places = [*map(str, own), *([named] if named and "shims" not in named else [])]
-        yield from ((version, place) for place in places)
+        yield from ((version, str(path)) for path in find_pythons(version))
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:

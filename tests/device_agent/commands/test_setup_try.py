@@ -9,6 +9,7 @@ import pytest
 from device_agent.commands import setup
 from device_agent.probes import runtime
 from device_agent.profile.load import load_for_board
+from tests.device_agent.commands.test_doctor import FINE
 from tests.machine import grow
 
 
@@ -65,19 +66,7 @@ def tried_but_for_torch(smoke_test, library, **more):
 
 def test_a_gpu_that_the_driver_does_not_show_is_told(tmp_path, monkeypatch, capsys):
     """It trains on the CPU then, which nobody with a Jetson expects."""
-    code = """
-from types import SimpleNamespace as N
-__version__, version, cuda = "2.8.0", N(cuda="12.6"), N(is_available=lambda: False)
-losses = iter([3.0, 2.0, 1.0])
-class Conv:
-    def to(self, _): return self
-    def parameters(self): return []
-    def __call__(self, _): return self
-    square = mean = backward = lambda self: self
-    __float__ = lambda self: next(losses)
-nn, ones = N(Conv2d=lambda *_: Conv()), lambda *_, **__: None
-optim = N(SGD=lambda *_, **__: N(zero_grad=int, step=int))
-"""
+    code = FINE["torch/__init__.py"].replace("N(cuda=None)", 'N(cuda="12.6")')
     grow(tmp_path, {"torch/__init__.py": code})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setitem(setup.LIBRARIES, "train", ("torch",))

@@ -39,7 +39,7 @@ from tests.edge_server.gateway.installing import (
     site_with_package,
     token_of,
 )
-from tests.machine import find_python
+from tests.machine import find_pythons
 
 pytestmark = pytest.mark.skipif(not shutil.which("dash"), reason="dash is not installed")
 
@@ -167,7 +167,7 @@ def test_a_gateway_without_a_package_for_this_board_says_which_it_has(site, boar
 @pytest.mark.parametrize("version", ["3.8", "3.9"])
 def test_a_system_whose_python_is_too_old_is_told_of_the_container(site, board, version):
     """Such as JetPack 5's; the gateway may have packages enough."""
-    old = find_python(version)
+    old = next(iter(find_pythons(version)), None)
     if old is None:
         pytest.skip(f"there is no Python {version} on this machine")
     (board / "bin" / "python3").unlink()
