@@ -122,7 +122,7 @@ def booted(system: System, name: str) -> Iterator[Booted]:
     """
     told = ("--quiet", "--boot", "--register=no", "--keep-unit", "--resolv-conf=off", "--link-journal=no")
     places = (f"--directory={system.root}", f"--bind={system.share}:/share", f"--machine=fieldfleet-{name}")
-    found = Booted(system.arch, system.root, system.share, ("systemd-nspawn", *told, *places))
+    found = Booted(system.arch, system.root, system.share, words=("systemd-nspawn", *told, *places))
     try:
         found.start()
         yield found
