@@ -14,7 +14,6 @@ from asyncio.subprocess import PIPE
 from importlib import import_module
 from pathlib import Path
 
-import psutil
 import pytest
 
 from edge_server.fleet.broker import running
@@ -27,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 HEAVY = {"PIL", "cvxpy", "httptools", "numpy", "onnxruntime", "safetensors", "sklearn", "torch"}
-MOST_PSS_MB, SAMPLES = 25, 30
 IMPORTS = """
 import importlib, pkgutil, sys
 count = 0
@@ -87,23 +85,12 @@ def test_everything_is_imported(python):
     assert int(done.stdout) > 200
 
 
-async def settled(process: psutil.Process) -> float:
-    """Return the MB (PSS) that a process comes down to: it gives back what its start left once its report was taken."""
-    used = []
-    for _ in range(SAMPLES):
-        used.append(process.memory_full_info().pss / 1e6)
-        if used[-1] <= MOST_PSS_MB:
-            break
-        await asyncio.sleep(1.0)
-    return used[-1]
-
-
 @pytest.mark.broker
 @pytest.mark.parametrize("python", VERSIONS, indirect=True)
-def test_an_agent_connects_and_is_small(python, tmp_path):
-    """Without torch it trains nothing, and says so; what it holds while it waits is its own."""
+def test_an_agent_connects(python, tmp_path):
+    """It needs neither torch nor NumPy. Its memory depends on the machine: the benchmark `idle` measures it."""
 
-    async def story() -> float:
+    async def story() -> None:
         async with running(tmp_path) as broker, watch_site(Broker(port=broker.port), "lab") as look:
             config = tmp_path / "agent.toml"
             config.write_text(
@@ -116,12 +103,9 @@ def test_an_agent_connects_and_is_small(python, tmp_path):
             try:
                 await until(lambda: "pi" in look.fleet.online or process.returncode is not None)
                 assert process.returncode is None, (await process.communicate())[1].decode()
-                return await settled(psutil.Process(process.pid))
             finally:
                 if process.returncode is None:
                     process.terminate()
                 await process.communicate()
 
-    used = asyncio.run(story())
-    print(f"{python.resolve()}: PSS {used:.1f} MB")  # noqa: T201 - -s shows it
-    assert used <= MOST_PSS_MB
+    asyncio.run(story())
