@@ -1,9 +1,10 @@
-"""An agent that waits: what it takes, how soon it is there, what it has loaded."""
+"""Measure an agent that waits: its memory, how soon it is connected, which heavy libraries it has loaded."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -18,6 +19,15 @@ from edge_server.fleet.view import watch_site
 from shared.transport.base import Broker
 
 TURNS, SITE = 5, "lab"
+
+
+def _pss_alone(process: psutil.Process) -> int:
+    """Return the PSS in bytes that a process has where no other one runs this Python, as on a board.
+
+    The benchmark runs the same Python: pages that both have loaded would count by half.
+    """
+    ours = (sys.prefix, sys.base_prefix)
+    return sum(one.rss if one.path.startswith(ours) else one.pss for one in process.memory_maps())
 
 
 async def _one() -> tuple[float, float, list[str]]:
@@ -39,16 +49,22 @@ async def _one() -> tuple[float, float, list[str]]:
             await fleet.until(lambda: "idle" in look.fleet.online, check=place.require_well, every_s=0.005)
             ready = time.perf_counter() - started
             await asyncio.sleep(1.0)
-            mapped = {Path(one.path).name for one in psutil.Process(pid).memory_maps()}
+            process = psutil.Process(pid)
+            mapped = {Path(one.path).name for one in process.memory_maps()}
             heavy = [one for one in mapped if one.startswith(("libtorch", "_multiarray_umath", "onnxruntime"))]
-            return ready, fleet.pss(pid) / 1e6, heavy
+            return ready, _pss_alone(process) / 1e6, heavy
 
 
 def run(*, quick: bool = False) -> list[Figure]:
     """Measure several starts."""
     seen = [asyncio.run(_one()) for _ in range(1 if quick else TURNS)]
     return [
-        Figure("idle agent, PSS", statistics.median(pss for _, pss, _ in seen), "MB", "<= 25"),
+        Figure(
+            "idle agent, PSS without other Pythons",
+            statistics.median(pss for _, pss, _ in seen),
+            "MB",
+            "<= 25",
+        ),
         Figure("agent started and connected", statistics.median(ready for ready, _, _ in seen), "s", "< 1"),
         Figure("torch, numpy or onnxruntime loaded when idle", max(len(heavy) for *_, heavy in seen), "", "<= 0"),
     ]
