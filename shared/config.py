@@ -44,7 +44,6 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
 
     Args:
         data: What the file holds, UTF-8; a byte order mark, as Windows writes it, is passed over.
-        kind: The struct.
         path: Where the file is; its suffix says whether it is JSON, and errors name it.
 
     Raises:

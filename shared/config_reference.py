@@ -55,7 +55,6 @@ class Key(NamedTuple):
         type: What its value is.
         unit: Of the value; empty for none.
         default: As a file would write it; `required` or `absent` where there is none.
-        meaning: What it does.
     """
 
     name: str

@@ -25,7 +25,6 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     """Return what the spec names, built with its options.
 
     Args:
-        registry: Builders by name.
         spec: The name and the options.
         what: What the registry holds, for the error: algorithm, codec, model.
 

@@ -80,7 +80,6 @@ class RealBoard:
     """A board in a folder, which joined its site, and on which dpkg laid the first version.
 
     Attributes:
-        name: Its.
         folder: Of all of it.
     """
 
@@ -188,7 +187,6 @@ class Gateway:
 
     Attributes:
         site: Its folder and its broker.
-        boards: By name.
     """
 
     site: LiveSite

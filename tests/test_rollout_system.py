@@ -61,7 +61,6 @@ class Board:
     """A board, and a client that asks it again and again.
 
     Attributes:
-        name: Its.
         port: Of its inference process.
         path: Of its agent's file.
         kills: How often something of it was killed.
@@ -120,8 +119,6 @@ class Board:
 
         Args:
             enough: Set when it is.
-            inputs: Of a request.
-            expected: Outputs by version.
         """
         given = triton.InferInput("input", list(inputs.shape), "FP32")
         given.set_data_from_numpy(inputs)
@@ -156,10 +153,8 @@ class Site:
 
     Attributes:
         folder: Of the files here.
-        config: The server's file.
         first: The release that all boards serve.
         expected: Outputs of the probes by version, of releases that are good.
-        boards: By name.
     """
 
     folder: Path
@@ -325,12 +320,7 @@ def test_a_poisoned_release_and_one_that_lost_its_accuracy_end_at_the_first_boar
 
 @dataclass
 class Torment:
-    """Kills by a seed what takes part in a rollout, at moments of that seed.
-
-    Attributes:
-        site: Where.
-        random: Of the moments.
-    """
+    """Kills by a seed what takes part in a rollout, at moments of that seed."""
 
     site: Site
     random: Random
@@ -339,9 +329,7 @@ class Torment:
         """Roll a release out meanwhile; return what came of it.
 
         Args:
-            stored: The release.
             victims: `server`, or the name of a board behind `agent` or `inference`.
-            devices: Which boards.
         """
         site = self.site
         with ExitStack() as processes:

@@ -143,8 +143,6 @@ class Scene:
     Attributes:
         folder: All that is written is in it.
         canaries: What must not be found.
-        seen: What ran.
-        said: What commands printed.
     """
 
     folder: Path

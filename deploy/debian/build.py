@@ -55,10 +55,8 @@ class Package:
 
     Attributes:
         name: As Debian knows it.
-        command: That it brings.
         others: Packages of our distribution that it does not need.
         wheels: What it brings along.
-        home: Of its versions.
         user: As which its services run.
         pythons: Those that it runs on.
         services: Their units, in the order in which they are started.
@@ -117,7 +115,6 @@ class Target:
 
     Attributes:
         arch: As Debian names the processor.
-        version: Of ours.
         epoch: Seconds since 1970 that every file in it carries.
     """
 
@@ -302,9 +299,6 @@ def build(package: Package, target: Target, wheel: Path, out: Path) -> Path:
     """Build one package; return its file.
 
     Args:
-        package: Which.
-        target: What for.
-        wheel: Of our distribution.
         out: Folder of the file.
     """
     with tempfile.TemporaryDirectory() as scratch:

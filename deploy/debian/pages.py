@@ -81,8 +81,6 @@ def man(command: str, version: str, date: str) -> str:
     """Return the manual page of a command.
 
     Args:
-        command: Its name.
-        version: Of the distribution.
         date: Of the version, as 20261123.
     """
     parser = find_parser(command)

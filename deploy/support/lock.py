@@ -107,10 +107,7 @@ class Offer:
     """A wheel that can be had.
 
     Attributes:
-        file: Its name.
         url: Where it is; empty for one of `ELSEWHERE`.
-        bytes: Its size.
-        sha256: Of it.
     """
 
     file: str

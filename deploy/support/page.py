@@ -68,7 +68,6 @@ class Board:
     """A board with one of its systems.
 
     Attributes:
-        name: For people.
         system: What runs on it, for people.
         machine: As `uname -m` prints it.
         tested: How it was tried.

@@ -42,7 +42,6 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         config: As its file has it.
         folder: Of its outbox, its states and what it receives.
         transport: Its way to the broker.
-        trainer: Does its tasks.
         clock: Monotonic seconds.
         worker: Runs what would block.
         board: Measures; None where nothing does, as in replay.
@@ -87,7 +86,6 @@ def compose_reporter(
         config: As its file has it.
         folder: Whose disk is looked at.
         transport: Its way to the broker.
-        board: Measures.
         link: Measures the link from what passes.
     """
     sense = partial(_make_report, config.device, board, link, folder, monotonic)

@@ -49,15 +49,12 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured.
 
     Attributes:
-        model: Name and version.
         batch: Examples of a request.
         clients: At once, each with one request under way.
-        threads: Of ONNX Runtime.
         provider: What computed, as ONNX Runtime calls it.
         ready_s: Seconds from the process's start until the model answers.
         pss_mb: Of the process before the first request, in MB, of what it shares with others its share.
         rss_mb: The same with all that is shared.
-        requests: Answered.
         throughput_hz: Of them a second.
         request_s: p50, p95 and p99 of a request as a client sees it.
         runtime_s: The same of ONNX Runtime alone, in the process.
@@ -125,9 +122,6 @@ async def measure(
     """Serve a release in a process of its own and ask it.
 
     Args:
-        files: The release.
-        settings: Of the process.
-        board: Measures power.
         seconds: For how long it is asked.
         load_: How many clients, and of how many examples their requests are.
     """
@@ -179,13 +173,7 @@ def _energy_of(board: Board, began: float, ended: float) -> tuple[float | None, 
 
 
 def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
-    """Return a whole request for an inference of made-up numbers, as bytes behind JSON.
-
-    Args:
-        name: Of the model.
-        spec: Its input.
-        batch: Examples.
-    """
+    """Return a whole request for an inference of made-up numbers, as bytes behind JSON."""
     shape = (batch, *spec.shape[1:])
     kind = DATATYPES[spec.dtype]
     data = struct.pack(f"<{FORMATS[kind]}", 1) * math.prod(shape)
@@ -219,8 +207,6 @@ def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> 
 
     Args:
         path: Of the Unix socket.
-        request: Whole.
-        seconds: For how long.
         every_s: From one request's begin to the next one's, where it was answered by then.
 
     Raises:
@@ -247,9 +233,6 @@ def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list
 
     Args:
         path: Of the Unix socket.
-        request: Whole.
-        seconds: For how long.
-        clients: How many connections.
 
     Raises:
         ConfigError: As `ask_for`.

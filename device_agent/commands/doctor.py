@@ -122,7 +122,6 @@ def format_check(check: Check, width: int | None, *, in_colour: bool) -> list[st
     """Return a check as lines: state, name and finding in columns, the remedy below.
 
     Args:
-        check: What was found.
         width: Columns of the terminal; None where it is none.
         in_colour: Whether the state is coloured.
     """

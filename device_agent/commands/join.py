@@ -101,8 +101,6 @@ def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:
     """Write an agent's file with what a board needs that has joined; people edit it from then on.
 
     Args:
-        path: Where.
-        state_dir: The agent's folder.
         examples: Of the board, a folder or an `.npz` file; need not be there yet.
     """
     source = "npz" if examples.suffix == ".npz" else "folder"

@@ -32,9 +32,7 @@ class BoardServing:
     Attributes:
         config: The agent's, with a `[serve]`.
         folder: Of its releases, and of what it receives.
-        process: Serves them.
         settings: It was started with.
-        store: What rollouts brought.
         own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
         gates: Try out what is to be served.
         folders: What its operator put there, by the names of the models.
@@ -98,7 +96,6 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     Args:
         config: As its file has it.
         serve: Its `[serve]`.
-        folder: Of its releases.
 
     Raises:
         ConfigError: A folder that it names holds no release, or there is no such firmware profile.

@@ -55,7 +55,6 @@ class OwnVersion:
 
     Attributes:
         home: Folder of the versions; None where this process is none of them.
-        version: Its name there.
         arch: As dpkg calls the processor.
         python: Such as 3.11.
     """
@@ -81,8 +80,6 @@ class AgentOffers:
 
     Attributes:
         download: Fetches packages, on the channels `parts` and `lacks`.
-        state_dir: The agent's folder.
-        own: What runs here.
         instance: That of the process's Status.
         look_s: Seconds between two looks at root's record.
     """

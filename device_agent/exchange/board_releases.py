@@ -32,7 +32,6 @@ class BoardFiles:
     """Where the files of a release lie on a board: in its store, or in a folder that its operator named.
 
     Attributes:
-        store: What rollouts brought.
         folders: By the names of their models.
     """
 
@@ -41,10 +40,6 @@ class BoardFiles:
 
     def find(self, name: str, number: int) -> ReleaseFiles:
         """Return the files of a version.
-
-        Args:
-            name: Of the model.
-            number: The version.
 
         Raises:
             ConfigError: There is none.
@@ -89,8 +84,6 @@ class BoardReleases:
 
     Args:
         download: Fetches parts, on the channels of releases.
-        store: Of the board.
-        serving: The inference process.
         gates: Try a release out.
         instance: That of the process's Status.
         folders: Versions that an operator's folders have, by the names of their models.

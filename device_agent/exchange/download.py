@@ -38,10 +38,7 @@ class Download:
 
     Attributes:
         transport: Where frames come from.
-        site: The site.
-        device: This device.
         folder: Where payloads are spooled, in a file `spool`.
-        clock: Time.
         worker: Runs the check of the whole off the loop.
         policy: How payloads are received, but for the size of frames, which the server decides for a group.
         link: Measures the link meanwhile.
@@ -93,7 +90,6 @@ class Download:
         """Return the file that holds a payload, and the bytes that came for it.
 
         Args:
-            transfer: The payload.
             what: What it is, for people.
             shared: Whether its frames come on the topic common to all devices.
 

@@ -62,7 +62,6 @@ class Outbox:
     """The folder of entries. Reads and writes small files only; payloads are left where they are.
 
     Args:
-        folder: Where entries lie.
         states: Where the device's states lie.
         limit: Most bytes of updates that may wait.
 
@@ -152,7 +151,6 @@ class Outbox:
 
         Args:
             run: Name of the run.
-            number: Of the round.
             start: Digest of what the update began from.
         """
         path = self._folder / _name(run, number)

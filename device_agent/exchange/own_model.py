@@ -32,7 +32,6 @@ class OwnVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of a model of the device's own.
 
     Attributes:
-        contents: Its digest.
         reason: Why it is not to answer; empty where it may.
     """
 
@@ -44,10 +43,7 @@ class OwnModelServing:
     """Serves the newest model of the device's own.
 
     Args:
-        states: Where it lies.
-        process: Serves it.
         judge: Returns why it is not to answer for a release, empty where it may; None where it always may.
-        worker: Writes files.
 
     Attributes:
         changed: To be set when there is a newer one.

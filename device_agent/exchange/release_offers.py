@@ -54,7 +54,6 @@ class ReleaseOffers:
 
     Attributes:
         download: Fetches payloads, by the channels `parts` and `lacks`.
-        store: Of the board.
         swap: Takes what was fetched; None until it is there.
         runtime: Version of ONNX Runtime on this board; empty where nobody knows.
         instance: That of the process's Status.

@@ -79,8 +79,6 @@ def find_lacking(store: PartStore, manifest: ReleaseManifest, *, whole: bool = F
     """Return what of a release is not on the board.
 
     Args:
-        store: Of the board.
-        manifest: Of the release.
         whole: Whether the parameters are wanted in one piece, since what is here of them turned out damaged.
     """
     missing = {part.sha256 for part in store.missing(manifest).values()}
@@ -119,10 +117,7 @@ def take_bundle(store: PartStore, manifest: ReleaseManifest, lacking: Lacking, b
     """Put what came into the store; of the bundle nothing is left. Not for the event loop.
 
     Args:
-        store: Of the board.
-        manifest: Of the release.
         lacking: What was asked for.
-        bundle: What came.
 
     Raises:
         CorruptFile: A part has not its digest; others may be in the store.
@@ -195,7 +190,6 @@ def runtime_refusal(manifest: ReleaseManifest, runtime: str) -> str:
     """Return why a board's ONNX Runtime cannot read a release, before any of it is fetched; empty where it may.
 
     Args:
-        manifest: Of the release.
         runtime: Version of ONNX Runtime, empty where nobody knows.
     """
     major, _, rest = runtime.partition(".")

@@ -61,9 +61,6 @@ class RemoteTop:
     """This device's way of having the server's half run. `run` is to be under way while it is asked.
 
     Attributes:
-        transport: Where features go.
-        site: The site.
-        device: This device.
         instance: A word that no other process of this device has.
         clock: Monotonic seconds.
         frame_bytes: Most bytes of features in one message.
@@ -89,7 +86,6 @@ class RemoteTop:
         """Have the server's half run on features.
 
         Args:
-            half: Which.
             parts: The payload of features, which must stay as they are.
             deadline_s: Seconds after which nobody waits for it any more; at most `MAX_DEADLINE_S`.
 

@@ -40,7 +40,6 @@ class Reporter:
     """Sends reports; the last one stays with the broker.
 
     Attributes:
-        worker: Runs what blocks.
         sense: Reads the board; may block.
         report_s: Seconds between looks at the board.
         power: Samples the board's power, where something tells it.

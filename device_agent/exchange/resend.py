@@ -28,7 +28,6 @@ async def announce(
 
     Args:
         transport: Way to the broker.
-        name: Of the topic.
         changed: Is set where there is news.
         current: Returns what there is to say now.
     """

@@ -56,10 +56,6 @@ class Splitting:
     """This device's way of exchanging payloads; what it learns of the link outlives a session.
 
     Attributes:
-        transport: Where they go.
-        site: The site.
-        device: This device.
-        clock: Time.
         policy: How gradients are received; its frames are the largest that features go out in, too.
         jitter: Spreads the offers of a fleet in time; seeded in replay.
     """

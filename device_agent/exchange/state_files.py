@@ -19,13 +19,7 @@ from shared.runtime.durable import explain_disk_errors, sync
 
 
 def before(states: Path, run: str, number: int) -> Path:
-    """Return the state that a task of a round begins with, be it done for the first time or again.
-
-    Args:
-        states: Where they lie.
-        run: Of the task.
-        number: Of its round.
-    """
+    """Return the state that a task of a round begins with, be it done for the first time or again."""
     kept = states / f"{run}@{number:06d}"
     return kept if kept.exists() else states / run
 
@@ -40,7 +34,6 @@ def promote(state: Path, states: Path) -> None:
 
     Args:
         state: In the folder of the task's update, which is named `<run>@<round>`.
-        states: Where they lie.
 
     Raises:
         Unwritable: The disk takes nothing more.
@@ -70,7 +63,6 @@ def promote_own(own: Path, states: Path) -> None:
 
     Args:
         own: In the folder of the task's update.
-        states: Where they lie.
 
     Raises:
         Unwritable: The disk takes nothing more.
@@ -86,7 +78,6 @@ def forget(states: Path, ended: Iterable[str]) -> None:
     That one may still be in use: where a method gives each device a model of its own, it is the device's.
 
     Args:
-        states: Where they lie.
         ended: Names of runs as a server says them, the newest first; what is no name is passed over.
     """
     over = [run for run in ended if is_name(run)]

@@ -119,7 +119,6 @@ class Delivery:
     Attributes:
         wake: Set it when the outbox has something new.
         jitter: Spreads the offers of a fleet in time; seeded in replay.
-        clock: Time.
         link: Is told when frames are asked for and when an update is settled.
         sending: Called whenever frames are asked for.
         sent: Called for every update that is settled.
@@ -244,7 +243,6 @@ class Delivery:
         """Wait until a frame may go; tell whether it still should: its update may have been settled meanwhile.
 
         Args:
-            size: Of the frame.
             entry: Whose frame it is.
             entries: All that were offered.
         """

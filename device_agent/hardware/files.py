@@ -78,7 +78,6 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     Names that cannot be printed are no kernel's, and are left out.
 
     Args:
-        folder: Where.
         pattern: Of shells, for the name.
 
     Raises:

@@ -117,7 +117,6 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
     """Run a command of ours, or one that the operator named, without a shell.
 
     Args:
-        command: Its words.
         timeout_s: Seconds after which it is ended.
         environment: Its environment; None for this process's.
     """

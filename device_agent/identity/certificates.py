@@ -115,7 +115,6 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
     Args:
         certificate: What was given, PEM.
         chain: As `trusted_chain` returned it.
-        key: Ours, PEM.
         device: Whom it must be for.
 
     Raises:

@@ -29,15 +29,10 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """Of which site this board is a part, and until when.
 
     Attributes:
-        version: Of this form.
-        device: Its name.
-        site: The site's.
         token: Id of the token it joined by.
         host: Of the enrolment service, where it renews its certificate.
-        port: Its.
         root: SHA-256 of the site's root certificate, hexadecimal.
         broker_host: Where the site's broker is.
-        broker_port: Its.
         not_before_utc_s: From when the certificate was given, by the site's time.
         not_after_utc_s: Until when it is valid.
     """
@@ -88,8 +83,6 @@ def broker_of(folder: Path, membership: Membership, like: Broker | None = None) 
     """Return the site's broker, with this board's certificate.
 
     Args:
-        folder: Of the set.
-        membership: What it says.
         like: Whose other settings to take.
     """
     place = {"host": membership.broker_host, "port": membership.broker_port, "tls": tls_of(folder)}
@@ -134,8 +127,6 @@ def keep(folder: Path, name: str, data: bytes) -> None:
     """Write a file of a set, for its user alone; it is on the disk when this returns.
 
     Args:
-        folder: Of the set.
-        name: Of the file.
         data: What is in it.
     """
     about = folder.stat()
@@ -148,7 +139,6 @@ def adopt(identity: Path, folder: Path) -> None:
 
     Args:
         identity: Folder of the sets.
-        folder: Of the set.
     """
     link = identity / f".{CURRENT}.part"
     with explain_disk_errors(link):

@@ -45,8 +45,6 @@ class Gateway:
 
     Attributes:
         host: Its address, as its certificate names it.
-        port: Its.
-        clock: This board's.
         patience_s: Seconds that a request may take in all.
     """
 

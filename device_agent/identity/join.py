@@ -37,9 +37,7 @@ class Join:
 
     Attributes:
         token: What the operator gave.
-        state_dir: The agent's folder.
         device: What the board is called by its own file; empty where that leaves it to the token.
-        clock: This board's.
         prove: Connects to the broker.
         say: Tells the operator how far it is.
     """

@@ -60,11 +60,9 @@ class Renewal:
     """Keeps a board's certificate valid.
 
     Attributes:
-        state_dir: The agent's folder.
         clock: This board's; takes the site's time.
         prove: Shows the broker a new set.
         broker: Whose other settings the broker's connection has.
-        random: Spreads boards.
     """
 
     state_dir: Path
@@ -228,12 +226,7 @@ def _request(key: bytes, device: str) -> str:
 
 
 async def show_certificate(broker: Broker, clock: BoardClock) -> str:
-    """Show a broker our certificate in a TLS handshake, and leave; return why it does not take it, if it does not.
-
-    Args:
-        broker: With the certificate.
-        clock: This board's.
-    """
+    """Show a broker our certificate in a TLS handshake, and leave; return why it does not take it, if it does not."""
     return await in_thread(_shake_hands, broker, clock.may_judge())
 
 

@@ -106,8 +106,6 @@ class Surroundings:
     """What the swap of every name works with.
 
     Attributes:
-        store: Of the board.
-        serving: What answers.
         gates: Try a candidate out.
         announce: Hears of every change.
         now: Calendar seconds.
@@ -132,7 +130,6 @@ class Candidate:
     """The candidate of a name, and its record.
 
     Attributes:
-        name: Of the releases.
         around: What it works with.
         record: What the board is at.
     """
@@ -172,7 +169,6 @@ class Candidate:
         """Take the record through the table, as `shared.protocol.update.advance`.
 
         Args:
-            event: What happened.
             reason: Of a refusal, or of going back.
             lasting: Whether what failed would fail again.
 
@@ -322,7 +318,6 @@ class Candidate:
 
         Args:
             event: `worse` or `back`.
-            reason: Why.
 
         Raises:
             Unwritable: The disk takes nothing more: to be called again.

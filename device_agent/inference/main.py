@@ -46,7 +46,6 @@ class Opening(NamedTuple):
     """What models are opened with.
 
     Attributes:
-        settings: Of the process.
         executor: Computes what takes long.
         ask: The way to upper halves on the server; None where networks are whole.
     """
@@ -79,7 +78,6 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
     """Answer the agent and applications until the agent is gone; return the exit code.
 
     Args:
-        settings: Of the process.
         out: The pipe to the agent.
         tops: Descriptor of the socket on which the agent is asked for upper halves; None where none are.
     """

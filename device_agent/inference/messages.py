@@ -21,8 +21,6 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """Agent -> process: open a model beside those that are served; `Loaded` or `LoadRefused` answers it.
 
     Attributes:
-        name: Of the model.
-        version: Of it.
         manifest: Its release's, as `shared.protocol.inference.release.write_manifest` makes it.
         parts: Paths of its files, by the names that they have in a folder.
         own: File of the device's own parameters, which answer in place of the release's; empty for these.
@@ -64,9 +62,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """Process -> agent: the model is open and warm.
 
     Attributes:
-        name: Of the model.
-        version: Of it.
-        seconds: What that took.
         provider: What computes it, as ONNX Runtime calls that.
     """
 
@@ -102,8 +97,6 @@ class Figures(msgspec.Struct, frozen=True, tag=True):
     """Process -> agent: how a version does, since it was loaded.
 
     Attributes:
-        name: Of the model.
-        version: Of it.
         requests: That it was given, answered or not; those that were no requests do not count.
         errors: Of them, those that it failed: ONNX Runtime gave an error, or outputs that are no numbers.
         non_finite: Of the errors, those of finite inputs with an output that is NaN or infinite.

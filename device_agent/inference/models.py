@@ -37,7 +37,6 @@ class ServedVersion:
     """A version of a model, and how it does.
 
     Attributes:
-        model: It.
         requests: That it was given.
         errors: Of them, those that it failed.
         non_finite: Of the errors, those with an output that is no number.
@@ -93,7 +92,6 @@ class ServedVersion:
         That the server cannot be had is no fault of the model, which is judged by its errors.
 
         Args:
-            cut: Has it computed.
             inputs: Of shape (B, ...) and the input's dtype.
 
         Raises:
@@ -156,12 +154,7 @@ class ServedModels:
         return sorted(self._versions.get(name, {}))
 
     def find(self, name: str, version: int = 0) -> ServedVersion | None:
-        """Return a version of a model, 0 for the one that answers; None where it is not loaded.
-
-        Args:
-            name: Of the model.
-            version: Of it.
-        """
+        """Return a version of a model, 0 for the one that answers; None where it is not loaded."""
         return self._versions.get(name, {}).get(version) if version else self._current.get(name)
 
     def require_room(self, name: str, version: int) -> None:

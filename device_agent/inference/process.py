@@ -81,7 +81,6 @@ class InferenceProcess:
         find: Returns the files of a version; raises what there is against it.
         served: What it serves from its start.
         folders: What answers where everything else of its name was taken back: what an operator put on the board.
-        clock: Of back-offs.
         command: Starts it, without its settings; empty for the usual.
 
     Attributes:
@@ -177,7 +176,6 @@ class InferenceProcess:
         """Have a version forgotten; it is not served after a start either. If it answers, another one does from now on.
 
         Args:
-            name: Of the model.
             version: Of it; 0 for all that do not answer.
 
         Raises:

@@ -48,8 +48,6 @@ class ReleaseFiles:
     """Where a release lies.
 
     Attributes:
-        name: Of the model.
-        version: Of it.
         manifest: The bytes of its manifest.
         parts: Its files, by the names that they have in a folder; whether they are whole is not known yet.
     """

@@ -62,7 +62,6 @@ class OpenModel:
     """A model that computes.
 
     Attributes:
-        manifest: Its release's.
         session: `onnxruntime.InferenceSession`.
         quick_s: Seconds of the fastest inference of one example, at its warm-up.
         seconds: What opening it took.
@@ -122,9 +121,7 @@ def open_model(
     """Open a model and run it a few times.
 
     Args:
-        manifest: Of its release.
         parts: Its files, by the names that they have in a folder.
-        settings: Of the process.
         is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
         own: File of the device's own parameters; where they cannot be taken, the log says why and the release's are.
 

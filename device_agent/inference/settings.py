@@ -50,12 +50,9 @@ class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         port: Of 127.0.0.1, 0 for none.
         socket: Path of the Unix socket, empty for none.
-        memory_bytes: Its limit.
         provider: As `[serve]` names it.
-        threads: Of one inference.
         spin_us: For how long a thread that waits spins, in microseconds.
         arena: Whether ONNX Runtime keeps the memory of one inference for the next.
-        max_body_bytes: Of a request.
         max_batch: Examples of a request.
         patience_s: In which a request must have come.
         log_level: What it says on the agent's standard error.
@@ -88,9 +85,7 @@ def choose_settings(
     """Return what the process is started with.
 
     Args:
-        config: The operator's.
         state_dir: Where the Unix socket lies unless it is named.
-        log_level: Of the agent.
         usual: What the board's firmware profile says of what the operator leaves out.
         board_bytes: What processes of ours may take on this board; None to ask the system.
         on_battery: Whether the board runs on one.

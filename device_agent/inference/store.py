@@ -88,7 +88,6 @@ class BoardStore:
         """Make a record the one of its name; when this returns, it is on the disk.
 
         Args:
-            record: The record.
             manifest: Of its candidate as it came, where that is new.
 
         Raises:
@@ -123,10 +122,6 @@ class BoardStore:
     def manifest(self, name: str, version: int) -> ReleaseManifest:
         """Return the manifest of a version.
 
-        Args:
-            name: Of the release.
-            version: Of it.
-
         Raises:
             CorruptFile: There is none, or it is not as it was written.
             ConfigError: It is of a newer format.
@@ -143,12 +138,7 @@ class BoardStore:
         return found
 
     def release(self, name: str, version: int) -> str:
-        """Return the SHA-256 of a version's manifest; empty where there is none.
-
-        Args:
-            name: Of the release.
-            version: Of it.
-        """
+        """Return the SHA-256 of a version's manifest; empty where there is none."""
         with suppress(FileNotFoundError):
             return digest_of(self._manifest(name, version))
         return ""
@@ -183,9 +173,6 @@ class BoardStore:
 
     def keep_ahead(self, manifest: bytes) -> None:
         """Keep the parts of a release that will be offered, in place of those of another one that was to be.
-
-        Args:
-            manifest: Of the release.
 
         Raises:
             Unwritable: There is no room for it beside what is here.

@@ -72,7 +72,6 @@ class Swaps:
         """Go on with an offer, all parts of which are in the store by now; return the record.
 
         Args:
-            name: Of the release.
             deployment: Of the offer; if another one came meanwhile, nothing is done.
         """
         return await self._owner(name).fetched(deployment)
@@ -81,7 +80,6 @@ class Swaps:
         """Part with a version, be it committed, in its trial or on its way; return the record.
 
         Args:
-            name: Of the release.
             version: Which; where it is not in use, or there was none before it, nothing is done.
 
         Raises:

@@ -37,8 +37,6 @@ def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
-        probes: By name.
         clock: Monotonic seconds of the readings.
     """
     all_found = ProbeResult()
@@ -76,7 +74,6 @@ class Board:
 
         Args:
             device: Name of the device.
-            link: Measures the link.
             state_dir: Folder of the agent's state, whose disk is reported.
         """
         found = run_probes(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
@@ -136,7 +133,6 @@ def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
     """Load how a device measures: as its file has it, with the calibration of this board, if that can be read.
 
     Args:
-        config: Of the board.
         folder: Where the calibration lies, if there is one.
     """
     try:
@@ -165,7 +161,6 @@ def open_board(
 
     Args:
         measuring: How it is measured.
-        clock: Of all figures.
         idle_period_s: Seconds between two samples of power while nothing is going on.
         samples: Most of them that are kept.
 

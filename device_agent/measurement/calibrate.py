@@ -69,7 +69,6 @@ def open_meters(
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         meter: A power meter on the network, if there is one.
         clock: Monotonic seconds of the readings.
 

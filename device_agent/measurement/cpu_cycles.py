@@ -73,8 +73,6 @@ def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     in it, so moments should not lie much further apart than a governor takes to follow the load.
 
     Args:
-        before: The earlier moment.
-        after: The later one.
         cpu: The profile's table of clocks, which corrects them.
     """
     busy = cputime.count_busy_seconds(before.cpus, after.cpus)

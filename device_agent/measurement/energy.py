@@ -39,7 +39,6 @@ class Energy:
 
     Attributes:
         joules: All of it, idle included.
-        seconds: How long.
         covered_ratio: Share of the time that samples cover; the rest is filled by the mean of what is around it.
         uncertainty: One standard deviation, as a share of the joules; None where the source's own is not known.
     """
@@ -90,7 +89,6 @@ def integrate_energy(  # noqa: PLR0913 - two kinds of uncertainty
     Args:
         samples: In order of time.
         start: Monotonic seconds.
-        stop: The same clock's.
         kind: What a sample's watts stand for.
         period_s: Seconds from one sample to the next that were wanted.
         uncertainty: Of the source, one standard deviation as a share.
@@ -129,7 +127,6 @@ def integrate_spans(
         spans: Begin and end of each, in monotonic seconds.
         kind: What a sample's watts stand for.
         period_s: Seconds from one sample to the next that were wanted.
-        uncertainty: Of the source.
         uncertainty_w: The part of it that is the same at every load.
     """
     found: list[Energy] = []

@@ -37,11 +37,8 @@ class Observation:
     """Means over some seconds, observed together.
 
     Attributes:
-        watts: By the meter.
         busy_cores: Mean number of cores that computed.
-        hertz: Their clock.
         sending: Share of the link's full rate.
-        receiving: See there.
         sensed_w: By the board's own sensor, where it has one.
     """
 

@@ -44,8 +44,6 @@ class PowerLog:
     """Thread that owns a power source. A source that does not answer makes a gap, nothing more.
 
     Attributes:
-        source: What it samples.
-        clock: Of its samples.
         cpu_s: CPU seconds that sampling took so far, this process's own.
     """
 
@@ -210,11 +208,9 @@ def charge_energy(cost: Cost, figure: str, power: PowerLog | None, start: float,
     """Return a cost with the joules between two moments as one of its figures; as it was where they are not known.
 
     Args:
-        cost: So far.
         figure: Name of the figure in `Cost`, such as `download_joules`.
         power: The board's power log; None where nothing measures it.
         start: Monotonic seconds.
-        stop: The same clock's.
     """
     found = power.energy(start, stop) if power else None
     if power is None or found is None:

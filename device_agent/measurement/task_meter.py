@@ -71,7 +71,6 @@ class _Measured(Spent):
     """A block that is being measured: it notes when it waited.
 
     Attributes:
-        clock: The meter's.
         waits: Begin and end of every exchange.
     """
 
@@ -94,7 +93,6 @@ class ProcessMeter:
     Attributes:
         clock: Wall seconds; the same as the log's.
         cpu_clock: CPU seconds.
-        cycles: Counts cycles.
         power: Samples the board's power.
         idle_w: Watts of the idle board.
         emulated: Of the board that this process stands for; then no sensor is asked.
@@ -190,8 +188,6 @@ def charge_transfer(board: EmulatedPower, cost: Cost, figure: str, start: float,
     """Return a cost with what a transfer took an emulated board; see `Reporter.charge`.
 
     Args:
-        board: Its power.
-        cost: So far.
         figure: `download_joules` or `upload_joules`.
         start: Second at which the transfer began.
         stop: Second at which it ended.

@@ -56,7 +56,6 @@ def read_within(path: Path, bounds: tuple[float, float], scale: float = 1.0) -> 
     """Return the integer that a file holds, times `scale`.
 
     Args:
-        path: Of the file.
         bounds: Least and most that it can be, scaled.
         scale: What one of the file's units is.
 
@@ -73,9 +72,7 @@ def run_probe(probe: Probe, root: Path, profile: Profile, at: float) -> ProbeRes
     """Run a probe; a figure that cannot be is an absence, and so is one that is not finite.
 
     Args:
-        probe: Which.
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
 
     Raises:

@@ -39,7 +39,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}
@@ -78,7 +77,6 @@ def make_mean(answer: ClockAnswer, at: float) -> Reading:
     """Return the mean clock over the CPUs that are on, as good as its worst part; modelled where it lacks CPUs.
 
     Args:
-        answer: Of one source.
         at: Monotonic seconds of the reading.
     """
     clocks = answer.clocks
@@ -97,7 +95,6 @@ def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -
 
     Args:
         clocks: As one source gives them; a clock without CPUs is that of every policy.
-        names: The policies.
         at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}

@@ -83,7 +83,6 @@ def derive_figures(profile: Profile, found: ProbeResult) -> ProbeResult:
     profile or their own names say are.
 
     Args:
-        profile: The board's.
         found: All that its probes found.
     """
     rails = [rail.label for rail in profile.power.rails if rail.role == "gpu"]

@@ -51,7 +51,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}

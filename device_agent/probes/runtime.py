@@ -47,7 +47,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Of the library; empty where it is unknown.
         board: Id of the profile of the board that it was tried on: a card may move on to another.
-        finding: For people.
         lack: What it does not reach though it was built for it, such as a GPU; empty for nothing.
     """
 
@@ -66,7 +65,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
 
     Raises:

@@ -72,7 +72,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         undervoltage: Its supply is too weak, now.
         since_boot: One of both, since it started.
         overcurrent: Times that it drew too much, since it started.
-        words: For people.
         lack: Why it cannot tell all it should.
         origin: Where the answer is from, if that is not the source itself.
     """
@@ -98,7 +97,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
 
     Raises:

@@ -27,7 +27,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
 
     Raises:

@@ -47,7 +47,6 @@ class Cpu(Struct, frozen=True, kw_only=True):
         nominal_hertz: Where none of them answers.
         policies: As sysfs numbers them.
         low_opp_correction: Measured over announced clock below `low_opp_hertz` (1 for none).
-        low_opp_hertz: See there.
         isa: Token of /proc/cpuinfo without which a library dies of SIGILL, by library.
     """
 
@@ -112,7 +111,6 @@ class Power(Struct, frozen=True, kw_only=True):
         total: Labels whose sum is the total; never a rail together with one that contains it.
         scope: What the total covers.
         gain: Of a sensor that does not see everything: corrected = gain * sum + offset_w; quality is then `corrected`.
-        offset_w: See there.
         uncertainty: One standard deviation of the total, as a share.
         uncertainty_w: The part of it that is the same at every load, in watts.
         sample_hz: Usual rate of reading.
@@ -243,7 +241,6 @@ class Profile(Struct, frozen=True, kw_only=True):
     Attributes:
         schema: Version of this file's form; 1.
         id: Its name in reports; that of its file.
-        name: For people.
     """
 
     schema: int

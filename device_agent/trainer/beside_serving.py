@@ -18,8 +18,6 @@ class TrainerShare(NamedTuple):
     Attributes:
         nice: Its nice value; 0 for that of the agent.
         cpus: Numbers of the CPUs that it may run on; empty for all.
-        nice_from: Who says so.
-        cpus_from: Who says so.
     """
 
     nice: int
@@ -37,8 +35,6 @@ def choose_share(config: TrainerConfig, profile: Profile, present: Collection[in
     """Return what the trainer is to take of a board's processor.
 
     Args:
-        config: The operator's.
-        profile: Of the board.
         present: Numbers of the CPUs that the agent may run on.
         serves: Whether the board serves models too.
     """
@@ -53,12 +49,7 @@ def choose_share(config: TrainerConfig, profile: Profile, present: Collection[in
 
 
 def origin_of(profile: Profile, key: str) -> str:
-    """Return where a figure of a profile's `[inference]` is from, in words.
-
-    Args:
-        profile: It.
-        key: Of the figure.
-    """
+    """Return where a figure of a profile's `[inference]` is from, in words."""
     found = profile.inference.origin.get(key, "")
     return f"{profile.id}: {found}" if found else USUAL
 

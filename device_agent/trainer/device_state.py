@@ -36,8 +36,6 @@ def write(path: Path, state: State, memory: Memory) -> None:
     """Write both, whole or not at all.
 
     Args:
-        path: Of the file.
-        state: The algorithm's.
         memory: The codec's; None where it has none.
 
     Raises:

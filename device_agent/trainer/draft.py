@@ -36,7 +36,6 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
     """Write what goes up, and what the device will begin its next task with; return what of the former is announced.
 
     Args:
-        job: What was done.
         state: Of the algorithm, after it.
         memory: Of the codec, before it.
         result: Its tree goes up.
@@ -62,10 +61,6 @@ def _told_codec(task: Task) -> Spec:
 
 def write_own(job: Job, tree: Tree) -> None:
     """Write the model of the device's own, for the board to serve; `write_update` makes it durable.
-
-    Args:
-        job: It came of.
-        tree: Its parameters.
 
     Raises:
         Unwritable: The disk takes nothing more.
@@ -107,10 +102,8 @@ def write_update(  # noqa: PLR0913 - what an update is made of
     """Write the message and make the draft durable.
 
     Args:
-        job: What was done.
         result: What training gave; None where there was none.
         transfer: The payload beside it.
-        metrics: Of an evaluation.
         cost: Of the whole task.
         step: Of a training step, where they were timed.
         trained_on: Where it was computed.

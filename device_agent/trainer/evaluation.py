@@ -131,7 +131,6 @@ def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDA
     """Refuse examples that a network cannot take, or that have more classes than it has outputs.
 
     Args:
-        graph: The network.
         inputs: Of shape (N, ...).
         labels: Of shape (N,).
         place: Where they come from, for the error.
@@ -180,7 +179,6 @@ def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -
     """Return ONNX Runtime's session of a graph whose parameters are bound to it.
 
     Args:
-        graph: The network.
         parameters: All that it is given, by name.
         threads: Of a layer; 0 for one.
 

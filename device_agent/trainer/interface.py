@@ -18,11 +18,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the trainer needs to do a task; paths, so that no tensor passes through the agent.
 
     Attributes:
-        task: The task.
         params: File that holds the payload to start from.
         state: File that holds the device's state of this run, if there is one.
         draft: Folder of the outbox to write the update into.
-        data: This device's examples.
         graph: File that holds the network, where ONNX Runtime evaluates; empty where the trainer does all.
         keeps_own: Whether a model of the device's own is left in the draft too: the board serves it.
         frame_bytes: Size of the frames the update will travel in.
@@ -49,7 +47,6 @@ class Trainer(Protocol):
         """Train.
 
         Args:
-            job: What to do.
             exchange: How its steps reach the server, if it is a split session's.
 
         Raises:

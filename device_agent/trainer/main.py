@@ -251,7 +251,6 @@ def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> Non
     """Do jobs in order that ONNX Runtime evaluates; any other fails, as does every one where it is not installed.
 
     Args:
-        reader: Brings jobs.
         out: The pipe to the agent.
         threads: ONNX Runtime's, 0 for one.
     """

@@ -55,7 +55,6 @@ class Conversation:
     """The agent's side of one job: messages, and the payloads of a split training between.
 
     Args:
-        process: The child.
         exchange: How steps reach the server; None where the job has none.
 
     Attributes:

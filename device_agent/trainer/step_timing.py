@@ -70,11 +70,8 @@ def time_steps(
 
     Args:
         train: Does the algorithm's local training on what it is given, from the task's parameters, and drops it.
-        batches: The device's own.
-        meter: Measures a block.
         seconds: How long to measure; a slow sensor of power needs a few.
         weights: Trainable parameters of the network.
-        flops: Of one step.
 
     Raises:
         TaskFailed: The device has no example.

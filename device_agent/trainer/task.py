@@ -73,7 +73,6 @@ class TrainingTask:
     """A job with what it is done with; algorithm and network are built once.
 
     Attributes:
-        job: What to do.
         workspace: Examples and networks that outlive a task.
         measure_block: Measures a block of computing.
         is_superseded: Whether the job is given up.
@@ -176,7 +175,6 @@ def perform(
     """Do a job: leave the whole update in its draft, durably, but do not commit it.
 
     Args:
-        job: What to do.
         workspace: Examples and networks that outlive a task.
         measure_block: Measures a block of computing.
         is_superseded: Whether the job is given up.
@@ -195,7 +193,6 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
     """Do a task of which the method may be built already; arguments and errors as those of `perform`.
 
     Args:
-        task: What to train.
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
@@ -304,7 +301,6 @@ def _use_own(task: TrainingTask, personal: Personal, state: State | None, start:
         task: It is used in.
         personal: How its method makes it.
         state: The device's after training; None where it did not train.
-        start: What came.
     """
     job = task.job
     own = task.read_state()[0] if state is None else state
@@ -330,7 +326,6 @@ def read_parameters(job: Job, workspace: Workspace, algorithm: Algorithm) -> Tre
     """Return the parameters that came with a task; on the CPU views of their file. For wrong ones no network is built.
 
     Args:
-        job: The task's.
         workspace: Knows the shapes of its network.
         algorithm: Its method, which may choose the leaves that travel.
 
@@ -404,7 +399,6 @@ def begin_split_training(
     """Begin a split job, for a driver that advances it until its `up` is None; then write the update into its draft.
 
     Args:
-        job: What to do.
         workspace: Examples and networks that outlive a task.
         measure_block: Measures a block of computing.
         is_superseded: Whether the job is given up.

@@ -88,7 +88,6 @@ class Workspace:
         """Return the device's mini-batches of a task.
 
         Args:
-            spec: Its examples.
             assignment: The task's: seed, batch size and epochs.
             is_superseded: Whether the task is given up; asked at every batch.
         """
@@ -133,8 +132,6 @@ class Workspace:
         """Refuse examples that a network cannot take, or that have more classes than it has outputs; looks once.
 
         Args:
-            spec: The network.
-            data: The device's examples.
             split: Whether the device never builds all of it.
 
         Raises:
@@ -162,7 +159,6 @@ class Workspace:
         """Return the floating-point operations of one training step, counted once.
 
         Args:
-            spec: The network.
             example: Shape of one input.
             batch_size: Examples of a step.
         """

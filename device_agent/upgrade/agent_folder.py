@@ -42,9 +42,6 @@ T = TypeVar("T")
 def as_owner(folder: Path) -> Iterator[None]:
     """Be the user whose folder it is while the block lasts; nothing changes where this process is not root.
 
-    Args:
-        folder: That folder.
-
     Raises:
         ConfigError: There is none.
     """
@@ -69,11 +66,7 @@ def as_owner(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AgentFolder:
-    """The folder of an agent's state.
-
-    Attributes:
-        state_dir: That folder.
-    """
+    """The folder of an agent's state."""
 
     state_dir: Path
 
@@ -101,7 +94,6 @@ class AgentFolder:
         """Return the package of a version that the agent fetched.
 
         Args:
-            version: Its name.
             size: Its bytes, by its manifest.
         """
         return self._need(f"{version}{PACKAGE}", size)
@@ -132,12 +124,7 @@ class AgentFolder:
         return WrittenFormats(formats={}) if data is None else decode_formats(data, str(self.state_dir / FILE))
 
     def set_aside(self, kinds: Collection[str], version: str) -> None:
-        """Move what a version cannot read out of its way, and lower the forms; done twice, nothing more happens.
-
-        Args:
-            kinds: Of state files.
-            version: That comes.
-        """
+        """Move what a version cannot read out of its way, and lower the forms; done twice, nothing more happens."""
         written = self.formats()
         with as_owner(self.state_dir):
             aside = self._aside(version)
@@ -151,12 +138,7 @@ class AgentFolder:
             sync(aside)
 
     def bring_back(self, kinds: Collection[str], version: str) -> None:
-        """Undo `set_aside`; what the version wrote meanwhile takes the place of what was aside, and is not deleted.
-
-        Args:
-            kinds: As there.
-            version: As there.
-        """
+        """Undo `set_aside`; what the version wrote meanwhile takes the place of what was aside, and is not deleted."""
         with as_owner(self.state_dir):
             aside = self._aside(version)
             for name in _files_of(kinds):

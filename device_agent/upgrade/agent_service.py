@@ -48,12 +48,7 @@ class AgentService(Protocol):
 
 @dataclass(frozen=True)
 class SystemdService:
-    """A unit of systemd.
-
-    Attributes:
-        unit: Its name.
-        command: What is asked.
-    """
+    """A unit of systemd."""
 
     unit: str = UNIT
     command: Sequence[str] = SYSTEMCTL

@@ -17,7 +17,6 @@ def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator
     """Yield what a package holds below a folder, folders before what is in them.
 
     Args:
-        data: The package.
         folder: Such as `opt/fieldfleet/0.4.0`.
         python: The interpreters that it may lead to, such as `/usr/bin/python3`.
 

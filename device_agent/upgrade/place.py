@@ -25,7 +25,6 @@ class UpgradePlace:
 
     Attributes:
         home: Folder of the versions.
-        state_dir: The agent's folder.
         roots: Root certificates of the sites whose packages are taken, PEM.
         boot_id: File of the kernel, another for every boot.
         arch: As dpkg calls this processor.
@@ -50,7 +49,6 @@ class UpgradeRequest:
     """A version that is wanted, and by whom.
 
     Attributes:
-        wanted: Which.
         signed: Returns its signed manifest.
         package: Returns its package, of which so many bytes are looked at.
         by_hand: Whether somebody at the board wants it, who may also go to an older one.
@@ -67,11 +65,7 @@ class UpgradeRequest:
 
 
 def find_fault(folder: Path) -> str:
-    """Return why a version does not even start, or could not be upgraded from; empty where it does, and could.
-
-    Args:
-        folder: Of the version.
-    """
+    """Return why a version does not even start, or could not be upgraded from; empty where it does, and could."""
     asked = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
     done = run_command([str(folder / "bin/python3"), *asked], timeout_s=START_S)
     if done.exit_code == 0:

@@ -42,8 +42,6 @@ class Proving:
 
     Attributes:
         home: Folder of the versions; None where this process is none of them.
-        state_dir: The agent's folder.
-        version: That runs.
         look_s: Seconds between two looks at the record of a trial.
         heard: Set once the broker took this process's first report.
     """
@@ -80,11 +78,7 @@ class Proving:
 
 @contextmanager
 def hold_busy(state_dir: Path) -> Iterator[None]:
-    """Say that a task runs while the block lasts, by a lock that falls with the process; a full disk says nothing.
-
-    Args:
-        state_dir: The agent's folder.
-    """
+    """Say that a task runs while the block lasts, by a lock that falls with the process; a full disk says nothing."""
     descriptor = -1
     try:
         descriptor = os.open(open_folder(state_dir) / BUSY, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)

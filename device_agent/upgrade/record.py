@@ -68,7 +68,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """A running agent is connected to its broker, which took its first report.
 
     Attributes:
-        version: Of that agent.
         nonce: Of the trial, from the record.
     """
 

@@ -42,7 +42,6 @@ def check_formats(state_dir: Path, known: Mapping[str, int] = FORMATS) -> None:
     """Refuse to work in a folder that a newer version wrote in so that this one cannot read it.
 
     Args:
-        state_dir: The agent's folder.
         known: What this version writes.
 
     Raises:
@@ -53,11 +52,6 @@ def check_formats(state_dir: Path, known: Mapping[str, int] = FORMATS) -> None:
 
 def raise_formats(state_dir: Path, version: str, known: Mapping[str, int] = FORMATS) -> bool:
     """Write down that this version writes here; returns whether a form was raised.
-
-    Args:
-        state_dir: The agent's folder.
-        version: This one.
-        known: What it writes.
 
     Raises:
         Unwritable: The disk takes nothing more.

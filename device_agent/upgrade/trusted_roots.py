@@ -17,7 +17,6 @@ def find_root(shown: bytes, pin: str) -> bytes:
     """Return the certificate among others that has a fingerprint, PEM.
 
     Args:
-        shown: Certificates, PEM.
         pin: SHA-256 of the wanted one's DER, hexadecimal.
 
     Raises:

@@ -62,8 +62,6 @@ class Updater:
     """Upgrades the agent of a board; one process at a time.
 
     Attributes:
-        place: Where everything is.
-        service: Of the agent.
         find_fault: Returns why a version in a folder does not even start.
         clock: Monotonic seconds.
         look_s: Seconds between two looks at a trial.
@@ -198,9 +196,6 @@ class Updater:
 
     def go_back(self, reason: str) -> UpgradeRecord:
         """Go back to the version before, from a trial or from one that was kept.
-
-        Args:
-            reason: Why.
 
         Raises:
             ConfigError: There is none, or it cannot read what was written since it ran.

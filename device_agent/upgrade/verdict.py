@@ -43,7 +43,6 @@ def judge(record: UpgradeRecord, sight: TrialSight) -> tuple[Event, str] | None:
     """Return what a trial comes to, and why; None while it goes on.
 
     Args:
-        record: Of the trial.
         sight: What is seen of it.
     """
     if sight.current != record.to:
@@ -83,8 +82,6 @@ def is_done(record: UpgradeRecord, wanted: Wanted, current: str) -> bool:
     """Tell whether just this wish was fulfilled, refused or passed over before, or is being seen to.
 
     Args:
-        record: Of the board.
-        wanted: What is wanted.
         current: The version that runs.
     """
     if wanted == record.passed_over:
@@ -100,7 +97,6 @@ def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRec
 
     Args:
         record: Before; not of a trial.
-        wanted: What.
         current: The version that runs.
     """
     state = follow(record.state, "superseded") if record.state in PENDING else record.state
@@ -130,8 +126,6 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
     """Return a record after an event that changes its state.
 
     Args:
-        record: Before.
-        event: What happened.
         reason: Of a refusal, or of going back.
         change: What else is new of it.
     """
@@ -157,7 +151,6 @@ def count_resumed(record: UpgradeRecord, boot: str) -> UpgradeRecord:
     """Return the record of a trial of which somebody begins to watch anew.
 
     Args:
-        record: Before.
         boot: The kernel's id of this boot.
     """
     if boot != record.boot:
@@ -166,23 +159,13 @@ def count_resumed(record: UpgradeRecord, boot: str) -> UpgradeRecord:
 
 
 def find_failure(record: UpgradeRecord, wanted: Wanted) -> str:
-    """Return why a version failed here before, at this attempt or a later one; empty where it did not.
-
-    Args:
-        record: Of the board.
-        wanted: What is wanted.
-    """
+    """Return why a version failed here before, at this attempt or a later one; empty where it did not."""
     same = (one for one in record.failed if one.release == wanted.version and one.attempt >= wanted.attempt)
     return next((one.reason for one in same), "")
 
 
 def next_attempt(record: UpgradeRecord, version: str) -> int:
-    """Return the attempt by which somebody at the board tries a version, whatever became of it before.
-
-    Args:
-        record: Of the board.
-        version: Which is tried.
-    """
+    """Return the attempt by which somebody at the board tries a version, whatever became of it before."""
     return max((one.attempt for one in record.failed if one.release == version), default=0) + 1
 
 
@@ -190,7 +173,6 @@ def kept_versions(record: UpgradeRecord, current: str) -> frozenset[str]:
     """Return the versions that stay on the disk.
 
     Args:
-        record: Of the board.
         current: The version that runs.
     """
     trial = {record.from_, record.to} if record.state in PENDING | {"trial"} else set[str]()
@@ -198,10 +180,5 @@ def kept_versions(record: UpgradeRecord, current: str) -> frozenset[str]:
 
 
 def known_serials(serials: Mapping[str, int], kept: frozenset[str]) -> dict[str, int]:
-    """Return the numbers of the versions that stay on the disk.
-
-    Args:
-        serials: Of all versions.
-        kept: Which stay.
-    """
+    """Return the numbers of the versions that stay on the disk."""
     return {version: number for version, number in serials.items() if version in kept}

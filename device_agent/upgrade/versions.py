@@ -28,12 +28,7 @@ _WORDS = re.compile(r"([^0-9]*)([0-9]*)")
 
 
 def is_older(version: str, than: str) -> bool:
-    """Tell whether a version comes before another, in the order of deb-version(7).
-
-    Args:
-        version: Its name.
-        than: The other's.
-    """
+    """Tell whether a version comes before another, in the order of deb-version(7)."""
     return _order(version) < _order(than)
 
 
@@ -53,11 +48,7 @@ def _rank(letter: str) -> int:
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions in a folder.
-
-    Attributes:
-        home: That folder.
-    """
+    """The versions in a folder."""
 
     home: Path
 
@@ -104,8 +95,6 @@ class Versions:
         """Lay a version beside the others; when this returns, all of it is on the disk.
 
         Args:
-            version: Its name.
-            sha256: Of its package.
             entries: What is in it.
 
         Raises:
@@ -131,7 +120,6 @@ class Versions:
 
         Args:
             link: `current` or `updater`.
-            version: That is here.
 
         Raises:
             ConfigError: It is not.

@@ -71,7 +71,6 @@ def unused_values(table: OptimizerPlan, algorithm: str, uses: frozenset[str]) ->
     """Return what an optimizer decides that a method does not use, and the remedy; empty where it uses all.
 
     Args:
-        table: The optimizer.
         algorithm: Of the method, by name.
         uses: What the method uses.
     """
@@ -92,9 +91,7 @@ def round_case(setting: RoundSetting, experience: Experience, reports: Mapping[s
     """Return the case of a round.
 
     Args:
-        setting: The round.
         experience: What the run's journal teaches of the devices.
-        reports: Their last ones.
     """
     table = setting.plan.optimizer
     assert table is not None

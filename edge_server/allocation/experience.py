@@ -39,7 +39,6 @@ class PastTask:
     """A task that was told, and what it cost.
 
     Attributes:
-        round: Which.
         given: What had been decided; None where nothing was.
         cost: What the device says; of an update that is not settled yet, without its upload.
         was_held: Whether its upload before this one kept to what it was told; also where there was none.

@@ -31,11 +31,9 @@ class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One device in one round.
 
     Attributes:
-        device: Its name.
         values: What it was given.
         figures: What that was decided from.
         binding: Which limit kept it from more.
-        multiplier: Of that limit.
         buys: How much more of the model it would keep, for one more of: `second` of the deadline, `joule` of its task,
             `megahertz` of its clock, `megabit_per_s` of its link; what does not apply is left out. Of large fleets,
             the last two to within what `edge_server.allocation.allocators.bandwidth` leaves out.
@@ -57,13 +55,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """One round.
 
     Attributes:
-        round: Which.
         named: As people are shown it: of a plan with sites `global.edge`.
-        optimizer: Who decided.
         limits: What held for all.
         feasible: Whether all could be met.
         enough: If not, the smallest that would do.
-        objective: What was minimised.
         multiplier: Of what all share.
         seconds: What the round took; None while it lasts.
         devices: In order of name.
@@ -85,8 +80,6 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     """Explain a round.
 
     Args:
-        records: The run's journal.
-        number: The round.
         only: The device to explain; empty for all.
 
     Raises:
@@ -140,7 +133,6 @@ def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> 
     """Return what more would buy each device. Where there is a ladder to climb, one unit of it; else a little.
 
     Args:
-        table: The plan's optimizer.
         decision: What it decided for a round.
         names: The devices of which it is asked.
     """

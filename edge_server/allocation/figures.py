@@ -70,10 +70,8 @@ def choose_figure(
     """Return the figure to decide from, None where nothing is known and nothing is taken for it.
 
     Args:
-        name: Of the figure.
         estimate: What is said of it.
         last: What was decided from before.
-        jump: See there.
         smoothing: Weight of the last good figure beside a new one.
     """
     good = last if last and last.source in ("measured", "last_good") else None
@@ -206,7 +204,6 @@ def device_facts(
     """Return what is known of a device.
 
     Args:
-        device: Its name.
         reports: The devices' last ones.
         experience: What the run's journal teaches.
         planned: What the plan says of it.
@@ -269,7 +266,6 @@ def choose_figures(
     Args:
         estimates: What is known, by name.
         last: What was decided from last, by name.
-        options: Of the optimizer.
     """
     found = {}
     for name, estimate in estimates.items():

@@ -81,11 +81,7 @@ class RoundSetting:
     """What the limits of a round follow from.
 
     Attributes:
-        plan: Of the run.
-        number: Of the round.
-        devices: Of its cohort.
         spending: What the run has spent before it.
-        sizes: Of the model.
         ladder: Ratios to choose from, each with the bytes of an update.
         last_limits: Of the round that was decided last; none before the first.
         settled: What devices were given once and for all, by device and name: see `shared.algorithms.base.Resources`.
@@ -107,7 +103,6 @@ def task_limits(setting: RoundSetting, deadline_s: float | None, joules: float |
     What is spent of a budget is gone; what is left is shared among the rounds that are left and the devices.
 
     Args:
-        setting: The round.
         deadline_s: Seconds of a task; None for the deadline of the plan's rounds.
         joules: Of one device's task; None for its part of the plan's budget, if there is one.
     """

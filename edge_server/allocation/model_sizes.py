@@ -25,7 +25,6 @@ def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
     Args:
         algorithm: It says what goes down.
         model: A skeleton will do.
-        state: Of the server.
     """
     own = model.layers.state_dict()
     told = Assignment(seed=0, hyper=Hyper())
@@ -42,7 +41,6 @@ def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[fl
     """Return the bytes of an update that sends each of some shares of its change; of most codecs that is all of it.
 
     Args:
-        codec: How updates travel.
         model: A skeleton will do.
         shares: In ascending order.
     """

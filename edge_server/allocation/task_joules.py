@@ -100,8 +100,6 @@ def with_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float |
     """Return a predicted cost with its joules, put right by the errors of earlier predictions.
 
     Args:
-        predicted: Without them.
-        figures: Of the device.
         compute: Joules of its computing, not put right yet; None where nobody knows them.
         download: Likewise of its download.
     """
@@ -119,7 +117,6 @@ def spent_joules(case: Case, compute_s: Array, upload_s: Array) -> Array:
     """Return the joules of tasks, as far as devices have told what they draw.
 
     Args:
-        case: The devices' figures.
         compute_s: Seconds of computing, a column.
         upload_s: Seconds of uploads; what is no number belongs to a device that sends nothing.
     """

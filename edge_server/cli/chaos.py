@@ -55,9 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         record: Where everything lies; the logs in `site` below it.
         kills: How many were to be made.
-        struck: Those that were.
         runs: The runs that ended.
-        total: Their sum.
         problem: Why the study was cut short; empty where it was not.
         holds: Whether nothing was lost and nothing was done or counted twice, in no run.
         sites: How many the plan has; 0 where it has no such table.
@@ -183,10 +181,8 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
     with the devices that were drawn.
 
     Args:
-        plan: What is run.
         folder: For the replay's records.
         count: Agents in place of the plan's devices; 0 for these.
-        say: Shows a line.
     """
     exact, number = msgspec.structs.replace(plan_for_exact_bits(plan), budget=BudgetPlan()), itertools.count(1)
     if not plan.sites and not plan.optimizer and plan.budget == BudgetPlan():

@@ -73,8 +73,6 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
 
     Args:
         config: Where it is served.
-        plan: What it does.
-        name: Of the run.
         command: The words that go on with it.
     """
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415

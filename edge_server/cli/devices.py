@@ -34,7 +34,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What is shown once.
 
     Attributes:
-        devices: One a row.
         history: Of the reading that is plotted: calendar seconds and value.
     """
 

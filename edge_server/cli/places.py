@@ -27,7 +27,6 @@ def add(
     """Declare the options that name the folders.
 
     Args:
-        parser: Of the command.
         data: Whether it reads data sets too.
         form: Whether it prints a table, or JSON for scripts.
         config: Whether a server's file may name the folders; not where it has a meaning of its own.

@@ -65,7 +65,6 @@ def compared(options: argparse.Namespace, recorded: Sequence[Run], replayed: Seq
         options: `fail_above`: the largest median error of a round's seconds, or None; `html`: a page to write, or None;
             `format`.
         recorded: The recorded run, or that of each site.
-        replayed: The replay, likewise.
 
     Raises:
         ConfigError: Several sites are held against a run of one server.

@@ -135,9 +135,6 @@ def run_at_sites(
     """Run a plan with sites on this machine, each with a broker and a server of its own.
 
     Args:
-        options: The command's.
-        config: Where runs lie.
-        plan: What is run.
         cancelled_by_signals: Lets signals end the task that calls it.
     """
     assert plan.sites

@@ -132,7 +132,6 @@ class Admission:
         channels: Those that are heard, and the longest message of each.
 
     Attributes:
-        channels: As given.
         closes: Set when a channel was closed to a device.
     """
 
@@ -170,7 +169,6 @@ class Admission:
         """Count what came and was of no use; close the channel to who sends more of that than an accident explains.
 
         Args:
-            device: Whose it was.
             channel: On which it came.
             size: Its bytes.
         """
@@ -201,7 +199,6 @@ class Admission:
         """Tell whether a frame of a device may come, as far as what waits of it tells.
 
         Args:
-            device: Whose frame.
             channel: On which it comes.
             size: Its bytes.
         """
@@ -303,8 +300,6 @@ class Subscriptions:
     """Lets an admission hear all devices; where a channel is closed to one, all others by name.
 
     Attributes:
-        transport: Of the server.
-        site: Whose devices.
         admission: Takes what they say.
         known: Returns the devices that have been heard of.
         closed_topics: Where the topics are noted that are closed now, for the transport.

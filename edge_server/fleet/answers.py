@@ -45,8 +45,6 @@ class Answers:
         """Say something to a device, without waiting until the broker has it; no more than it is due.
 
         Args:
-            device: Whose topic.
-            channel: Of it.
             message: What; what is lost, the device causes anew.
             cost: As how many answers it counts.
         """
@@ -86,7 +84,6 @@ def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
     """Return the word that settles an update.
 
     Args:
-        update: What is settled.
         verdict: What became of it.
         reason: Why, in words; cut at 500 characters.
     """

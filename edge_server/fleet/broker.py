@@ -104,7 +104,6 @@ async def wait_until_listening(process: Process, port: int, output: Path) -> Non
     """Return when a broker's process takes connections.
 
     Args:
-        process: The broker.
         port: Of the loopback address.
         output: Where it writes what hinders it.
 

@@ -18,9 +18,6 @@ async def forget_retained(broker: Broker, site: str, device: str, *, is_revoked:
     """Have the broker drop what it has retained of a device; return how many messages these were.
 
     Args:
-        broker: The site's.
-        site: Its name.
-        device: Which.
         is_revoked: Whether it may not connect any more: then its last birth says nothing.
 
     Raises:

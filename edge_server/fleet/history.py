@@ -30,8 +30,6 @@ class History:
     """Keeps what is heard.
 
     Attributes:
-        readings: Where.
-        worker: Writes.
         calendar: Calendar seconds; what is kept is read after restarts, so that no monotonic clock serves.
     """
 

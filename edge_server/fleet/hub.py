@@ -135,7 +135,6 @@ class Server:
 
         Args:
             gather: Takes the round's updates.
-            tasks: By device.
             outgoing: Payloads, each with its audience.
             splitting: Serves the steps of a split round; None for any other.
         """
@@ -158,7 +157,6 @@ class Server:
         """Tell whether a payload of so many bytes may come in on a topic: a longer one must be a frame that is awaited.
 
         Args:
-            name: The topic.
             size: About how many bytes.
         """
         device, channel = parse_device(name), parse_channel(name)
@@ -282,7 +280,6 @@ class Server:
         """Take what a device says as a sign of life: one whose death was false, or whose birth was lost, is here.
 
         Args:
-            device: Who speaks.
             is_proof: Whether it says so now, for certain: nothing that a broker may have retained.
         """
         status = self.fleet.statuses.get(device)

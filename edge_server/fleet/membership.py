@@ -295,8 +295,6 @@ async def wait_for_cohort(
     Where some have left the training for good or cannot do their tasks, one other must be among them.
 
     Args:
-        server: The site.
-        muster: Who counts.
         cohort: How many, and how long to wait.
         tell: Is told who is there whenever that may have changed.
     """

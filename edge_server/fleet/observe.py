@@ -174,8 +174,6 @@ class Observing:
     """Takes what is heard of the fleet into a run's journal, in batches.
 
     Attributes:
-        clock: The server's.
-        extend: Records durably.
         waiting: Records that wait for the disk.
     """
 

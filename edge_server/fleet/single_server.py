@@ -27,7 +27,6 @@ async def is_another_server(inbox: Inbox, instance: str, connections: Callable[[
 
     Args:
         inbox: The server's own statuses.
-        instance: This process.
         connections: How often this process has connected to the broker so far.
     """
     born, before, since = 0, set[str](), set[int]()
@@ -53,7 +52,6 @@ async def require_single_server(
     Args:
         transport: To the site's broker.
         site: Name of the site.
-        instance: This process's word.
         connections: How often this process has connected to the broker so far.
         gives_way: Whether this server ends where another was first.
 

@@ -179,10 +179,8 @@ def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, 
     """Return a figure over time as lines of text; an interval in which nothing came is blank.
 
     Args:
-        name: Of the figure.
         found: Readings, each with the second at which the server heard it.
         since_utc_s: Left end of the time axis.
-        until_utc_s: Its right end.
     """
     values = [(at, one.value) for at, one in found if since_utc_s <= at <= until_utc_s]
     if not values:
@@ -204,7 +202,6 @@ def sparkline(values: Sequence[tuple[float, float]], since: float, until: float,
         values: Second and value.
         since: Left end, in seconds.
         until: Right end, in seconds.
-        width: How many bars.
     """
     bins: list[list[float]] = [[] for _ in range(width)]
     for at, value in values:

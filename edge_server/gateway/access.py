@@ -42,8 +42,6 @@ class Rule:
     Attributes:
         place: Whose subtree: `OWN` and `NEIGHBOUR` are the account's own for devices and peers, and anybody's for the
             server.
-        channels: Of that place.
-        device: What devices may.
         server: What the edge server's processes may.
         peer: What the servers of other sites may.
         probe: What the probe may.
@@ -88,7 +86,6 @@ def acl(site: str, peers: Iterable[str] = (), denied: Iterable[str] = (), genera
     """Return mosquitto's access list of a site.
 
     Args:
-        site: Its name.
         peers: Other sites whose servers have an account here.
         denied: Accounts that may do nothing, live sessions included.
         generation: Grows with every reload, which shows that the broker has taken this list.
@@ -143,9 +140,6 @@ def may(role: Role, account: str, verb: Verb, place: str, channel: str) -> bool:
     """Tell whether the table lets an account publish or hear on a channel of a place of its site.
 
     Args:
-        role: The account's.
-        account: Its name.
-        verb: What it wants.
         place: The level of a topic that stands for a device, or for `_all` and the like.
         channel: The last level; of the probe's place the generation, in whose stead stands `GENERATION`.
     """

@@ -63,8 +63,6 @@ class Subject:
 
     Attributes:
         name: Common name, of its role's form: a device's own, `_peer-<site>`, `_packages`, or the role itself.
-        role: Organisational unit.
-        site: Organisation.
         addresses: Names and IP addresses under which a gateway is reached.
     """
 
@@ -79,7 +77,6 @@ class Issued:
     """A certificate that was signed.
 
     Attributes:
-        certificate: As PEM.
         serial: Its number, by which it is revoked.
         not_after: Until when it is valid, UTC.
     """
@@ -134,7 +131,6 @@ def make_root(name: str, now: datetime, years: float) -> tuple[bytes, bytes]:
     """Return a new root: its key and its certificate, PEM.
 
     Args:
-        name: Of the site.
         now: UTC.
         years: How long it is valid.
 
@@ -152,9 +148,6 @@ def make_site(root_key: bytes, root_cert: bytes, name: str, now: datetime, years
     """Return a new site CA, signed by the root: its key and its certificate, PEM.
 
     Args:
-        root_key: PEM.
-        root_cert: PEM.
-        name: Of the site.
         now: UTC.
         years: How long it is valid; never longer than the root.
 
@@ -249,7 +242,6 @@ def revocations(ca_key: bytes, ca_cert: bytes, serials: Iterable[int]) -> bytes:
 
     Args:
         ca_key: Of the CA that signed them, PEM.
-        ca_cert: PEM.
         serials: Of all that are revoked; the order does not matter.
 
     Raises:

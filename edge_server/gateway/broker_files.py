@@ -35,9 +35,7 @@ class BrokerPlaces:
         trusted: Certificates of the root and the site CA.
         own: Certificates that the listener for the server's own processes lets in.
         certificate: Of the gateway, with the site CA's.
-        key: Of that certificate.
         revoked: List of revoked certificates.
-        access: Access list.
         user: To whom it gives up root's rights, where it is started as root; empty for its own choice.
     """
 
@@ -54,7 +52,6 @@ def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "
     """Return mosquitto's configuration: TLS 1.2 and newer, by certificates of the site alone.
 
     Args:
-        places: Its files.
         port: Where it listens for boards and peers.
         own_port: Where it listens for the server's own processes, on loopback.
         bind: The only address at which it does so for boards; empty for all.

@@ -51,7 +51,6 @@ def find_leaf(key: Path, certificate: Path, ca: bytes, addresses: tuple[str, ...
     """Return a file's first certificate, PEM, if it is a key's, a CA's, and for these addresses; else nothing.
 
     Args:
-        key: PEM.
         certificate: PEM; the first in its file.
         ca: The CA's certificate, PEM.
         addresses: In the certificate's order.
@@ -70,7 +69,6 @@ def is_pair(key: Path, certificate: Path, chain: bytes, addresses: tuple[str, ..
     """Tell whether a key and a certificate are there and right, and the certificate's file ends with its CA's.
 
     Args:
-        key: PEM.
         certificate: PEM; the first in its file.
         chain: What is to follow it: the CA's certificate, and copies of it by other roots, PEM.
         addresses: In the certificate's order.
@@ -166,7 +164,6 @@ def are_revocation_lists(path: Path, wanted: Sequence[tuple[bytes, Iterable[int]
     """Tell whether a file has these CAs' lists with exactly these numbers, good for as long as the CA, and no others.
 
     Args:
-        path: Of the file.
         wanted: The certificate of each CA, PEM, and what is to be revoked of it.
     """
     try:

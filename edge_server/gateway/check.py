@@ -66,9 +66,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at.
 
     Attributes:
-        about: What.
         state: `good`, `bad`, or `advice` for what works and might be better.
-        told: What is so.
         mend: What to do about it; empty where nothing is to be done.
     """
 
@@ -94,7 +92,6 @@ async def check_site(site: SiteFolder, now: datetime, *, stops: bool = False) ->
     """Look at a site's files, and at what its broker does; nothing is changed.
 
     Args:
-        site: The folder.
         now: UTC.
         stops: Whether to stop a broker that is open to those whom it must not let in, or lets pass what it must not.
 

@@ -131,7 +131,6 @@ def server_toml(folder: Path, state: SiteState) -> str:
 
     Args:
         folder: Of the site, in which the file is to lie.
-        state: Of the site.
     """
     here = folder.resolve()
     data_dir = USUAL_DATA if here.is_relative_to("/etc") else str(here / "runs")

@@ -31,7 +31,6 @@ class Door:
     """Where a broker is, and whom to trust there.
 
     Attributes:
-        host: Its address.
         port: Of its TLS listener.
         trusted: Certificates of the site's root and CA.
         alone: Whether a certificate is shown without its CA's, which a broker that knows the site CA has itself; no
@@ -125,7 +124,6 @@ async def call(door: Door, pair: Path | None, client_id: str = "probe") -> Async
     """Connect while the block lasts.
 
     Args:
-        door: Where to.
         pair: By which certificate, without its ending; None for none.
         client_id: Brokers of a site put the common name in its place.
 
@@ -173,9 +171,7 @@ async def faults(door: Door, gateway: Path, site: str, generation: int, *, own: 
     """Return what a broker does that it must not, or does not that it must; nothing where all is well.
 
     Args:
-        door: Where it is.
         gateway: Folder of the pairs `probe` and `revoked`.
-        site: Its name.
         generation: Of the access list that it must have.
         own: Whether this is the listener for the server's own processes, with the pair `own-probe`.
     """

@@ -57,8 +57,6 @@ async def all_faults(site: SiteFolder, state: SiteState, pid: int) -> list[str]:
     """Return what a broker does wrong at any of its listeners: for boards, and for the server's own processes.
 
     Args:
-        site: The folder.
-        state: Of the site.
         pid: Of the broker. What it opens at a restart alone, as a listener or a trusted certificate, is not asked.
     """
     found = await faults(broker_door(site, state), site.gateway(""), state.site, state.generation)
@@ -103,7 +101,6 @@ async def reload_broker(site: SiteFolder, change: Callable[[SiteState], SiteStat
     A broker that does not heed it is stopped before this returns.
 
     Args:
-        site: The folder.
         change: What becomes of the state first; what it raises leaves all as it was.
 
     Raises:
@@ -166,12 +163,7 @@ async def _has_taken(witness: Caller | None, door: Door, site: SiteFolder, topic
 
 
 async def stop_broker(pid: int, port: int) -> None:
-    """End a broker; return when nobody listens any more.
-
-    Args:
-        pid: Its process.
-        port: Where it listens.
-    """
+    """End a broker; return when nobody listens any more."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.kill(pid, number)

@@ -87,7 +87,6 @@ class SiteFolder:
     """Paths of a site, and as whom they are written.
 
     Attributes:
-        path: The folder.
         broker_user: Who the broker runs as.
         server_user: Who the server and the enrolment service run as.
     """
@@ -122,8 +121,6 @@ class SiteFolder:
         """Write a file if it does not hold this already, and note that.
 
         Args:
-            path: Of the file.
-            data: Its content.
             private_to: Who alone may read it; everybody if None.
         """
         if path.is_file() and path.read_bytes() == data:
@@ -137,7 +134,6 @@ def open_folder(path: Path, broker_user: str | None = None) -> SiteFolder:
     """Return a site's folder; root writes for the users of the services where they exist, others for themselves.
 
     Args:
-        path: The folder.
         broker_user: Who the broker runs as; None for whom the site knows, or the usual one.
 
     Raises:
@@ -183,8 +179,6 @@ def make_authorities(site: SiteFolder, name: str, now: datetime, *, years: tuple
     """Make root and site CA where they are not there.
 
     Args:
-        site: The folder.
-        name: Of the site.
         now: UTC.
         years: How long root and site CA are valid.
 
@@ -214,12 +208,7 @@ def make_chains(site: SiteFolder) -> None:
 
 
 def pair_chain(site: SiteFolder, name: str) -> bytes:
-    """Return what follows the certificate of one of `PAIRS` in its file, PEM.
-
-    Args:
-        site: The folder.
-        name: Of the pair.
-    """
+    """Return what follows the certificate of one of `PAIRS` in its file, PEM."""
     return signers_chain(site.ca("")) if name == "packages" else site.ca("site.crt").read_bytes()
 
 
@@ -227,10 +216,7 @@ def sign(site: SiteFolder, state: SiteState, subject: Subject, spki: bytes, now:
     """Sign a certificate by the site CA that lies in the folder, as long as that is valid; note it in the state.
 
     Args:
-        site: The folder.
-        state: Of the site.
         subject: Whom it is for.
-        spki: Public key.
         now: UTC.
     """
     ca = site.ca("site.crt").read_bytes()
@@ -250,7 +236,6 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
     """Make one of the gateway's own pairs where it is not there, or not what it should be.
 
     Args:
-        site: The folder.
         state: Of the site; its addresses are those of the certificate.
         name: One of `PAIRS`.
         now: UTC.
@@ -265,7 +250,6 @@ def make_pairs(
     """Make those of the gateway's own pairs that are not there, or not what they should be; all are noted at once.
 
     Args:
-        site: The folder.
         state: Of the site; its addresses are those of the certificates.
         names: Of `PAIRS`.
         now: UTC.

@@ -33,7 +33,6 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: Of this form; a newer one is refused, since writing it would lose what it says.
-        site: Its name.
         addresses: Under which the gateway is reached, as its certificates name them.
         port: Of the broker's TLS listener.
         bind: The only address at which the broker listens; empty for all.
@@ -108,7 +107,6 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
     """Hold a site while the block lasts; another process that does is waited for.
 
     Args:
-        folder: Of the site.
         name: Of the lock's file; each is a lock of its own.
 
     Raises:
@@ -133,12 +131,9 @@ def with_signed(
     """Return a site's state in which an account has one more certificate.
 
     Args:
-        state: As it is.
         name: Common name of the account.
-        issued: The certificate.
         authority: Number of the CA's certificate, hexadecimal.
         key: SHA-256 of the public key, hexadecimal.
-        role: Of the account.
     """
     signed = Signed(
         serial=f"{issued.serial:x}",
@@ -155,7 +150,6 @@ def with_account(state: SiteState, name: str, account: SiteAccount) -> SiteState
     """Return a site's state with an account as given.
 
     Args:
-        state: As it is.
         name: Common name of the account.
         account: In place of what it was.
     """

@@ -158,7 +158,6 @@ def foreseen_joules(
     """Return what the next task of each device will take.
 
     Args:
-        devices: Of a round.
         predicted: What was predicted of it, by device; else it is taken for the dearest.
         dearest: Of those that have told any; others are taken for what is usual, for nothing where nobody has.
     """

@@ -25,8 +25,6 @@ class Origin(NamedTuple):
     """What a checkpoint is of, as it says itself.
 
     Attributes:
-        run: The run.
-        round: After which round.
         rewinds: How often that run had gone back by then, so that a state that it went back from is not taken for one
             that came later.
     """
@@ -45,9 +43,6 @@ def save(
     since overwriting costs half of making one.
 
     Args:
-        folder: Of the checkpoints.
-        number: Of the round.
-        state: After it.
         durable: Whether to wait until it is on the disk.
         origin: What it says of itself.
         best: After which earlier round the model was most accurate; it stays. 0 where nobody knows, or cares.
@@ -107,7 +102,6 @@ def later(folder: Path, origin: Origin) -> list[Origin]:
     """Return the checkpoints of a run that are of a later round than `origin` and that it never went back from.
 
     Args:
-        folder: Of the checkpoints.
         origin: The run, the last round that its journal knows, and how often it went back by what that says.
 
     Returns:

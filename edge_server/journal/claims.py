@@ -124,10 +124,7 @@ class Disbelief(NamedTuple):
     """One figure that is not believed.
 
     Attributes:
-        device: Who told it.
-        task: Of which task.
         figure: Its name in `Cost`.
-        value: As told.
         wall_s: Seconds that the task can have taken; None where nobody knows.
     """
 
@@ -194,7 +191,6 @@ class DeviceClaims:
     """What one device was given and what it told of it, added up as it comes: journals are long.
 
     Attributes:
-        tasks: All of them.
         has_trained: Whether it answered a round; what was measured before the first one is another matter.
         impossible: Parts of tasks that no device could have spent.
     """
@@ -220,7 +216,6 @@ class DeviceClaims:
 
         Args:
             task: One that was asked for.
-            cost: As told.
             wall_s: Seconds that it can have taken; None where nobody knows.
         """
         claim = self.tasks[task]
@@ -306,11 +301,7 @@ def _is_possible(joules: float, wall_s: float | None) -> bool:
 
 @dataclass
 class Claims:
-    """Collects what a run's journal says of the costs of its tasks, those that were made void later included.
-
-    Attributes:
-        accounts: By device.
-    """
+    """Collects what a run's journal says of the costs of its tasks, those that were made void later included."""
 
     accounts: defaultdict[str, DeviceClaims] = field(default_factory=lambda: defaultdict(DeviceClaims))
     _lives: int = 0

@@ -25,9 +25,7 @@ class Costs:
     its repetition.
 
     Attributes:
-        run: The run.
         rounds: The last round it can have; evaluations have numbers up to twice that, and one.
-        append: Records durably.
         last: The last round that is recorded of each device.
         evaluated: Likewise the last evaluation.
     """
@@ -84,7 +82,6 @@ class Costs:
         """Wait until the costs of a round are recorded; of those devices that are too slow, no longer than that.
 
         Args:
-            number: Of the round.
             devices: Whose costs are waited for.
             patience_s: Seconds after which they stay unknown.
         """

@@ -50,7 +50,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One round's decision.
 
     Attributes:
-        optimizer: By name.
         limits: What held for all devices: seconds, joules, sizes of the model.
         ladder: Where there is a choice of ratios: each with the bytes that an update of it takes.
         devices: By name; those of the cohort.
@@ -99,7 +98,6 @@ class OfTerm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One line of the journal of a run of several sites, about who decides and with whose joules.
 
     Attributes:
-        round: Which.
         term: Number of the coordinator's turn: that of site T modulo their number, in the plan's order.
         at: When, on the server's monotonic clock.
     """

@@ -87,7 +87,6 @@ async def persist(
     Args:
         worker: Runs it beside the event loop.
         retry_s: Seconds between attempts.
-        write: What writes.
         *args: For `write`.
         **kwargs: For `write`.
 

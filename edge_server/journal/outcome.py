@@ -21,11 +21,7 @@ REMEDY = (
 
 
 def frequent_cause(failed: Mapping[str, str]) -> str:
-    """Return the cause that most of the failed devices told, with their names; empty where none failed.
-
-    Args:
-        failed: Causes by device.
-    """
+    """Return the cause that most of the failed devices told, with their names; empty where none failed."""
     if not failed:
         return ""
     [(cause, count)] = Counter(dict(sorted(failed.items())).values()).most_common(1)
@@ -36,11 +32,7 @@ def frequent_cause(failed: Mapping[str, str]) -> str:
 
 
 def grouped_causes(failed: Mapping[str, str]) -> list[str]:
-    """Return each cause once, with the names of the devices that told it; of many causes the most frequent ones.
-
-    Args:
-        failed: Causes by device.
-    """
+    """Return each cause once, with the names of the devices that told it; of many causes the most frequent ones."""
     devices: dict[str, list[str]] = {}
     for device, cause in sorted(failed.items()):
         devices.setdefault(cause, []).append(device)
@@ -64,7 +56,6 @@ class RefusedModels(msgspec.Struct, frozen=True, kw_only=True):
     """A neighbour whose models this site refused.
 
     Attributes:
-        site: The neighbour.
         gossips: In which its model was refused; `of` is how many there were.
         causes: By how many of them.
     """
@@ -117,7 +108,6 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         outcome: See `edge_server.journal.runs.outcome_of`.
-        rounds: That ended.
         of: That the plan asks for.
         missed: Of those that ended, without a model.
         failed: Devices whose last task failed, with the cause.
@@ -135,12 +125,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise_outcome(records: Sequence[AnyRecord], folder: Path) -> RunOutcome:
-    """Return what a run came to.
-
-    Args:
-        records: Of its journal.
-        folder: The run's.
-    """
+    """Return what a run came to."""
     closed = closed_rounds(records)
     run = Run(folder, list(records))
     measured = measured_rounds(records)
@@ -172,7 +157,6 @@ def outcome_lines(outcome: RunOutcome, folder: Path) -> list[str]:
 
     Args:
         outcome: What it came to.
-        folder: The run's.
     """
     missed = f", {outcome.missed} of them missed" if outcome.missed else ""
     lines = [f"{outcome.outcome}: {outcome.rounds} of {outcome.of} rounds{missed}"]

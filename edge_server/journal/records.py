@@ -29,7 +29,6 @@ class ServerBegan(Observed, frozen=True, kw_only=True):
         at: On the process's clock.
         run_s: The same moment, in seconds of the run.
         utc_s: The same moment in calendar seconds, where there is a calendar.
-        versions: Of what computes.
     """
 
     at: float
@@ -59,7 +58,6 @@ class Sensed(Observed, frozen=True, kw_only=True):
     """What matters of a report; see `edge_server.fleet.observe` for which reports are told.
 
     Attributes:
-        device: Who measured.
         at: When the server heard it.
         readings: Figures by name, whose end is the unit.
         ages: Seconds before `at` at which a figure was measured, where that was more than a second.
@@ -81,11 +79,8 @@ class LeftOut(Observed, frozen=True, kw_only=True):
     """A device takes no part until its agent is started anew: its operator must edit something, by its own words.
 
     Attributes:
-        device: Which.
         instance: Of its agent's process.
         cause: What it said, or what it did not.
-        round: In which round.
-        at: When.
         silent: Whether it said nothing at all: then it takes part again as soon as it speaks.
     """
 
@@ -111,8 +106,6 @@ class RunOpened(Record, frozen=True, kw_only=True):
     """A run began.
 
     Attributes:
-        run: Its name.
-        plan: What it does.
         started: Calendar time for people; empty in replay.
         imported: Whether it was made of a trace: nobody goes on with it.
         draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old journals.
@@ -150,8 +143,6 @@ class RoundOpened(Record, frozen=True, kw_only=True):
     """A round began: what every device of its cohort was told. A restart repeats exactly this.
 
     Attributes:
-        round: Which.
-        assignments: By device.
         at: When the cohort was drawn and the first task could go out; the wait for devices was over.
         online: How many devices were there.
         decision: What the plan's optimizer decided for it, and from what; None where there is none.
@@ -196,7 +187,6 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         refused: Bytes we did not take, counted by reason.
         loss: Mean training loss, weighted by examples.
         accuracy: Of the aggregated model on the server's test data.
-        test_loss: Likewise.
         class_accuracy: Likewise, by class in the order of the labels; None of a class without examples. Left out where
             the server tested nothing, and of more than a hundred classes.
         device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples; of
@@ -204,7 +194,6 @@ class RoundClosed(Record, frozen=True, kw_only=True):
         seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
         bytes_up: Bytes of frames that came from each device.
         bytes_down: Bytes of frames that each device says it received.
-        at: When it ended.
         steps: Of a split round: how many were served.
         missed: Of a split round: how many of its steps each device had no part in; who missed none is left out.
         statistics_batches: Of a split round after which running statistics were measured anew: over how many batches.
@@ -259,7 +248,6 @@ class Rewound(Record, frozen=True, kw_only=True):
 
     Attributes:
         round: The first that is done again.
-        cause: Why.
         reopened: Whether the beginning of that round stays: the same devices do it again as they were told.
         missed: Whether it is done again for nothing but having been missed: no model is lost.
     """
@@ -275,7 +263,6 @@ class EdgeSettled(Record, frozen=True, kw_only=True):
 
     Attributes:
         round: The last edge round of a global round.
-        site: The neighbour.
         run: Its own name of its run; once an edge was on, no other run of it is heard.
         on: Whether its model is mixed with ours, and ours with its; if not, `cause` says why in one word: `deadline`;
             `unheard`, where the owner of the edge never said how it settled it; why its model was refused, such as

@@ -77,7 +77,6 @@ def iterate_rows(connection: sqlite3.Connection, device: int, first: int) -> Ite
     """Yield a device's history from a row on; before the first full row, only with the figures that changed.
 
     Args:
-        connection: To the history.
         device: Its number there.
         first: Number of the first row.
 
@@ -125,9 +124,6 @@ def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0
     """Return a figure of a device over time, with the calendar seconds at which the server heard each.
 
     Args:
-        path: Of the history.
-        device: Its name.
-        name: Of the figure.
         since_utc_s: Calendar seconds from which on.
 
     Raises:

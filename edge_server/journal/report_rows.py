@@ -50,7 +50,6 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         values: By place in the form; of a row that is not full, those that differ from the row before.
-        uncertainties: Likewise.
         moments: When a figure was measured, where that was more than `AT_ONCE_S` from when most were.
         spent: None in a row that is not full means that it did not change.
         most_at: When most figures were measured; None where that was when the report was made.
@@ -137,10 +136,7 @@ def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
     """Return the report; of a row whose full row is gone, only with the figures that are known.
 
     Args:
-        device: Its name.
         at: When the report was made, on the device's clock.
-        form: What seldom changes.
-        row: The full row.
     """
     readings = {
         figure.name: _reading(figure, index, at, row)
@@ -163,10 +159,7 @@ def row_reading(name: str, at: float, form: Form, row: ReportRow) -> Reading | N
     """Return one figure of a report, None where it was not measured or is not known.
 
     Args:
-        name: Of the figure.
         at: When the report was made, on the device's clock.
-        form: What seldom changes.
-        row: The full row.
     """
     index = next((index for index, figure in enumerate(form.figures) if figure.name == name), -1)
     return _reading(form.figures[index], index, at, row) if index in row.values else None

@@ -25,7 +25,6 @@ def server_began(
         records: The run's journal so far.
         at: Now, on the process's clock.
         utc_s: Now, in calendar seconds.
-        versions: Of what computes.
     """
     earlier, last_s = None, 0.0
     for record, second in timed_records(records):
@@ -63,7 +62,6 @@ def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float)
 
     Args:
         records: The run's journal, of which the last process is the one that asks.
-        opened: The round's beginning.
         now: On the clock of that process.
     """
     processes, opened_s, is_known = list[ServerBegan](), None, True

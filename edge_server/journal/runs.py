@@ -99,7 +99,6 @@ def note_begun(folder: Path, *, anew: bool = False) -> None:
     """Write down that a run was begun after all that are there; once, unless it is a replay that is written anew.
 
     Args:
-        folder: The run's.
         anew: Whether it takes the place of an earlier one of its name.
     """
     parents = folder.parents
@@ -372,7 +371,6 @@ def edited_from(data_dir: Path, plan: Plan) -> str:
     """Return which run of a plan of this name was begun last and where that plan differs; empty where it does not.
 
     Args:
-        data_dir: Folder of runs.
         plan: What is to be done now.
     """
     runs = sorted(_runs_with_devices(data_dir), key=by_beginning(data_dir))
@@ -393,8 +391,6 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
     """Return the run of that name if it has ended; without a name, the latest live run of this very plan that has.
 
     Args:
-        data_dir: Folder of runs.
-        plan: What it did.
         name: Of the run; empty for any.
     """
     named = [Run(data_dir / name, salvageable_records(data_dir / name / JOURNAL))] if name else None

@@ -157,7 +157,6 @@ class SqliteJournal:
         """Open or create a run's folder; a damaged journal is set aside, and what of it is whole is gone on with.
 
         Args:
-            folder: The run's folder.
             durable: Whether to wait for the disk: until a record is on it, and where it is full, for room.
             updates: Where accepted updates lie, if not in the run's folder.
 

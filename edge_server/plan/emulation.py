@@ -85,9 +85,7 @@ def check(emulation: EmulationPlan, devices: Sequence[DevicePlan], path: Path) -
     """Refuse devices whose tables no agent can be held to.
 
     Args:
-        emulation: The table.
         devices: Of the plan, each by itself.
-        path: Its file.
 
     Raises:
         ConfigError: As said; the message names the device.

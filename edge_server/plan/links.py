@@ -199,8 +199,6 @@ def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) ->
 
     Args:
         bandwidth_hz: B.
-        gain: g, of power.
-        power_w: p.
         noise_w: N, over the whole bandwidth.
     """
     return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)

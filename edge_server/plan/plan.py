@@ -42,10 +42,10 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
     Attributes:
         data: Other data, which need no download.
         server_data: Other labelled examples of the server's own.
-        model: That fits these data; the plan's own where left out.
-        algorithm: Likewise.
-        hyper: Likewise.
-        optimizer: Likewise.
+        model: The network for these data; the plan's own where left out.
+        algorithm: The method for these data; the plan's own where left out.
+        hyper: Options of local training for these data; the plan's own where left out.
+        optimizer: The allocation of resources for these data; the plan's own where left out.
     """
 
     data: Data
@@ -147,7 +147,7 @@ class Plan(Section, frozen=True, kw_only=True):
             and each agent's list it under `models`.
         codec: How an update travels, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
-        hyper: Local training.
+        hyper: Options of local training on the devices.
         cohort: Which devices take part.
         round: How a round ends.
         evaluation: When models are evaluated.
@@ -226,7 +226,6 @@ def plan_differences(begun: Plan, plan: Plan) -> list[str]:
     """Return where a plan differs from that of a run, as `round.deadline_s: 60.0 -> 90.0`, a key a line.
 
     Args:
-        begun: The run's.
         plan: What is to be done now.
     """
     before, after = (_leaves("", msgspec.to_builtins(one)) for one in (begun, plan))

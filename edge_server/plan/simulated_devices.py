@@ -147,7 +147,7 @@ class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cyc
     """What the papers charge: kappa * C * f^2 joules for C cycles at f hertz, and p * t for a transfer.
 
     Attributes:
-        kappa: Effective capacitance.
+        kappa: Effective switched capacitance of the processor.
         idle_w: Power that flows all the while, besides the others; the papers count none.
         tx_w: p, power while it sends; absent for the power that a wireless link sends with, or unknown.
         rx_w: Power while it receives; absent: unknown.

@@ -110,7 +110,6 @@ def round_number(global_round: int, edge_round: int, edge_rounds: int) -> int:
     """Return the number, from 1, of edge round r of global round l, both from 0.
 
     Args:
-        global_round: l.
         edge_round: r, below `edge_rounds`.
         edge_rounds: Of a global round; q.
     """
@@ -149,11 +148,8 @@ def check(sites: SitesPlan, devices: Sequence[str], rounds: int, least: int, pat
     """Refuse clusters that do not part the devices, edges between sites that are none, rounds that are cut off.
 
     Args:
-        sites: The table.
         devices: Names of the plan's devices.
-        rounds: Of the plan.
         least: Devices that a site's round waits for.
-        path: The plan's file.
 
     Raises:
         ConfigError: As said.

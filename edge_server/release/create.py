@@ -76,9 +76,7 @@ class _Made(NamedTuple):
 
     Attributes:
         graph: Of the whole network.
-        ir_version: Of its format.
         parameters: The file that boards get.
-        outputs: Of the probes.
         reduction: What made it smaller.
     """
 
@@ -95,7 +93,6 @@ def create_release(
     """Make a release of a model and keep it.
 
     Args:
-        found: The model.
         data_dir: Folder of runs, in which releases lie too.
         name: What applications will call it.
         cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was

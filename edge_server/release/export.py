@@ -37,12 +37,8 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
     """What was written.
 
     Attributes:
-        file: Where.
         format: One of `SUFFIXES`.
-        run: Whose model.
-        round: After which round.
         size: In bytes.
-        sha256: Of the file.
         input: Shape of one input, without the batch.
         output: Shape of one output.
         error: Largest difference from PyTorch on made-up inputs, as a share of the largest output; None where the file
@@ -64,7 +60,6 @@ def export_model(found: RunModel, form: str, out: Path) -> ExportedFile:
     """Write a model, whole or not at all.
 
     Args:
-        found: The model.
         form: One of `SUFFIXES`.
         out: The file; what it held is replaced.
 

@@ -64,7 +64,6 @@ class TracedGraph(NamedTuple):
     Attributes:
         proto: `onnx.ModelProto`.
         input: What goes in; the first extent is the batch, -1.
-        output: What comes out.
         parameters: Names of the initializers that are parameters of the network, in the graph's order.
     """
 
@@ -160,7 +159,6 @@ def with_weights(graph: TracedGraph, tree: Tree) -> bytes:
 
     Args:
         graph: Without them; not changed.
-        tree: The parameters.
     """
     proto = copy.deepcopy(graph.proto)
     for one in _parameters(graph, proto):
@@ -172,7 +170,6 @@ def without_weights(graph: TracedGraph, places: Mapping[str, ByteRange]) -> byte
     """Return a graph whose parameters lie in a file beside it, or are bound to it by their names.
 
     Args:
-        graph: Not changed.
         places: Where each parameter lies.
     """
     proto = copy.deepcopy(graph.proto)
@@ -203,7 +200,6 @@ def open_graph(data: bytes, tree: Tree | None = None) -> InferenceSession:
     """Return ONNX Runtime's session of a graph, on one thread of the CPU.
 
     Args:
-        data: The graph.
         tree: What is bound to it by name; none where it holds its parameters.
 
     Raises:
@@ -230,7 +226,6 @@ def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[
     """Return what ONNX Runtime computes, float32 of shape (B, ...); raise as `open_graph`.
 
     Args:
-        data: The graph.
         inputs: float32 of shape (B, ...).
         tree: What is bound to it by name; none where it holds its parameters.
     """
@@ -242,7 +237,6 @@ def relative_error(found: NDArray[np.float32], expected: Tensor) -> float:
 
     Args:
         found: What another program computed.
-        expected: What PyTorch did.
     """
     if found.shape != tuple(expected.shape):
         return math.inf
@@ -257,7 +251,6 @@ def require_parity(data: bytes, probes: tuple[Tensor, Tensor], what: str, tree: 
     """Return by how much ONNX Runtime differs from PyTorch, in batches of all probes and of one.
 
     Args:
-        data: The graph.
         probes: Inputs of shape (N, ...) and what PyTorch makes of them.
         what: The network, for the error.
         tree: As `run_graph` takes it.
@@ -281,7 +274,6 @@ def require_same(found: Sequence[NDArray[np.float32]], expected: Tensor, what: s
 
     Args:
         found: Of batches of the first probes, each of shape (B, ...).
-        expected: Of all probes.
         what: The network, for the error.
 
     Raises:

@@ -111,7 +111,6 @@ def quantize(found: RunModel, calibration: Tensor) -> Quantized:
     """Quantize a network to 8 bits.
 
     Args:
-        found: The trained network.
         calibration: Inputs that the ranges of activations are taken from, of shape (M, ...).
 
     Raises:
@@ -180,7 +179,6 @@ def compare(
     Args:
         kind: `int8` or `float16`.
         graphs: The trained network and the smaller one, each with what is bound to it.
-        examples: The server's.
         sizes: Bytes of the parameters' files, likewise.
     """
     before, after = (open_graph(*one) for one in graphs)
@@ -222,7 +220,6 @@ def require_accurate(told: Reduction, most: float, what: str) -> None:
     """Refuse a smaller release that is less accurate by more than it may be.
 
     Args:
-        told: What was measured.
         most: Largest drop of accuracy, as a share of all examples.
         what: The network, for the error.
 

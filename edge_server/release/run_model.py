@@ -43,7 +43,6 @@ class RunModel:
     """A trained network.
 
     Attributes:
-        plan: The run's.
         model: With its parameters, as it evaluates.
         tree: The same parameters and buffers, by the network's names; all finite.
         example: Shape of one input, without the batch.
@@ -70,7 +69,6 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
     """Return the model of a run after a round.
 
     Args:
-        run: Which.
         number: After which round; None for the most accurate that the run keeps, or the last where its plan keeps that.
         example: Shape of one input; empty for that of the plan's data, or else what the network is made for.
 
@@ -219,7 +217,6 @@ def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[T
     """Return made-up inputs of shape (10, ...), no example of anybody's, and what a network makes of them.
 
     Args:
-        layers: With storage, evaluating.
         example: Shape of one input.
         what: The network, for the error.
 

@@ -48,7 +48,6 @@ class StoredRelease(NamedTuple):
 
     Attributes:
         manifest: What it says of itself; its own digest was checked.
-        sha256: Of the manifest.
         folder: Of all releases of the site.
     """
 
@@ -84,7 +83,6 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
     Where a version of that name is the same in all but its date, that one is returned.
 
     Args:
-        data_dir: Folder of runs.
         draft: The manifest; its version does not count.
         parts: Content of all that it names, by digest.
 
@@ -151,10 +149,6 @@ def _versions(folder: Path, name: str) -> list[int]:
 
 def find_release(data_dir: Path, text: str) -> StoredRelease:
     """Return a release that is named `NAME/VERSION`, or the newest of `NAME`.
-
-    Args:
-        data_dir: Folder of runs.
-        text: The reference.
 
     Raises:
         ConfigError: There is none.
@@ -225,7 +219,6 @@ def export_release(stored: StoredRelease, out: Path) -> None:
     """Write a release as a folder: its manifest and its parts under names for people; all of it or nothing.
 
     Args:
-        stored: Which.
         out: A new folder.
 
     Raises:
@@ -257,7 +250,6 @@ def delete_release(data_dir: Path, text: str) -> int:
     """Forget a release, and what no other one has in common with it; return the bytes that came free.
 
     Args:
-        data_dir: Folder of runs.
         text: `NAME/VERSION`; a damaged one may be deleted too.
 
     Raises:

@@ -45,14 +45,7 @@ class Least(NamedTuple):
 
 
 def least_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int) -> Least:
-    """Return the least that a task can cost a device: its links at their best, its clock at its best.
-
-    Args:
-        behaviour: Of the device.
-        work: Of the task.
-        bytes_down: Of the parameters.
-        bytes_up: Of the update.
-    """
+    """Return the least that a task can cost a device: its links at their best, its clock at its best."""
     effort = behaviour.least(work) if behaviour.least else behaviour.compute(work, 0.0)
     links = behaviour.of_round(work.round) if behaviour.of_round else (behaviour.up, behaviour.down)
     up_s, down_s = (_passes_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
@@ -87,7 +80,6 @@ def require_budgets(plan: Plan, rounds: Iterable[Least]) -> None:
     """Refuse a plan whose budgets nobody could keep to.
 
     Args:
-        plan: With its budgets.
         rounds: The least that each of its rounds can cost.
 
     Raises:
@@ -125,8 +117,6 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
     """Refuse a plan whose budgets its devices cannot keep to, however well everything goes.
 
     Args:
-        plan: With its budgets.
-        fleet: The plan's devices.
         behaviours: Theirs, in the same order.
         scale: Says how much work a task is.
 

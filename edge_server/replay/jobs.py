@@ -39,7 +39,6 @@ class Ticket:
 
     Attributes:
         number: Of the job, in the order in which they were submitted.
-        order: The job.
         batch: The number of its batch; 0 before it is in one.
         place: Where in the batch it is.
         ended: How it ended, as soon as that was asked for.
@@ -56,7 +55,6 @@ class Jobs:
     """Forms batches, and settles jobs as they come due.
 
     Args:
-        pool: Who does them.
         together: Most jobs in a batch. With one, a job is begun when it is submitted; with more, as soon as virtual
             time reaches the end of any of those that wait, so that batches are a function of virtual time alone.
     """
@@ -144,7 +142,6 @@ class Desk:
     """Does orders for whatever device; keeps the data set and one network.
 
     Args:
-        shelf: The data set.
         together: Whether jobs of one batch may be trained in one pass; else one after the other, as on the devices.
     """
 

@@ -68,8 +68,6 @@ def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) ->
     """Lend a plan whose examples are random numbers of the recorded shape, as many as were trained on.
 
     Args:
-        plan: Of the record.
-        trace: The record.
         shape: Of one input, channels first.
         folder: Of runs, for the file of the examples while the block lasts.
 

@@ -34,7 +34,6 @@ class TrainingOrder(msgspec.Struct, frozen=True):
     """A job, and what it costs its device.
 
     Attributes:
-        job: What to do.
         spent: What the whole task costs.
         step: What one step of it costs; for a task that measures.
     """

@@ -273,7 +273,6 @@ def name_of(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0)
     """Return the name of a replay: a function of what is played, so that replaying twice writes the same record.
 
     Args:
-        plan: What is played.
         trace: Whose devices play it; None for the plan's own.
         count: Devices in place of the plan's; 0 for these.
     """
@@ -294,8 +293,6 @@ def replay(  # noqa: PLR0913 - what a replay is made of
     """Run a plan on virtual time into a new folder; return the final state and the records.
 
     Args:
-        plan: What to do.
-        folder: The run's.
         count: Devices, instead of those that the plan names; 0 for just these.
         workers: Processes that train; 1 for this one. The record is the same for any number.
         tell: Is told of every record, and of the virtual second.
@@ -330,7 +327,6 @@ def replay_sites(
     """Run a plan with several sites on one virtual time; return each server's final state and its records.
 
     Args:
-        plan: What to do.
         folders: New ones, of each site's run.
         workers: As `replay`.
         tell: Is told of every record of each of them.

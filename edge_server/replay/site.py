@@ -67,12 +67,9 @@ class Stage:
     """The server's way to the devices, which wakes a device before it is given a task.
 
     Attributes:
-        plan: The plan.
-        fleet: All devices.
         behaviours: What each of them does with work and bytes.
         folder: For what agents keep on disk.
         broker: What everybody meets on.
-        jobs: Has tasks done.
         scale: Tells how much work they are.
         clock: Virtual time.
         site: The name of the server's site.
@@ -224,7 +221,6 @@ class Cast:
     """Who takes part in a replay.
 
     Attributes:
-        fleet: The devices.
         behaviours: What each of them does with work and bytes.
         jobs: Has their tasks done.
         scale: Tells how much work they are.
@@ -247,7 +243,6 @@ class ReplaySite:
     """One site of a replay.
 
     Attributes:
-        site: Its name.
         members: Its devices; None for all.
         broker: On which its server and they meet.
     """
@@ -263,9 +258,7 @@ async def server_among_devices(plan: Plan, run: str, cast: Cast, place: ReplaySi
 
     Args:
         plan: What will be done.
-        run: The run's name.
         cast: Who takes part, at whichever site.
-        place: The site.
     """
     folder, clock = (cast.folder / place.site if place.members else cast.folder), asyncio.get_running_loop().time
     us = plan, cast.fleet, cast.behaviours, folder, place.broker, cast.jobs, cast.scale, clock
@@ -286,10 +279,7 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast, told: Mapping[int
     """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
-        plan: What to do.
-        run: The run's name.
         store: Where it is recorded.
-        cast: Who takes part.
         told: What is told in each round, in place of what is decided here.
     """
     wait_for_jobs(cast)

@@ -60,7 +60,6 @@ class DecidedNeighbours:
     """Neighbours with whom models are mixed, where what is decided is known before.
 
     Attributes:
-        others: They.
         decided: By the number of the round; nothing is decided for a device in a round that is not here.
     """
 
@@ -95,9 +94,7 @@ async def play_sites(
     """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
 
     Args:
-        plan: It has sites.
         stores: Where each site's run is recorded; the folder has the run's name.
-        cast: Who takes part.
         server_s: What each site's server's own calculations take, in place of the cast's; of none as there.
         decided: What is decided, where that does not follow from what the devices do.
 

@@ -37,7 +37,6 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     Args:
         source: A plan's file, a trace's folder, or a run as every command takes it.
         instead: Another plan than the trace's own; it may change all but what the devices do with work and bytes.
-        data_dir: Folder of runs.
         data_root: Folder of data sets.
 
     Raises:
@@ -78,7 +77,6 @@ def require_recorded_data(trace: Trace, sizes: Mapping[str, int]) -> None:
     """Refuse data that are not those the recorded devices trained on: their number of examples tells.
 
     Args:
-        trace: What was recorded.
         sizes: By device: the examples that it would train on here.
 
     Raises:
@@ -98,7 +96,6 @@ def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[Devic
     """Return the devices to replay, and what the record must say of them.
 
     Args:
-        trace: The trace.
         plan: What they do. The trace's own may name devices that never came; another one may name a part of the
             trace's, and leaves out the others.
         count: The first so many of them; 0 for all.
@@ -132,7 +129,6 @@ def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int
 
     Args:
         plan: Whose data they share.
-        fleet: The devices.
     """
     shelf, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
@@ -177,7 +173,6 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
 
     Args:
         source: As `find_source`.
-        data_dir: Folder of runs.
         data_root: Folder of data sets.
 
     Raises:

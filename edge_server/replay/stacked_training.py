@@ -168,8 +168,6 @@ def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
     """Return the same parameters for K devices, by name and of shape (K, ...).
 
     Args:
-        network: The network.
-        start: Its parameters.
         count: K.
     """
     leaves = {name: start[name] for name, _ in network.named_parameters()}
@@ -183,7 +181,6 @@ def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
     """Have the network compute with the first devices of the stacks, in place; the others stay as they are.
 
     Args:
-        network: Of stacked layers.
         stacks: Parameters of shape (K, ...).
         count: How many of the K compute.
     """
@@ -226,7 +223,6 @@ def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) ->
     Args:
         layers: The network; only its shapes count.
         example: Shape of one input.
-        batch_size: Of a step.
     """
     if not isinstance(layers, nn.Sequential) or stack_networks(layers, example) is None:
         return 1
@@ -270,7 +266,6 @@ def train(
     """Do what `local_sgd` does, for several devices at once; return their results in the same order.
 
     Args:
-        network: The stacked network.
         start: The parameters that all of them start from.
         batches: Each device's own; one with more examples has no fewer steps.
         hyper: Of all of them.

@@ -81,7 +81,6 @@ async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock,
     """Do a split session's job, in this process; several devices' take turns.
 
     Args:
-        job: What to do.
         workspace: What the devices of this process train with.
         exchange: How steps reach the server.
         clock: Virtual time.
@@ -196,7 +195,6 @@ class Scale:
         """Return the floating-point operations of one step, or of its part in the layers below a place; counted once.
 
         Args:
-            spec: The model.
             data: What it trains on.
             batch_size: Examples in a step.
             trains: Whether there is a backward pass.
@@ -245,7 +243,6 @@ class ReplayTrainer:
     Attributes:
         behaviour: What the device does with work.
         scale: How much work a task is.
-        jobs: Has it done.
         clock: Virtual time.
         workspace: For split sessions, which are computed here, step by step.
     """

@@ -46,7 +46,6 @@ def ticks(least: float, most: float, about: int = 5) -> tuple[float, ...]:
     Args:
         least: Lower end of the range.
         most: Upper end.
-        about: How many.
     """
     if most - least <= FLAT * max(1.0, abs(least), abs(most)):
         pad = abs(most) * 0.1 if abs(most) > FLAT else 1.0
@@ -129,7 +128,6 @@ def chart(
         title: What stands on the upright axis, with its unit; the figure's caption.
         across: What stands on the other, with its unit.
         x_ticks: Round figures that enclose all x, as `axes.ticks`.
-        y_ticks: Likewise.
         curves: Of which those without points are left out.
     """
     x, y = Axis(tuple(x_ticks), LEFT, RIGHT), Axis(tuple(y_ticks), BOTTOM, TOP)
@@ -147,9 +145,7 @@ def drawing(name: str, *content: str, width: float = WIDTH, height: float = HEIG
 
     Args:
         name: Said to who cannot see it.
-        content: SVG elements.
         width: In units of the drawing.
-        height: Likewise.
     """
     return element("svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", role="img", aria_label=name)
 
@@ -158,8 +154,6 @@ def frame(x: Axis, y: Axis, across: str) -> Markup:
     """Return both axes with their ticks, and the name of the lower one.
 
     Args:
-        x: The lower axis.
-        y: The left axis.
         across: Name of the lower one.
     """
     rules = "".join(f"M{LEFT} {number(y.at(tick))}H{RIGHT}" for tick in y.ticks)
@@ -240,8 +234,6 @@ def arrivals(title: str, rounds: Sequence[RoundDigest], x_ticks: Sequence[float]
     """Return the devices of each round, stacked by what became of them; a round is as wide as from it to the next.
 
     Args:
-        title: Of the chart.
-        rounds: In order.
         x_ticks: Rounds that are labelled.
         y_ticks: Counts that are labelled.
     """
@@ -274,7 +266,6 @@ def grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[TaskDige
 
     Args:
         devices: Rows, from the top.
-        rounds: Columns.
         tasks: Of any of them.
     """
     row = {device: place for place, device in enumerate(devices)}

@@ -55,8 +55,6 @@ def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable
     """Return the runs' figures and what they took to each accuracy as CSV, a figure a line below a header.
 
     Args:
-        runs: Their digests.
-        targets: Accuracies.
         more: Lines of what several runs came to together.
     """
     text = io.StringIO()

@@ -137,7 +137,6 @@ class Moved(DigestPart, frozen=True, kw_only=True):
         bytes_up: Of updates; as the server counts them.
         bytes_down: Of parameters that devices started from; as they say it.
         features_bytes: Up, as devices say it; `NONE` without a split session.
-        gradient_bytes: Down, likewise.
         statistics_bytes: Both ways, of the session after a round in which running statistics were measured anew:
             parameters, features, answers and updates; part of none of the others. `NONE` without one.
     """
@@ -154,10 +153,8 @@ class TaskDigest(Moved, frozen=True, kw_only=True):
 
     Attributes:
         arrival: `arrived`: its update counts; `failed`: it said so; `late`: neither, when the round ended.
-        cause: Of a failure.
         told: What was decided for this device, by name: hyperparameters and the assignment's values. Of a list, its
             length; of what is true or false, 1 or 0.
-        loss: Mean training loss.
     """
 
     round: int
@@ -194,7 +191,6 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
         fleet_accuracy: As all devices that were there measured it after the round on what they hold back: of one model
             weighted by examples, of their own models the mean over devices.
         terms: The method's own figures of its training, by name: the means of its loss terms, supervised steps.
-        seconds: It took.
         joules: All its devices spent.
         until: What the run had taken by its end.
     """

@@ -43,7 +43,6 @@ def element(name: str, /, *content: str, **attributes: float | str | None) -> Ma
     """Return an element.
 
     Args:
-        name: Of the element.
         content: Texts and markup in it.
         attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are left out.
     """

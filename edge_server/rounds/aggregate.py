@@ -29,7 +29,6 @@ class Folded(NamedTuple):
     """Updates folded into one mean.
 
     Attributes:
-        mean: The algorithm's accumulator.
         norms: Euclidean norm of each update's floating-point values, by device; infinite beyond float32.
         held: Names of all leaves that an update had.
     """
@@ -45,10 +44,7 @@ def aggregate_updates(
     """Return the state after a round, None where too few updates are left; those left out fail, with the cause.
 
     Args:
-        algorithm: The method.
         state: The server's, before the round.
-        assignments: By device.
-        gather: The stored updates.
         rule: Its bounds, and how many updates a round needs.
 
     Raises:

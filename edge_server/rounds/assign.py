@@ -49,7 +49,6 @@ def select_cohort(
         online: Devices that are there.
         size: How many updates the round is to have; 0 for one of each device.
         seed: The run's seed; the draw is a function of it, the round and who is there.
-        number: The round.
         over_selection: How many more to draw, as a share of `size`, so that the slowest need not be waited for
             (K. Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019,
             https://arxiv.org/abs/1902.01046).
@@ -133,8 +132,6 @@ class Assigning:
         """Wait until enough devices are there, or for as long as the plan says; tell each what to do.
 
         Args:
-            state: The server's.
-            number: Of the round.
             purpose: To train, to evaluate or to measure.
 
         Raises:
@@ -271,9 +268,6 @@ class Assigning:
         """Return what the plan's optimizer decides, for all sites at once where there are several; None: it has none.
 
         Args:
-            state: The server's.
-            devices: For whom.
-            number: Of the round.
             given: What the sites have decided for more devices of this round: they decide a round once.
         """
         table = self.plan.optimizer

@@ -64,7 +64,6 @@ class Fanout:
         """Note what a device asks for.
 
         Args:
-            device: Who asks.
             pieces: Runs of blocks, (start, stop).
             now: The server's clock, in seconds.
         """

@@ -32,8 +32,6 @@ def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
     """Read a plan; relative paths of data and traces are taken from `data_root`.
 
     Args:
-        path: Its file.
-        data_root: As said.
         several_sites: Whether the caller can do something with a plan of several sites.
 
     Raises:

@@ -25,8 +25,6 @@ def read(path: Path, update: Update, codec: Codec) -> Result:
     """Read a stored update; its tensors are views of the file.
 
     Args:
-        path: The stored payload.
-        update: Its message.
         codec: That was asked for.
 
     Raises:
@@ -43,7 +41,6 @@ def require_like(path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, 
     came.
 
     Args:
-        path: The stored payload.
         codec: That was asked for.
         like: Leaves that it must be made of.
         accepts: The method's own rule, in place of `like`.

@@ -40,7 +40,6 @@ class Arrival:
     """An update between its offer and its last frame.
 
     Attributes:
-        update: The offer.
         payload: What of its payload is here.
         away: Whether its device is known to be gone.
     """

@@ -42,7 +42,6 @@ class Neighbours(Protocol):
 
         Args:
             number: Of the round, the last edge round of its global round.
-            state: The site's, aggregated.
         """
         ...
 

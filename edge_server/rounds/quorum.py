@@ -23,7 +23,6 @@ class Waiting:
     """The wait for one round's answers.
 
     Attributes:
-        gather: Takes them.
         what: Is waited for, for people.
     """
 

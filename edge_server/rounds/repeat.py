@@ -30,7 +30,6 @@ class Repetition:
     """Decides after every round which is next.
 
     Attributes:
-        rounds: The run's.
         is_live: Whether time may mend what made a round fail; then there is no end to its repetitions.
         forget: Is told of the first round that is done again.
         tries: How often the round that is next was missed, one time after the other.

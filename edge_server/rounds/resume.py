@@ -52,7 +52,6 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
     are in no checkpoint, and updates that belong to them must not count.
 
     Args:
-        store: The run's.
         init: Makes the first state.
         split: Whether the method is a split one.
     """

@@ -57,9 +57,7 @@ def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[Stat
     """Return what gives the tree that goes down, by what it is sent for.
 
     Args:
-        algorithm: The method.
         purpose: To evaluate what it is judged by, devices are sent all of that, of a split network its top too.
-        model: The whole network.
     """
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
@@ -271,9 +269,6 @@ class Rounds:
         """Give every device its task and take what comes back, until quorum or deadline.
 
         Args:
-            number: Of the round.
-            state: The server's.
-            assignments: By device.
             accepted: Updates that an earlier process stored.
             purpose: To train, to evaluate, to measure a step's cost or running statistics.
             split: Serves the steps of a split round.

@@ -152,11 +152,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     """Run a plan to its end, or go on with it; return the final server state.
 
     Args:
-        plan: What to do.
-        run: The run's name.
-        server: The site, listening.
         store: The run's store; empty for a new run.
-        link: How payloads travel.
         started: Calendar time for people.
         members: The devices that may take part; None for whoever connects.
         draw: Who draws a new run's first weights; a run that was begun keeps its own.
@@ -196,8 +192,6 @@ def build_muster(
     """Build a run's muster with the class names and inputs that are known before any device has told its own.
 
     Args:
-        plan: The run's plan.
-        algorithm: The plan's method.
         own: The server's examples for evaluation and for training; None for none.
         records: The run's journal so far.
 

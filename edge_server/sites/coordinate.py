@@ -53,9 +53,6 @@ class Coordination:
     """One site's part in the decisions for all.
 
     Attributes:
-        us: Our site.
-        links: To its peers.
-        keep: Journals.
         decide_case: Decides a case by the plan's optimizer.
         place: Where the run stands in a round.
         allowance: Joules that this site's devices may spend in the run, their share of the plan's; 0 for no budget.

@@ -57,10 +57,8 @@ class Ourselves:
     """One site of a run.
 
     Attributes:
-        site: Its name.
         order: All sites, in the plan's order.
         run: Its own name of the run.
-        folder: Of that run.
         deadline_s: Seconds that others are waited for.
     """
 
@@ -80,10 +78,7 @@ class Gossip:
     """What one site knows of its gossips: of the last one, or the one under way, all; of earlier ones the words.
 
     Attributes:
-        us: Our site.
         neighbours: Those that an edge of the graph joins to it.
-        links: To its peers.
-        keep: Journals.
         policy: How models are received.
     """
 
@@ -153,8 +148,6 @@ class Gossip:
         """Gossip after a round; return the models of the neighbours whose edges are on, and what is to be journaled.
 
         Args:
-            number: The round.
-            model: Our own, packed.
             require: Refuses what is no model.
         """
         started = self.clock()

@@ -62,12 +62,7 @@ def _drawn(names: Sequence[str], p: float, seed: int) -> set[Edge]:
 
 
 def parts_of(names: Sequence[str], edges: Iterable[Edge]) -> list[list[str]]:
-    """Return the parts of a graph that no edge joins, in order, the sites of each in order; one where it is connected.
-
-    Args:
-        names: The sites.
-        edges: Between them.
-    """
+    """Return the connected components of a graph, sorted, the sites of each sorted."""
     leader = {name: name for name in names}
     for one, other in edges:
         before, now = leader[other], leader[one]

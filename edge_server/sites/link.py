@@ -69,7 +69,6 @@ def differing_keys(ours: bytes, theirs: bytes) -> list[str]:
 
     Args:
         ours: A plan as `plan_bytes` gives it.
-        theirs: Likewise.
 
     Raises:
         WireError: It is none.
@@ -103,8 +102,6 @@ class Births:
     """Births and wills of a site's sessions at one peer's broker.
 
     Attributes:
-        site: Ours.
-        peer: Whose broker.
         run: Our name of it.
         instance: A word that no other process has.
         plan: As `plan_bytes` gives it.
@@ -147,7 +144,6 @@ class Links:
     """A site among its peers.
 
     Attributes:
-        site: Ours.
         home: To our own broker.
         away: To the broker of each peer.
         plan: As `plan_bytes` gives it.
@@ -212,21 +208,12 @@ class Links:
         """Tell a peer something at its broker, a message or a frame; return whether the broker was there.
 
         Args:
-            peer: Whom.
-            channel: On which.
-            data: What.
             assured: At least once, where the broker is there; see `Transport.publish`.
         """
         return await _publish(self.away[peer], peer_topic(peer, self.site, channel), data, assured=assured)
 
     async def answer(self, peer: str, channel: Channel, message: Message) -> bool:
-        """Answer a peer at our own broker; return whether that was there.
-
-        Args:
-            peer: Whom.
-            channel: On which.
-            message: What.
-        """
+        """Answer a peer at our own broker; return whether that was there."""
         name = peer_topic(self.site, peer, channel)
         return await _publish(self.home, name, message, assured=not isinstance(message, Want))
 
@@ -234,9 +221,7 @@ class Links:
         """Tell peers which round has begun here; where a broker is away, the next round tells.
 
         Args:
-            peers: Whom.
             run: Our name of it.
-            number: The round.
         """
         if self.note_rounds is None:
             return

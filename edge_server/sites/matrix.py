@@ -30,7 +30,6 @@ def mixing_rows(sizes: Mapping[str, int], edges: Iterable[Edge]) -> dict[str, Ro
 
     Args:
         sizes: How many devices each site has, in the plan's order.
-        edges: The graph's.
     """
     pairs = list(edges)
     degree = {site: sum(site in pair for pair in pairs) for site in sizes}
@@ -50,8 +49,6 @@ def row_without(row: Row, site: str, absent: Collection[str]) -> Row:
     Where the sites at the other ends do likewise, rows still sum to 1, and the mean over devices is still kept.
 
     Args:
-        row: The site's.
-        site: Its name.
         absent: Sites whose models it has not, or must not use.
     """
     lost = sum((row[other] for other in absent if other in row and other != site), Fraction())
@@ -67,7 +64,6 @@ def zeta(sizes: Mapping[str, int], rows: Mapping[str, Row]) -> float:
 
     Args:
         sizes: How many devices each site has.
-        rows: The mixing matrix.
     """
     names = list(sizes)
     matrix = np.array([[float(rows[one].get(other, 0)) for other in names] for one in names])

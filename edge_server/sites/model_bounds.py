@@ -43,7 +43,6 @@ def require_near(model: Tree, own: Tree, moved: float | None, most: float) -> No
 
     Args:
         model: The neighbour's, with the leaves of `own`.
-        own: Ours.
         moved: How far our parameters have moved since we last had a model of this neighbour; None where nobody knows.
         most: `round.most_norm`; 0 for no bound.
 

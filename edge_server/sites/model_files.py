@@ -30,8 +30,6 @@ def write_own(place: Path, site: str, model: Iterable[memoryview]) -> None:
 
     Args:
         place: Folder of the gossip.
-        site: Ours.
-        model: Packed.
     """
     with explain_disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -45,8 +43,6 @@ def take_whole(fetch: Receiver[FileSink], place: Path, require: Require | None) 
     """Refuse a whole payload that is no model; else it is on the disk under its own name when this returns.
 
     Args:
-        fetch: Has brought it.
-        place: Its file.
         require: Refuses what is no model; None takes anything.
 
     Raises:

@@ -71,12 +71,9 @@ class SpeakingNeighbours:
     """One site's neighbours; see `edge_server.rounds.neighbours` for what rounds ask of them.
 
     Attributes:
-        site: Ours.
         row: What it takes of each model, in the plan's order.
         mixing: Of the method: what of a state is mixed.
-        gossip: Brings the models.
         coordination: Finds who decides, and asks or decides.
-        worker: Computes.
         most_norm: `round.most_norm`.
         first: Makes the model that the run began with.
         last_mixed: Of each neighbour: our parameters after the last gossip in which we had its model, as a sketch.
@@ -147,8 +144,6 @@ def require_peers(plan: Plan, site: str, peers: Iterable[str]) -> None:
     """Refuse a server's peers that are no sites of the plan, or that lack one of its sites.
 
     Args:
-        plan: It has sites.
-        site: Of the server.
         peers: Sites that its file names.
 
     Raises:
@@ -170,7 +165,6 @@ class Means:
     """What a site's part in a run of several is made of.
 
     Attributes:
-        keep: Journals a record.
         decide_case: Decides a case by the plan's optimizer.
         policy: How models are received.
         clock: Seconds.
@@ -192,8 +186,6 @@ async def joined(
 
     Args:
         plan: Of the run; its method can be mixed.
-        us: The site.
-        links: To its peers.
         means: What it does things with.
         records: Of the run so far.
     """

@@ -35,9 +35,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One peer in a line.
 
     Attributes:
-        site: Its name.
         round: Which it has begun, by its own word, as `global.edge`; empty where it has told none.
-        mixed: Gossips with it.
         missed: Those in which the edge to it was off.
         last: The round of the last gossip with it, as `global.edge`; empty where there was none.
         cause: Why the edge was off in the last gossip, one word; empty where it was on.
@@ -65,7 +63,6 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
         gossip_s: Seconds of all gossips together.
         coordinator: Of the last decision; empty where nobody decides.
         term: Of the coordinator, by what this site heard last.
-        peers: The neighbours.
         refused: What peers said that was of no use, by reason.
         refused_models: Neighbours whose models were refused.
     """
@@ -83,12 +80,7 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_rounds(folder: Path, rounds: Mapping[str, int]) -> None:
-    """Write down which round each peer has begun; it is for people, and where the disk takes nothing, it is left.
-
-    Args:
-        folder: Of the run.
-        rounds: By peer.
-    """
+    """Write down which round each peer has begun; it is for people, and where the disk takes nothing, it is left."""
     path = folder / HEARD
     with suppress(OSError, Unwritable):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +99,6 @@ def summarise_sites(records: Sequence[AnyRecord], heard: Mapping[str, int] | Non
     """Return how a site stands.
 
     Args:
-        records: Of its journal.
         heard: Which round each peer has begun.
 
     Raises:
@@ -195,7 +186,6 @@ def site_of(records: Sequence[AnyRecord], run: str = "") -> str:
     """Return which site of its plan a run is of: its devices tell, and where there were none, its name's end.
 
     Args:
-        records: Of its journal.
         run: Its name, where the journal's is another.
 
     Raises:

@@ -62,9 +62,7 @@ def pledge(purse: Purse, key: Key, joules: float) -> Purse:
     """Return the purse after a pledge, which is never more than it has; one that was made stays as it was.
 
     Args:
-        purse: Before it.
         key: For which round and term.
-        joules: How much.
     """
     if key in purse.pledged:
         return purse
@@ -72,13 +70,7 @@ def pledge(purse: Purse, key: Key, joules: float) -> Purse:
 
 
 def credit(purse: Purse, key: Key, joules: float) -> Purse:
-    """Return the purse after a grant; one for what was never pledged, or that came before, changes nothing.
-
-    Args:
-        purse: Before it.
-        key: For which pledge.
-        joules: How much.
-    """
+    """Return the purse after a grant; one for what was never pledged, or that came before, changes nothing."""
     if key not in purse.pledged or key in purse.granted or not 0 <= joules < math.inf:
         return purse
     return replace(purse, granted={**purse.granted, key: joules})
@@ -132,8 +124,6 @@ def settle(book: Book, key: Key, grants: Mapping[str, float]) -> Book:
     """Return the book with a decision's grants; what was decided before stays, and a past term decides nothing.
 
     Args:
-        book: Before it.
-        key: Round and term.
         grants: To every site whose pledge was taken.
     """
     if key in book.grants or key[1] < book.term:
@@ -148,8 +138,6 @@ def grant_for(book: Book, site: str, key: Key, joules: float) -> float | None:
 
     Args:
         book: Of the coordinator whom it was pledged to.
-        site: Whose.
-        key: Round and term.
         joules: How much it was.
     """
     if key in book.grants:

@@ -24,10 +24,6 @@ def signs(start: int, count: int) -> NDArray[np.float64]:
     """Return 1 or -1 of each of so many positions: bits of SplitMix64 of their places, the same everywhere.
 
     (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.)
-
-    Args:
-        start: The first position.
-        count: How many.
     """
     first = start // WORD
     word = np.arange(first, (start + count - 1) // WORD + 1, dtype=np.uint64) + np.uint64(1)

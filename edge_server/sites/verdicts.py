@@ -40,7 +40,6 @@ def hear(state: EdgeState, *, has: bool, on: bool | None, cause: str = "") -> Ed
     """Return the state after a word of the other end; an earlier one that comes late takes nothing back.
 
     Args:
-        state: Before it.
         has: Whether the other end has our model.
         on: How it has settled the edge.
         cause: Why it is off there.
@@ -64,7 +63,6 @@ def judge(state: EdgeState, *, is_late: bool) -> EdgeState:
     """Return the state, settled where that can be done now.
 
     Args:
-        state: Before it.
         is_late: Whether this end's time is over: the deadline of the owner, twice that of the other end.
     """
     if state.on is not None:

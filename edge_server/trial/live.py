@@ -73,8 +73,6 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
 
     Args:
         config: The site, its broker, its folders.
-        plan: What to do.
-        name: The run's.
         watcher: Who watches; then devices are waited for before the run is begun, as long as the plan says and no
             longer. With nobody there, a run waits for its broker and, before its first round, for devices for ever.
 

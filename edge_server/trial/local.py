@@ -39,13 +39,7 @@ class Local:
     """Where and how a local trial runs.
 
     Attributes:
-        plan_path: The plan's file.
-        plan: The plan.
         data_root: Where relative data paths of the plan start.
-        data_dir: Folder of runs.
-        run: The run's name.
-        count: Agents.
-        site: Its name.
         embedded: Use the embedded broker even where mosquitto is installed.
         log_level: What the processes write into their logs.
         device: What server and agents compute with: `cpu`, which gives the bits of a replay, `cuda` or `auto`.
@@ -100,7 +94,6 @@ async def until_closed(
     """Follow a run until its last record.
 
     Args:
-        folder: The run's.
         children: The processes that it needs until then.
         tell: Is told of every record.
         place: Where their logs lie.
@@ -134,9 +127,7 @@ def server(
     """Run the server of a trial; its files lie in `place`.
 
     Args:
-        local: The trial.
         place: Folder of its files.
-        broker: The private one.
         peers: Those of the other sites of its plan; None where it has one.
     """
     config = {
@@ -161,9 +152,7 @@ async def emulated(plan: Plan, device: DevicePlan, broker: PrivateBroker) -> Asy
     """Yield the broker as a device reaches it: behind the device's link, where the plan has agents held to that.
 
     Args:
-        plan: Of the trial.
         device: One of its devices.
-        broker: The private one.
     """
     if not (plan.emulation and plan.emulation.links):
         yield broker
@@ -185,8 +174,6 @@ def megabit_rate(up_mbit_s: float | None, down_mbit_s: float | None, delay_s: fl
 
     Args:
         up_mbit_s: None for no limit.
-        down_mbit_s: Likewise.
-        delay_s: Each way.
     """
     up, down = (None if one is None else one * MEGA for one in (up_mbit_s, down_mbit_s))
     return Rate(up, down, delay_s)
@@ -198,10 +185,7 @@ def agent(
     """Run the agent of a fleet's device; its files lie in `place`.
 
     Args:
-        local: The trial.
         place: Folder of its files.
-        broker: The private one.
-        fleet: The plan's devices.
         index: Of the one that this agent is.
     """
     device, data = fleet[index], share(local.plan, fleet, index)

@@ -92,12 +92,7 @@ async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, Pri
 
 @asynccontextmanager
 async def behind_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
-    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated.
-
-    Args:
-        plan: Of the trial.
-        broker: The private one.
-    """
+    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated."""
     if not (plan.sites and plan.emulation and plan.emulation.links):
         yield broker
         return

@@ -66,9 +66,7 @@ def with_budget(plan: Plan, share: float, took: Taken) -> Plan:
     """Return the plan with a share of what was taken as its budget.
 
     Args:
-        plan: As it stands.
         share: Above 0.
-        took: By its baseline.
     """
     joules = None if took.joules is None else share * took.joules
     return msgspec.structs.replace(plan, budget=BudgetPlan(time_s=share * took.seconds, joules=joules))

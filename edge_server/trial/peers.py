@@ -48,14 +48,7 @@ def members_of(config: ServerConfig, plan: Plan) -> Members:
 async def among_peers(
     config: ServerConfig, plan: Plan, run: str, store: SqliteStore
 ) -> AsyncIterator[Neighbours | None]:
-    """Connect to the peers of a plan's site while the block lasts; None where the plan has one site alone.
-
-    Args:
-        config: The site.
-        plan: Of the run.
-        run: Its name.
-        store: Of that run.
-    """
+    """Connect to the peers of a plan's site while the block lasts; None where the plan has one site alone."""
     if not plan.sites:
         yield None
         return

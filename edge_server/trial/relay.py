@@ -50,7 +50,6 @@ async def relaying(port: int, rate: Rate) -> AsyncIterator[int]:
     """Relay connections to a port of loopback while the block lasts; yield the port at which to reach it.
 
     Args:
-        port: Where they go.
         rate: Of the link; up is towards that port. Its losses are left out.
     """
     up, down = _Direction(rate.up_bits_per_second, rate.delay_s), _Direction(rate.down_bits_per_second, rate.delay_s)

@@ -338,7 +338,6 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
     """Return one line a run, of as many columns as fit; those that matter least are left out first.
 
     Args:
-        summaries: The runs.
         width: Of the terminal; None for any.
     """
     headings = ("run", "rounds", "accuracy", "outcome", "algorithm", "started")

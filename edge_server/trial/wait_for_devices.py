@@ -25,9 +25,7 @@ async def wait_for_fleet(
     """Wait for the broker and for as many devices as the plan asks for, `cohort.wait_s` for each.
 
     Args:
-        server: The site, listening.
         plan: How many, and whom.
-        members: Who counts.
         config: Where the site is, for those who must be told.
         say: Shows a line whenever there is news.
 
@@ -63,9 +61,7 @@ async def wait_without_end(server: Server, plan: Plan, members: Muster) -> None:
     """Wait for the broker and for as many devices as the plan asks for, however long; warn every `cohort.wait_s`.
 
     Args:
-        server: The site, listening.
         plan: How many, and whom.
-        members: Who counts.
 
     Raises:
         ConfigError: The plan names fewer devices than it waits for.

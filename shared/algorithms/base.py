@@ -71,9 +71,6 @@ class Cohort:
     """The devices of one round, with what the plan says of all of them.
 
     Attributes:
-        devices: By name.
-        hyper: The plan's hyperparameters.
-        seed: The plan's seed.
         rounds: Of the whole run, for schedules.
     """
 
@@ -269,7 +266,6 @@ def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
     """Return the one network that is tested, exported and served: of a split method bottom and top, SemiSFL's teacher.
 
     Args:
-        algorithm: The method.
         model: The network, of any storage or none.
         state: The server's, as a checkpoint has it.
 
@@ -286,10 +282,8 @@ def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: 
     """Tell every device the plan's hyperparameters, its own seed and its own allocation.
 
     Args:
-        _state: The server's.
         cohort: Devices of the round, their hyperparameters and the seed.
         allocation: What was decided for each device.
-        number: Of the round.
     """
     return {
         device: Assignment(

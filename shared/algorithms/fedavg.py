@@ -43,11 +43,9 @@ def local_sgd(
     """Device half: SGD from `start`; the result is how far parameters and buffers moved.
 
     Args:
-        model: The network.
         state: What the device kept.
         start: The parameters that came, by name.
         batches: Its mini-batches: inputs of shape (N, ...), labels of shape (N,).
-        assignment: Its task.
         correct: Changes gradients before each step.
     """
     layers, hyper = model.layers, assignment.hyper
@@ -104,7 +102,6 @@ def descend_batches(
     Args:
         network: From inputs of shape (B, ...) to outputs of shape (B, classes).
         weights: By name, changed in place.
-        batches: In order.
         hyper: Learning rate, momentum, weight decay.
         correct: Changes the gradients in place, after each backward.
         momenta: Of each weight by name, to begin with, changed in place; None for none yet.

@@ -123,7 +123,6 @@ def grow_choice(growth: Growth, state: State, down: Tree, after: Tree) -> State:
     Args:
         growth: How many weights become own.
         state: What the device remembers.
-        down: What came.
         after: Its network after training.
     """
     times = state.facts.get(TIMES, 0)

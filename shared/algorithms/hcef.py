@@ -113,7 +113,6 @@ def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials
     """Return how many of the local steps a device takes, rho tau in the mean.
 
     Args:
-        seed: Of the task.
         local_steps: tau.
         share: rho.
         draw: `trials`: so many, each of which succeeds with probability rho; `even`: rho tau is rounded up as often as
@@ -193,7 +192,6 @@ def gradient_moments(layers: nn.Module, batches: Batches, batch_size: int, count
 
     Args:
         layers: From inputs of shape (B, ...) to outputs of shape (B, classes), with the parameters that came.
-        batches: The device's.
         batch_size: B.
         count: M, at least 2.
 

@@ -154,8 +154,6 @@ class Stopping:
             facts: What it remembers of its participation before.
             train_loss: Mean over this one's mini-batches; None where there were none, which says nothing.
             layers: The network, for `tree`; it is left in evaluation mode.
-            tree: What was trained.
-            validation: Inputs and labels.
         """
         if not self.is_on or train_loss is None:
             return facts, {}
@@ -173,7 +171,6 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
     """Return the mean cross-entropy in evaluation mode; running statistics stay as they are.
 
     Args:
-        layers: The network.
         tree: Its parameters and buffers.
         batch: Inputs of shape (B, ...), labels of shape (B,).
     """
@@ -255,9 +252,7 @@ def personal_model(model: Model, state: State, _came: Tree, assignment: Assignme
     """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
 
     Args:
-        model: The network.
         state: What the device kept.
-        _came: What came down.
         assignment: Its task; says from what model and seed first weights follow.
 
     Raises:

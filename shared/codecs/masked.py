@@ -46,8 +46,6 @@ def build_masked(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all
     """Build the codec over another one, which encodes the values that are sent.
 
     Args:
-        name: The other's name.
-        inner: The other.
         dims: Leaves of fewer dimensions travel as they are.
         coverage: Who a mean is over: `all` devices, zeros included, or the `holders` of a value.
 

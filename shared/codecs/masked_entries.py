@@ -97,7 +97,6 @@ def divisible_leaves(tree: Tree, dims: int, exact: Collection[str] = ()) -> Tree
     """Return the leaves that a codec may send in another form: floating, of `dims` dimensions at least.
 
     Args:
-        tree: All leaves.
         dims: Least number of dimensions.
         exact: Names of leaves that travel as they are, whatever they are.
     """
@@ -158,7 +157,6 @@ def read_codec_blobs(entries: Entries, names: Mapping[str, tuple[str, int]]) -> 
     """Return the codec's own blobs as tensors.
 
     Args:
-        entries: Of a payload.
         names: dtype and number of dimensions of each that must be there.
 
     Raises:

@@ -80,7 +80,6 @@ def unpack_positions(form: str, held: Tensor, total: int, count: int) -> Positio
         form: One of `FORMS`.
         held: Its tensor, of its dtype and one dimension.
         total: Among how many they are, `MOST` at most.
-        count: How many.
 
     Raises:
         WireError: They are not so many ascending positions of these.

@@ -62,7 +62,6 @@ def topk_bytes(coordinates: int, share: float, value_bytes: int = 4) -> int:
     Args:
         coordinates: d, how many values the leaves have that do not travel as they are.
         share: Of them that is sent.
-        value_bytes: Of each.
     """
     count = sent_values(coordinates, share)
     return min(value_bytes * coordinates, value_bytes * count + most_bytes(coordinates, count))

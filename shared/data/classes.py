@@ -128,7 +128,6 @@ def require_visible(names: Iterable[str], place: str) -> None:
     """Refuse class names with characters that are not shown, such as a zero-width space.
 
     Args:
-        names: Those that occur.
         place: Where, for the error.
 
     Raises:
@@ -143,7 +142,6 @@ def find_class_folders(root: Path, spec: Data) -> tuple[Path, tuple[str, ...]]:
     """Return where a split's class folders are, and the classes of both splits, so that both number them alike.
 
     Args:
-        root: The data set.
         spec: Which split; may name the classes.
 
     Raises:
@@ -194,8 +192,6 @@ def require_known(found: Iterable[str], classes: Sequence[str], path: Path) -> N
     """Refuse class names that a plan or a task does not know.
 
     Args:
-        found: On this machine.
-        classes: Of the plan.
         path: Where they were found.
 
     Raises:
@@ -213,8 +209,6 @@ def require_number(highest: int, classes: Sequence[str], path: Path) -> None:
     """Refuse labels that are numbers beyond the named classes.
 
     Args:
-        highest: Of the labels.
-        classes: Of the plan.
         path: Where the labels were found.
 
     Raises:

@@ -85,7 +85,6 @@ def split_dirichlet(labels: Index, *, alpha: float, parts: int, seed: int, min_e
         labels: Of shape (N,).
         alpha: Concentration, above zero; the smaller, the fewer classes a part has.
         parts: J.
-        seed: Of the generator.
         min_examples: No part has fewer.
 
     Returns:
@@ -126,7 +125,6 @@ def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed:
 
     Args:
         labels: Of shape (N,).
-        parts: How many devices.
         shards_per_device: Runs that each gets.
         seed: Of the draw of shards.
 
@@ -149,8 +147,6 @@ def split_evenly(labels: Index, *, parts: int, seed: int) -> list[Index]:
 
     Args:
         labels: Of shape (N,); only their number counts.
-        parts: How many devices.
-        seed: Of the shuffle.
 
     Returns:
         Ascending indices, one a part; each of 0 .. N - 1 is in exactly one.

@@ -109,7 +109,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Attributes:
         per_class: Examples of each class; or give `count`.
         count: Examples in all, of each class as many, but for one more of some where it does not divide.
-        seed: Of the draw.
+        seed: Decides which examples of a class are drawn.
     """
 
     per_class: int = 0

@@ -48,7 +48,6 @@ def initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
     generator, which may give other bits on another processor or in another version of torch.
 
     Args:
-        spec: Which model.
         seed: Other seeds give other weights.
         draw: Who draws them: `DRAW`, or `TORCHS` for what a run began with whose record names nobody.
 

@@ -76,7 +76,6 @@ class Table:
     Attributes:
         example: Shape of one input.
         batch_size: Examples in the batch of a step.
-        whole: The network uncut.
         cuts: In ascending order.
     """
 
@@ -90,7 +89,6 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
     """Return what each cut of a network means.
 
     Args:
-        spec: The network.
         example: Shape of one input, without the batch; empty for the one that the model is made for.
         batch_size: Examples in the batch of a step.
 
@@ -149,7 +147,6 @@ def step_flops(
     does not. Nothing is computed and no tensor takes memory.
 
     Args:
-        spec: The network.
         example: Shape of one input, without the batch.
         batch_size: Examples in a batch.
         trains: Whether there is a backward pass; an evaluation has none.

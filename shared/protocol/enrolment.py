@@ -60,7 +60,6 @@ class Token:
 
     Attributes:
         host: Of the enrolment service, as the gateway's certificate names it; an IPv6 address without brackets.
-        port: Its.
         root: SHA-256 of the root certificate's DER, 32 bytes.
         id: By which it is listed and withdrawn; no secret.
         secret: 128 random bits, base64url.
@@ -77,8 +76,6 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A board asks for its certificate.
 
     Attributes:
-        token: Its id.
-        secret: Its secret.
         request: PKCS #10, PEM, signed by the board's key; the names in it are not read.
         device: What the board is called by its own file; empty where that leaves it to the token.
     """
@@ -93,12 +90,9 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a board gets; newer gateways may say more.
 
     Attributes:
-        device: Its name.
         site: Of which it is a part now.
-        certificate: PEM.
         chain: The site's CA certificates, PEM.
         broker_host: Where the site's broker is.
-        broker_port: Its.
     """
 
     device: str
@@ -140,7 +134,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         reason: One of `Reason`; of a newer gateway perhaps another.
-        message: For a person.
         retry_s: Seconds after which to try again; 0 where it does not help.
     """
 
@@ -151,10 +144,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode_json(data: bytes, kind: type[Kind]) -> Kind:
     """Return what a body says.
-
-    Args:
-        data: JSON.
-        kind: The struct.
 
     Raises:
         WireError: It is none, or says something else.

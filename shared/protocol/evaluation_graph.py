@@ -18,11 +18,7 @@ class EvaluationGraph(msgspec.Struct, frozen=True, kw_only=True):
     """An ONNX graph that is given its parameters when it is loaded.
 
     Attributes:
-        input: What goes in.
-        output: What comes out.
         parameters: Names of the initializers that must be bound, which are those of the network's parameters.
-        opset: Of ONNX's operators.
-        onnx: The graph.
         format: See `FORMAT`.
     """
 

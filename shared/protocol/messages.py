@@ -364,7 +364,6 @@ class Features(OfSession, frozen=True, kw_only=True):
     """Device -> server: one step's activations at the cut, with labels, offered.
 
     Attributes:
-        params: The payload.
         pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
         room: What may come unasked the other way, of the gradient.
     """
@@ -408,13 +407,7 @@ class Missed(msgspec.Struct, frozen=True):
 
 
 def mix(seed: int, number: int, device: str) -> int:
-    """Return the seed of one device in one round; the same everywhere and for ever.
-
-    Args:
-        seed: Of the run.
-        number: Of the round.
-        device: Its name.
-    """
+    """Return the seed of one device in one round; the same everywhere and for ever."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
 
 
@@ -422,7 +415,6 @@ def split_epoch(examples: int, batch_size: int, *, merges_single: bool) -> tuple
     """Return how many full batches an epoch begins with, and the examples of its last one; 0 where all are full.
 
     Args:
-        examples: Of the epoch.
         batch_size: Of a full batch.
         merges_single: As `Assignment.merges_single`.
     """

@@ -53,7 +53,6 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         file: Its name, without a folder.
-        arch: Of which boards.
         python: The Pythons that it runs on, such as `3.11` or `3.11 3.12`.
         sha256: Of its content, hexadecimal.
         size: Its bytes.
@@ -89,14 +88,12 @@ class PackageManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One version of the agent.
 
     Attributes:
-        name: Of the package.
         version: As the package has it, and the name of its folder below /opt/fieldfleet.
         serial: Counts the versions that a gateway took in, from 1: the newer has the larger.
         site: For whose boards it is.
         created: When it was signed, UTC.
         builds: Its files; at most one for each architecture and Python.
         formats: The newest form of each kind of state file that this version writes.
-        format: Of this manifest.
     """
 
     name: str
@@ -205,7 +202,6 @@ def find_build(manifest: PackageManifest, arch: str, python: str) -> Build:
     """Return the package for a kind of board.
 
     Args:
-        manifest: Of the version.
         arch: As dpkg calls it.
         python: Such as 3.11.
 
@@ -251,7 +247,6 @@ def verify(signed: SignedManifest, roots: bytes) -> PackageManifest:
     """Return a manifest that a site signed whose root is trusted here.
 
     Args:
-        signed: As it came.
         roots: The root certificates that root on this machine wrote down, PEM.
 
     Raises:

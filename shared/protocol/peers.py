@@ -52,7 +52,6 @@ class OfSite(Message, frozen=True, kw_only=True):
     """What every other message between servers says first.
 
     Attributes:
-        site: Who speaks.
         run: By the speaker's own name of it.
         round: Of the run: edge rounds are counted through.
     """

@@ -77,7 +77,6 @@ def peer_topic(site: str, peer: str, channel: str) -> str:
 
     Args:
         site: Whose broker it is.
-        peer: The other site.
         channel: One of those between servers.
     """
     return topic(site, f"{PEER}{peer}", channel)

@@ -49,7 +49,6 @@ def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "
 
     Args:
         value: The figure in the SI unit; below zero it is taken as it is above.
-        units: Of its quantity.
         between: Names of the largest and the smallest unit to choose from; empty for all of them.
     """
     names = [unit.name for unit in units]
@@ -80,7 +79,6 @@ def format_figure(name: str, value: float, unit: str = "") -> str:
     """Format a figure with the unit that its name ends in: `cpu.f_hertz`, 1.51e9 -> `1.51 GHz`.
 
     Args:
-        name: Of the figure.
         value: In the SI unit.
         unit: Shown where the name ends in no known unit, as of a newer agent; a count has none.
     """

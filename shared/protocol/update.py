@@ -110,7 +110,6 @@ class FailedRelease(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         release: SHA-256 of its manifest.
         attempt: The last one that was made.
-        reason: Why it failed.
     """
 
     release: str
@@ -128,7 +127,6 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
         previous: The one that answered before; 0 for none.
         candidate: The one that was offered last; 0 for none.
         release: SHA-256 of the candidate's manifest.
-        phase: Of the candidate.
         deployment: Under which name it was offered.
         attempt: Which try of that deployment it is, from 1.
         reason: Why it was refused or went back; else empty.
@@ -183,7 +181,6 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Of a name, from 1.
         release: SHA-256 of its manifest.
-        deployment: Under which name.
         attempt: Which try of that deployment, from 1.
         terms: What it must keep to.
     """
@@ -199,8 +196,6 @@ def take_offer(record: UpdateRecord, offer: NewVersion, at: float) -> UpdateReco
     """Return a record once a version is offered; what is pending must have been superseded before.
 
     Args:
-        record: Before.
-        offer: The version.
         at: Calendar seconds.
     """
     return msgspec.structs.replace(
@@ -221,8 +216,6 @@ def advance(record: UpdateRecord, event: Event, at: float, reason: str = "", *, 
     """Return a record after any event but an offer.
 
     Args:
-        record: Before.
-        event: What happened.
         at: Calendar seconds.
         reason: Of a refusal, or of going back.
         lasting: Whether what failed would fail again, so that it is not to be tried again; a full disk is not such.

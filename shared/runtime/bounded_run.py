@@ -57,7 +57,6 @@ def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any],
     Args:
         session: `onnxruntime.InferenceSession`.
         outputs: Names of those that are wanted.
-        inputs: Arrays by name.
         what: For the log line and the error, such as `release digits/3`.
 
     Raises:

@@ -39,7 +39,6 @@ def add_config(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
     """Add `--config`, which must be given except where a Debian package's own file is there.
 
     Args:
-        parser: Of the command.
         name: Of the package's file, such as `agent.toml`.
         help_: What the file says.
     """
@@ -171,7 +170,6 @@ def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None =
     """Return what a command line says; of what is left over, the error shows where it begins and ends.
 
     Args:
-        parser: Of the command.
         arguments: Its words; None for those of this process.
     """
     words = sys.argv[1:] if arguments is None else arguments

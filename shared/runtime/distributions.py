@@ -11,11 +11,7 @@ ENDING = ".dist-info"
 
 
 def installed_version(*names: str) -> str:
-    """Return the version of the first distribution that is installed; empty where none is.
-
-    Args:
-        *names: Of distributions.
-    """
+    """Return the version of the first distribution that is installed; empty where none is."""
     for name in names:
         start = re.sub(r"[-_.]+", "_", name).lower() + "-"
         for folder in sys.path:

@@ -48,8 +48,6 @@ def replace_file(
     """Write a file so that every reader finds the old content or the new one, whole.
 
     Args:
-        path: Of the file.
-        data: Its new content.
         durable: Whether to wait until it is on the disk; if not, a power cut may bring the old content back.
         concurrent: Whether several processes may write it at once.
         mode: Its permissions, from its first byte on; None for what the process's mask leaves.
@@ -125,7 +123,6 @@ def unused_name(path: Path, why: str = "corrupt") -> Path:
     """Return an unused name beside a file that is set aside, under which it can be looked at and is never read again.
 
     Args:
-        path: Of the file.
         why: Part of the new name: why it is set aside.
     """
     number = 1

@@ -32,12 +32,7 @@ async def inline(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
 
 @dataclass(frozen=True)
 class Effect(Generic[P, R]):
-    """A calculation with a name, by which a replay charges its time.
-
-    Attributes:
-        cost: The name.
-        function: What is calculated.
-    """
+    """A calculation with a name, by which a replay charges its time."""
 
     cost: str
     function: Callable[P, R]

@@ -33,9 +33,6 @@ class FolderLock:
     """A folder that is this process's.
 
     A file that was deleted keeps nobody out; the folder itself does then, until the file is made anew.
-
-    Args:
-        folder: That folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -28,7 +28,6 @@ class Interpreter:
     """An interpreter.
 
     Attributes:
-        python: Its path.
         folders: Where it finds our modules and what `setup` brought; empty for the agent's own, which knows.
     """
 

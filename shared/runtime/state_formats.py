@@ -44,7 +44,6 @@ class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
     """The newest forms in a folder.
 
     Attributes:
-        formats: By kind.
         version: Which version raised one last.
     """
 
@@ -61,8 +60,6 @@ def decode_small(data: bytes, kind: type[T], place: str) -> T:
     """Return what a small JSON file says.
 
     Args:
-        data: Its content.
-        kind: The struct.
         place: Where it lies, for the error.
 
     Raises:
@@ -80,7 +77,6 @@ def decode_formats(data: bytes, place: str) -> WrittenFormats:
     """Return what a file of forms says.
 
     Args:
-        data: Its content.
         place: Where it lies, for the error.
 
     Raises:
@@ -131,7 +127,6 @@ def require_readable(folder: Path, known: Mapping[str, int], kinds: Mapping[str,
     """Refuse to work in a folder that a newer version wrote in so that this one cannot read it.
 
     Args:
-        folder: Of state.
         known: What this version writes.
         kinds: What each kind holds.
         otherwise: What else can be done than to install the version that wrote there.
@@ -152,9 +147,6 @@ def raise_formats(folder: Path, version: str, known: Mapping[str, int], *, sever
     """Write down that a version writes here; returns whether a form was raised.
 
     Args:
-        folder: Of state.
-        version: That writes.
-        known: What it writes.
         several: Whether processes of several users may work there: all may read the file then, and root leaves it to
             whose folder it is.
 

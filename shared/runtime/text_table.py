@@ -94,7 +94,6 @@ def table_lines(table: TextTable, width: int | None, *, styled: bool = False) ->
     """Return a table as lines that are no longer than a width.
 
     Args:
-        table: What to show.
         width: Of the terminal in columns; None for any.
         styled: Whether to mark headings and rows with a terminal's control sequences.
     """

@@ -159,7 +159,6 @@ class Other:
     """Any layer without parameters, by torch's own backward.
 
     Attributes:
-        layer: The layer.
         rows: Channels of the error signal, if it is detached.
     """
 

@@ -59,7 +59,6 @@ class Weighty:
     """A convolution or a linear layer.
 
     Attributes:
-        name: Of the layer.
         weight: Of all neurons, shape (n, m, ...).
         bias: Of shape (n,), if there is one.
         rows: Active neurons, k of n.

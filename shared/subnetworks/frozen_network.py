@@ -113,7 +113,6 @@ class Trainable:
     """A network of which the active part trains; call it on inputs, and send the loss backward.
 
     Attributes:
-        steps: Its layers.
         lowest: Place of the first of them with something to train: the error signal ends there.
         whole: All of its leaves, active neurons first.
         weights: What to descend: leaves by name, views of the active part of `whole`.

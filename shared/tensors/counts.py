@@ -16,7 +16,6 @@ def floor_share(share: float, count: float) -> int:
 
     Args:
         share: Such as 0.29; above 1 it is a multiple.
-        count: Of how many.
     """
     exact = share * count
     return math.floor(exact + ABSOLUTE + RELATIVE * abs(exact))
@@ -27,7 +26,6 @@ def ceil_share(share: float, count: float) -> int:
 
     Args:
         share: Such as 0.28; above 1 it is a multiple.
-        count: Of how many.
     """
     exact = share * count
     return math.ceil(exact - ABSOLUTE - RELATIVE * abs(exact))

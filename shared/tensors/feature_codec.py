@@ -34,7 +34,6 @@ def encode(name: str, features: Features, codec: Spec) -> Payload:
     """Return features as a payload.
 
     Args:
-        name: Of the tensor.
         features: Of shape (B, ...) and 2 to 7 dimensions; finite.
         codec: One of `CODECS`; `quantize` takes `bits`, 1 to `MAX_BITS`, 8 where none are told.
     """
@@ -79,7 +78,6 @@ def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features
     """Return the features that a payload holds, of shape (B, ...), maybe views of its bytes.
 
     Args:
-        payload: Of a stranger.
         expected: What the graph takes: name, dtype, shape behind the batch.
         most_values: That are taken, of all examples together; more are refused before memory is taken for them.
 

@@ -46,8 +46,6 @@ def save(
     and leaves a file of a random name behind where it is killed.
 
     Args:
-        path: Where to.
-        state: What.
         spare: A file that nobody needs, to be overwritten if it is there.
         durable: Whether to wait until it is on the disk; if not, only a crash of the process is survived.
         about: What it is of, to be read without its tensors.
@@ -79,7 +77,6 @@ def encode(state: State, about: Mapping[str, Scalar] | None = None) -> bytes:
     """Return the file's content; the same state gives the same bytes.
 
     Args:
-        state: What.
         about: As `save` takes it.
     """
     return b"".join(_parts(state, about))

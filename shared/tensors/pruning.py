@@ -34,7 +34,6 @@ def sparsity(step: int, total: int, final: float) -> float:
     """Return rho_t, the share of weights to be zero at step t of T; 0 at step 0, `final` at the last. Equation (10).
 
     Args:
-        step: t, steps taken.
         total: T, steps of the schedule.
         final: rho_f, the share at the last step.
     """

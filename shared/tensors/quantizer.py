@@ -71,7 +71,6 @@ def quantize_codes(values: Tensor, bits: int, low: float, high: float, generator
         values: Of any shape, floating.
         bits: q, 1 to 32.
         low: The least magnitude, finite, as `magnitude_range` gives it.
-        high: The greatest, likewise.
         generator: What is drawn from, one number a value.
 
     Returns:
@@ -157,7 +156,6 @@ def knots(bits: int, low: float, high: float) -> Tensor:
     """Return what each of the 2^(q + 1) codes stands for, 32-bit floats.
 
     Args:
-        bits: q.
         low: g_min, the least magnitude.
         high: g_max, the greatest.
     """

@@ -50,7 +50,6 @@ def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
 
     Args:
         transfer: Whose frame it is.
-        start: Its first block.
         data: Its bytes.
     """
     pieces = list(data)
@@ -128,7 +127,6 @@ def pieces(want: Want, transfer: Transfer, most_bytes: int) -> list[tuple[int, i
 
     Args:
         want: What the receiver lacks.
-        transfer: Of what.
         most_bytes: What the sender can put into a frame.
 
     Raises:

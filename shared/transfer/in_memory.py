@@ -27,7 +27,6 @@ class MemorySink:
         """Store a frame's bytes, from block `start` on.
 
         Args:
-            start: The first block.
             data: Whole blocks, but for the payload's last.
         """
         offset = start * BLOCK_BYTES

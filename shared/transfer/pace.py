@@ -31,7 +31,6 @@ def describe_ceiling(sender: str, ceiling: int) -> str:
     """Return a line about frames that do not pass.
 
     Args:
-        sender: From whom.
         ceiling: Bytes of those that do.
     """
     return (
@@ -67,11 +66,7 @@ class Pace:
         self._first_s = FIRST_S
 
     def remember(self, before: Pace) -> None:
-        """Take from an earlier transfer over the same link how long the first frame may take, and how large one may be.
-
-        Args:
-            before: Its pace.
-        """
+        """Start with the frame size and the slowest frame of an earlier transfer over the same link."""
         self.limit(before.ceiling)
         if before._slowest_s is not None:
             self._first_s = min(FIRST_S, max(FIRST_AGAIN_S, SLACK * before._slowest_s))

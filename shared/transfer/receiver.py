@@ -103,7 +103,6 @@ class Receiver(Generic[S]):
         pushed: Blocks of it that come unasked.
 
     Attributes:
-        sink: Where it goes.
         bytes_received: On the wire, with what came twice or damaged.
 
     Raises:

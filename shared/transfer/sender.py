@@ -56,7 +56,6 @@ class Sender:
         """Return the runs of blocks that are asked for, a frame each.
 
         Args:
-            want: Of this payload.
             max_payload_bytes: What one message may carry now.
 
         Raises:
@@ -73,7 +72,6 @@ class Sender:
         """Return the frames that are asked for, cut one at a time.
 
         Args:
-            want: Of this payload.
             max_payload_bytes: What one message may carry now.
 
         Raises:

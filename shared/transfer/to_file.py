@@ -25,7 +25,6 @@ class FileSink:
     """Where the blocks of one payload come together, at `path`; memory does not grow with its size.
 
     Attributes:
-        path: Of the file.
         have: A byte a block, 1 where an earlier process has received it; empty for nothing.
     """
 
@@ -70,7 +69,6 @@ class FileSink:
         """Write a frame's bytes, from block `start` on, then note its blocks.
 
         Args:
-            start: The first block.
             data: Whole blocks, but for the payload's last.
 
         Raises:

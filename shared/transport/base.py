@@ -136,7 +136,6 @@ class Transport(Protocol):
         """Hand over one payload.
 
         Args:
-            topic: Where to.
             payload: What; an empty retained payload removes what was retained.
             retain: Whether later subscribers get it too.
             assured: At least once if true; if false it may be lost, for frames whose loss the receiver repairs.

@@ -36,8 +36,6 @@ class Lack(msgspec.Struct, frozen=True):
 
     Attributes:
         what: `QoS 1`, `message size`, `retained messages` or `will`.
-        found: What happened.
-        setting: What to change.
     """
 
     what: str
@@ -131,7 +129,6 @@ async def find_lacks(
     """Try what fieldfleet needs of a broker that takes this client, and return what it does not do; retain nothing.
 
     Args:
-        broker: Its address.
         client_id: A name that no other client uses.
         topic: One that this client may both publish to and hear, and nobody else uses.
         size: Bytes of the largest message in use.

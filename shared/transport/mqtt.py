@@ -81,13 +81,11 @@ class MqttTransport:
     """One client id. Use it as `async with MqttTransport(...).running() as transport`.
 
     Attributes:
-        broker: Where to connect.
         client_id: The MQTT client id; its session outlives the connection.
         presence: Called for every session; gives its birth and its will.
         connect_s: How long the broker may take to accept us.
         steady_s: A connection that lasts this long makes the waits before further attempts short again.
         connected: Set while there is a connection.
-        traffic: What passes.
         most_packet_bytes: The longest packet that is taken.
         admits: Tells whether a large payload may come in on a topic now.
         closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.

@@ -52,10 +52,8 @@ class Incoming:
     """What becomes of what comes.
 
     Attributes:
-        take: Takes a message.
         traffic: Is told when something comes.
         admits: Tells whether a large one may come in.
-        most_bytes: The longest packet.
         closed: Topics of which nothing is taken, as bytes.
     """
 
@@ -167,8 +165,6 @@ class Connection:
         tells that the broker takes such.
 
         Args:
-            topic: Where to.
-            payload: What.
             qos: 0 or 1.
             retain: Whether the broker keeps it for later subscribers.
 

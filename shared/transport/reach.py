@@ -22,7 +22,6 @@ def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool
     """Return why no connection to a broker can be made, by TCP and TLS alone; nothing where one can.
 
     Args:
-        broker: Its address.
         patience_s: Seconds for the name and TCP, and again for TLS.
         dates: Whether this machine's clock may judge the dates of certificates.
     """
@@ -47,7 +46,6 @@ async def find_refusal(
     broker tell that it drops what we publish.
 
     Args:
-        broker: Its address.
         client_id: A name that no other client uses.
         topic: One without other subscribers.
         patience_s: Seconds for the name and TCP, and again for MQTT.

@@ -35,7 +35,6 @@ class Counts:
         busy_s: Seconds in which some were under way; None on a kernel before 4.10.
         quiet_s: Seconds that nothing has been sent, beyond the round trip of the last of it.
         is_idle: Whether nothing is under way.
-        rtt_s: Round trip now.
         min_rtt_s: Round trip of the empty link.
     """
 
@@ -87,7 +86,6 @@ class Traffic:
     between only the link made us wait. While a sender takes its time, or waits for others, nothing is counted.
 
     Attributes:
-        clock: Time.
         watched: Whether arrivals are timed; the server does without.
         arrived_bytes: Bytes that arrived in `arriving_s`: those after the first of each message.
         arriving_s: Seconds in which messages arrived.

@@ -77,7 +77,6 @@ def statistics_of(path: str, name: str) -> dict[str, Any]:
 
     Args:
         path: Of the Unix socket.
-        name: Of the model.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -106,7 +105,6 @@ async def cut_over_link(
 
     Args:
         folder: With the release, and the server's.
-        files: The release.
         cut: As `[serve.cut]` has it.
         seconds: For how long it is asked.
     """

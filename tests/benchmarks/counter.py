@@ -15,7 +15,6 @@ class Counted:
     """Bytes so far, as seen by who connects to `port`.
 
     Attributes:
-        port: Where to connect.
         sent: Bytes from who connects.
         received: Bytes to it.
         bytes_per_second: Of each way; 0 for no limit.

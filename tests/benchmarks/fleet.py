@@ -174,7 +174,6 @@ async def measure(  # noqa: PLR0913 - of what a fleet may be
 
     Args:
         model_bytes: About how large the model is.
-        devices: How many agents.
         rounds: How many rounds; the first two are not counted.
         echo: Agents share one process and send back what came, instead of each having a trainer.
         memory: Sample the server's memory, which slows it a little.
@@ -339,7 +338,6 @@ async def until(
 
     Args:
         condition: What is waited for.
-        seconds: At most.
         check: Raises where it will never come.
         every_s: Seconds between two looks.
     """

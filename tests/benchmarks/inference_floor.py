@@ -94,9 +94,6 @@ def bare(path: Path, folder: Path, request_bytes: int, what: str) -> Iterator[st
     """Serve so while the block lasts; yields the socket's path.
 
     Args:
-        path: Of the socket.
-        folder: Of the release.
-        request_bytes: Of a request.
         what: `answer`, or `compute` before it.
     """
     command = [sys.executable, str(Path(__file__)), str(path), str(folder), str(request_bytes), what]

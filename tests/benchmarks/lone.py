@@ -58,10 +58,7 @@ def take(model: Spec, algorithm: Spec, steps: int, *, batch: int = BATCH, lean: 
     """Have a fresh trainer with one thread do so many steps of a method, on random pictures.
 
     Args:
-        model: The network.
         algorithm: The method; a split one's session must have as many steps.
-        steps: Batches.
-        batch: Examples of each.
         lean: Whether its allocator gives large tensors back at once, whatever the method asks for.
     """
     with tempfile.TemporaryDirectory() as name:

@@ -16,9 +16,6 @@ class Figure:
     """A measured figure.
 
     Attributes:
-        name: What was measured.
-        value: How much.
-        unit: Of the value.
         target: Such as `<= 20`; empty for a figure that is only told.
     """
 

@@ -28,7 +28,6 @@ class SlowLink:
     """A namespace and the link to it, of one name.
 
     Attributes:
-        name: Of both.
         address: Of this end, where a broker may listen.
     """
 

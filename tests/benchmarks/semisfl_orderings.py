@@ -90,7 +90,6 @@ def ran(run: Digest, target: float | None, seconds: float) -> Ran | None:
     """Return what a run came to; None where nothing was evaluated.
 
     Args:
-        run: Its digest.
         target: Accuracy that the study asks for.
         seconds: That it took on the machine that ran it.
     """
@@ -138,14 +137,7 @@ def settings_of(runs: Runs) -> list[str]:
 
 
 def gaps(runs: Runs, better: str, worse: str, setting: str) -> list[float]:
-    """Return how far one method is above another, seed by seed, over the seeds that both ran with in a setting.
-
-    Args:
-        runs: All there are.
-        better: That one.
-        worse: The other.
-        setting: Where.
-    """
+    """Return how far one method is above another, seed by seed, over the seeds that both ran with in a setting."""
     seeds = sorted(seed for method, own, seed in runs if (method, own) == (better, setting))
     pairs = [(runs[better, setting, seed], runs.get((worse, setting, seed))) for seed in seeds]
     return [one.accuracy - other.accuracy for one, other in pairs if other]
@@ -199,7 +191,6 @@ def spread(values: Sequence[float], unit: float = 100.0, sign: str = "") -> str:
     """Return mean and standard deviation.
 
     Args:
-        values: At least one.
         unit: What they are multiplied by.
         sign: `+` for a sign in any case.
     """

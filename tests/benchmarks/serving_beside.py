@@ -44,8 +44,6 @@ def slowdowns(files: ReleaseFiles, profile: Profile, seconds: float) -> tuple[fl
 
     Args:
         files: A release.
-        profile: Of this board.
-        seconds: For each.
     """
     present = os.sched_getaffinity(0)
     usual, none = (choose_share(one, profile, present, serves=True) for one in (TrainerConfig(), GIVES_NO_WAY))

@@ -82,14 +82,7 @@ class Stepped:
 
 
 def planned(folder: Path, size: Size, *, count: int, rounds: int = ROUNDS) -> Plan:
-    """Write a plan, and random pictures of CIFAR-10's shape where that is not here; return the plan.
-
-    Args:
-        folder: Where to.
-        size: Of its sessions.
-        count: Devices.
-        rounds: Sessions of each.
-    """
+    """Write a plan, and random pictures of CIFAR-10's shape where that is not here; return the plan."""
     data = CIFAR.resolve()
     if not data.exists():
         data, draw = folder / "random.npz", np.random.default_rng(0)

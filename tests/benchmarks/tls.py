@@ -60,9 +60,6 @@ def run(*, quick: bool = False) -> list[Figure]:
 async def reconnect(boards: int) -> tuple[float, float]:
     """Kill a site's broker under its boards and start it again.
 
-    Args:
-        boards: How many.
-
     Returns:
         Seconds from its start until all are heard again, and the longest wait of a client that is the server.
     """
@@ -119,7 +116,6 @@ async def live(told: Path, first: int, count: int) -> None:
     Args:
         told: File with the `[broker]` of each.
         first: Number of the first.
-        count: How many.
     """
     async with AsyncExitStack() as stack:
         for index, broker in enumerate(json.loads(told.read_text())[first : first + count], first):

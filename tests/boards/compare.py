@@ -26,9 +26,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         profile: Id of the profile that must be chosen.
         given: Id of the profile to use where the board's files do not tell.
-        readings: Figures by name.
         absent: Lacks by name of figure, or of a whole probe.
-        facts: Words by name.
         modelled: Figures that must be modelled if they are there, whatever their value.
         none: Figures that must neither be there nor be missed.
     """

@@ -11,9 +11,7 @@ class Method:
     """A method as a plan has it, and the fleet that it trains.
 
     Attributes:
-        name: Of the algorithm.
         sections: Of the plan, by name.
-        devices: By name.
         data: As the plan has it.
         partition: Likewise; its parts and its index are each device's own.
         split: Whether the server trains a part of the model with the devices, step by step.

@@ -57,7 +57,6 @@ class Side:
     Attributes:
         name: `before` or `after`.
         python: The interpreter of its environment.
-        root: Its sources.
     """
 
     name: str
@@ -182,7 +181,6 @@ class Site:
 
     Attributes:
         folder: Where its files lie: a folder a device, a folder of runs a plan.
-        port: The broker's.
         data: The data section of the devices' files, without the partition.
         partition: Of all devices, without the index.
     """

@@ -124,7 +124,6 @@ def metered(trace: Trace, random: Random, *, hertz: float, lost: Callable[[float
     """Return what the meter makes of a run: a read a period from a random moment on, each a little late, some lost.
 
     Args:
-        trace: The run.
         random: Decides the phase and how late the reads are.
         hertz: Reads a second.
         lost: Whether the source does not answer at a moment.

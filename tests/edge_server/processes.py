@@ -317,7 +317,6 @@ def waiting(folder: Path, data: str = TINY["data"], **more: dict[str, object]) -
     """Run a site with two agents that wait for a server, while the block lasts; nothing that anybody says is refused.
 
     Args:
-        folder: Theirs.
         data: A plan's section.
         **more: What else an agent's file says, by its name.
     """

@@ -49,7 +49,6 @@ class Files:
     Attributes:
         make: Writes all of them.
         name: The one that is damaged; of several, separated by spaces, the first byte of an input says which.
-        load: Reads them.
         refusal: The error that says they are not as they should be.
     """
 

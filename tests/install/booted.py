@@ -118,7 +118,6 @@ def booted(system: System, name: str) -> Iterator[Booted]:
 
     Args:
         system: Whose files they are, laid without mounts of their own.
-        name: Of the container.
     """
     told = ("--quiet", "--boot", "--register=no", "--keep-unit", "--resolv-conf=off", "--link-journal=no")
     places = (f"--directory={system.root}", f"--bind={system.share}:/share", f"--machine=fieldfleet-{name}")

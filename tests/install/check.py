@@ -74,8 +74,6 @@ class Operator:
 
         Args:
             where: What the system is called.
-            system: At which.
-            *words: The command.
             user: As whom; root if empty.
         """
         begun = time.monotonic()
@@ -96,10 +94,7 @@ class Fleet:
     """A gateway, a board, and what systemd would run in them.
 
     Attributes:
-        gateway: One system.
-        board: The other.
         packages: By side and version.
-        services: What runs.
         purpose: What the board is set up for.
         by_apt: Whether the PyTorch that trains is a package of the board's system.
     """
@@ -184,13 +179,7 @@ def bring_board(operator: Operator, fleet: Fleet, token: str) -> None:
 
 
 def learn(operator: Operator, fleet: Fleet, name: str = "fresh") -> None:
-    """Start the server, and see that every round was learned from.
-
-    Args:
-        operator: Who does.
-        fleet: With it.
-        name: Of the plan.
-    """
+    """Start the server, and see that every round was learned from."""
     gateway = fleet.gateway
     (gateway.root / SITE[1:] / "plan.toml").write_text(PLAN.replace("fresh", name))
     if isinstance(gateway, Booted):
@@ -261,13 +250,7 @@ def upgrade(operator: Operator, fleet: Fleet) -> None:
 
 
 def purge(system: System, before: tuple[set[str], dict[str, list[str]]], *packages: str) -> None:
-    """Purge packages with what came along, and see that all is as it was before.
-
-    Args:
-        system: Where.
-        before: Files and accounts.
-        *packages: Which.
-    """
+    """Purge packages with what came along, and see that all is as it was before."""
     system.run("apt-get", "-q", "-y", "purge", "--autoremove", *packages)
     files, accounts = before
     left = sorted(system.files() - files)

@@ -81,7 +81,6 @@ class Reader:
     """Who types what the pages say.
 
     Attributes:
-        systems: Gateway and board.
         purpose: What the board is for.
         line: That the gateway printed for the board.
         typed: How many commands were typed on the board.

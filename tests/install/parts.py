@@ -105,8 +105,6 @@ def hand(system: System, packages: dict[str, Path], wheels: tuple[Path, list[Whe
     """Lay packages, and just the wheels that it will ask for, into a system's /share.
 
     Args:
-        system: Which.
-        packages: By version.
         wheels: Folder, and those of it; None for none.
     """
     for path in packages.values():

@@ -69,7 +69,6 @@ class Fleet:
 
     Attributes:
         gateway: With broker, enrolment service and server.
-        board: With the agent.
         inventory: File that names both.
         settings: That every run is told.
     """
@@ -83,8 +82,6 @@ class Fleet:
         """Run a playbook; return all that it printed.
 
         Args:
-            name: Of the playbook.
-            *words: Options of ansible-playbook.
             code: That it must end with.
             **more: Settings besides those of the fleet.
         """

@@ -194,7 +194,6 @@ class System:
         """Run a command in it and return what it printed.
 
         Args:
-            *words: The command.
             user: As whom; root if empty.
             code: That it must end with.
         """
@@ -208,8 +207,6 @@ class System:
         """Run a command in it while the block lasts.
 
         Args:
-            *words: The command.
-            user: As whom.
             log: File that it writes to.
         """
         with log.open("ab") as output:
@@ -252,9 +249,7 @@ def fresh(base: Path, name: str, arch: str, *, boots: bool = False, cpu: str = "
     """Lay a throw-away system over a cached one; it goes when the next one of that name is laid.
 
     Args:
-        base: The cached one.
         name: Of its folder, and its own.
-        arch: Its processor.
         boots: Whether systemd will run it, which mounts what it wants and starts what is installed.
         cpu: Which one is emulated, where one is.
     """

@@ -19,8 +19,6 @@ def check_units(gateway: Booted, board: Booted, tells: Callable[[str, float], No
     """Check all of it on a gateway and a board that have learned a round.
 
     Args:
-        gateway: Booted.
-        board: Booted.
         tells: Is told what was shown, and since when.
     """
     checks: dict[str, Callable[[], str | None]] = {

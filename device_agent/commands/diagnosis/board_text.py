@@ -44,7 +44,6 @@ def format_table(profile: Profile, found: ProbeResult, width: int | None = None)
     """Format the tables of a board: facts, readings, absences, and advice on the most important of them.
 
     Args:
-        profile: Of the board.
         found: Result of its probes.
         width: Of the terminal in columns; None for lines of any length.
     """

@@ -132,7 +132,6 @@ def check_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) ->
     Args:
         folder: Of the agent's state.
         refused: Why it cannot be written to; empty where it can.
-        free_bytes: Of its disk.
         outbox_bytes: Most that the outbox may take.
     """
     if refused:
@@ -283,7 +282,6 @@ def check_broker(broker: Broker, refusal: str, *, is_agents: bool = False) -> Ch
     """Check that the broker serves us.
 
     Args:
-        broker: Where it is.
         refusal: Why it does not.
         is_agents: Whether an agent has the board's only connection, so that nothing but the way there was tried.
     """

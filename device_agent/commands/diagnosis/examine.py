@@ -77,7 +77,6 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
 
     Args:
         config: Of the agent; None where none is given.
-        profile: Of this board.
         smoke_s: Seconds that a library's smoke test may take.
     """
     yield checks.check_system(read_table(), this_system())

@@ -24,11 +24,7 @@ PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NRestarts", "Result"
 
 
 def examine_identity(config: AgentConfig) -> Iterator[Check]:
-    """Examine what an agent's file says of the board's identity, and what a site gave it.
-
-    Args:
-        config: Of the agent.
-    """
+    """Examine what an agent's file says of the board's identity, and what a site gave it."""
     folder = Path(config.state_dir)
     clock = BoardClock.of(folder)
     membership = read_membership(folder / FOLDER / CURRENT)
@@ -67,7 +63,6 @@ def check_enrolment(membership: Membership | None, broker: Broker) -> Check:
 
     Args:
         membership: What a site gave it; None for nothing.
-        broker: Of its file.
     """
     if membership:
         place = f"{membership.host}:{membership.port}"
@@ -85,7 +80,6 @@ def check_dates(begin_utc_s: float, end_utc_s: float, now_utc_s: float, *, may_j
 
     Args:
         begin_utc_s: From when it is valid.
-        end_utc_s: Until when.
         now_utc_s: What the clock reads.
         may_judge: Whether that is to be believed.
     """
@@ -109,7 +103,6 @@ def check_clock_use(now_utc_s: float, floor_utc_s: float, *, may_judge: bool) ->
     """Check whether dates of certificates are judged by this board's clock.
 
     Args:
-        now_utc_s: What it reads.
         floor_utc_s: What is past for certain.
         may_judge: Whether it is to be believed.
     """

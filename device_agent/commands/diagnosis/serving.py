@@ -32,7 +32,6 @@ def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) 
 
     Args:
         config: Of the agent, with `[serve]`.
-        profile: Of this board.
         agent_runs: Whether one runs in its folder.
     """
     serve, folder = config.serve, Path(config.state_dir)
@@ -87,7 +86,6 @@ class ExaminedReleases:
     """The releases of a board: of folders that its file names, and what rollouts brought.
 
     Attributes:
-        folders: Versions by name.
         records: Of names that rollouts brought.
         damages: What of them cannot be served, and why.
         refusals: Folders for which the agent does not start, and why.

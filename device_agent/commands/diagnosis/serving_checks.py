@@ -144,9 +144,7 @@ def describe_settings(
     """Tell what the inference process is started with, and who says so.
 
     Args:
-        settings: They.
         told: By key of `[serve]`, whether the agent's file says it.
-        profile: Of the board.
         share: What the trainer takes of the processor; None where nothing is trained here.
     """
     origins = {key: TOLD if told.get(key) else origin_of(profile, key) for key in ("threads", "spin_us", "arena")}

@@ -26,7 +26,6 @@ def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> 
 
     Args:
         home: Folder of the versions; None where the agent runs from elsewhere and is upgraded by other means.
-        state_dir: The agent's folder.
         roots: Of the sites whose packages are taken.
     """
     if home is None:
@@ -47,7 +46,6 @@ def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> C
     """Check whether an upgrade came to its end.
 
     Args:
-        record: Of the board.
         current: The version that runs.
         is_watched: Whether somebody is at it.
     """

@@ -45,7 +45,6 @@ class RequestParts:
         link_s: Between here and there, waiting in turn included; 0 where the server had no part.
         server_s: There: waiting for others, and the upper half.
         bytes_up: Of messages and frames.
-        bytes_down: Likewise.
     """
 
     device_s: float
@@ -106,7 +105,6 @@ class CutModel:
         output: What the upper half puts out.
         codec: How features are encoded.
         deadline_s: Seconds that a request waits for the server's half.
-        ask: The way there.
         whole: Runs the whole network here; None where it is not loaded.
         figures: What became of the requests.
     """
@@ -174,10 +172,8 @@ def build_cut_model(
     """Return a network of which the upper half is asked of the server.
 
     Args:
-        lower: Its lower half.
         whole: All of it; None where it is not to be loaded here.
         config: How the server is asked.
-        ask: The way there.
         executor: Computes here what takes long.
     """
     told = lower.manifest

@@ -14,8 +14,6 @@ class Half:
     """Which half of which network is asked.
 
     Attributes:
-        name: Of the release.
-        version: Of the release.
         parameters: SHA-256 of its parameters, 32 bytes.
     """
 
@@ -33,7 +31,6 @@ class TopReply:
         timing: Where the server's seconds went.
         round_trip_s: From the first offer to the answer; without the server's seconds that is the link's.
         bytes_up: Of messages and frames of this request.
-        bytes_down: Likewise.
     """
 
     outputs: bytes

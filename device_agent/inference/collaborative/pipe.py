@@ -34,11 +34,8 @@ class TopAsked(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         number: Of the request, for its answer.
-        name: Of the release.
-        version: Of the release.
         parameters: Their SHA-256.
         deadline_s: Seconds that are left.
-        size: Of the payload.
     """
 
     number: int
@@ -94,10 +91,6 @@ async def _read(reader: asyncio.StreamReader) -> tuple[OnPipe, bytes] | None:
 class TopPipe:
     """The inference process's end: asks the agent.
 
-    Args:
-        reader: Of the socket.
-        writer: Of the socket.
-
     Attributes:
         hearing: Hears the agent, once somebody has begun that.
     """
@@ -113,7 +106,6 @@ class TopPipe:
         """Have the server's half run on features, by the agent.
 
         Args:
-            half: Which.
             parts: The payload of features.
             deadline_s: Seconds after which nobody waits for it any more.
 
@@ -166,8 +158,6 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask:
     """Ask the server for the inference process, until that is gone: the agent's end.
 
     Args:
-        reader: Of the socket.
-        writer: Of the socket.
         ask: The way to the server.
     """
     asking = set[asyncio.Task[None]]()

@@ -216,7 +216,6 @@ def judge_signature(old: ReleaseManifest, new: ReleaseManifest) -> str:
 
     Args:
         old: Of the version that serves.
-        new: Of the candidate.
     """
     for what, was, is_ in (("input", old.graph.input, new.graph.input), ("output", old.graph.output, new.graph.output)):
         if was != is_:
@@ -331,7 +330,6 @@ def measure_accuracy(model: OpenModel, inputs: NDArray[Any], labels: NDArray[Any
     """Return the share of examples whose largest output is their class.
 
     Args:
-        model: It.
         inputs: Of shape (N, ...).
         labels: int64 of shape (N,).
     """

@@ -38,8 +38,6 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         state_dir: Where the board's releases lie.
-        name: Of the release.
-        candidate: The version.
         committed: The one to compare it with; 0 for none.
         terms: What it must keep to.
         settings: As the inference process has them, its memory too.
@@ -61,7 +59,6 @@ class OwnJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A model of the device's own to compare with the release that it is to answer for.
 
     Attributes:
-        manifest: Of the release.
         parts: Paths of its files, by the names that they have in a folder.
         own: File of the device's own parameters.
         max_drop: By how much they may be less accurate than the release's.
@@ -99,7 +96,6 @@ class GateProcess:
         data: The device's own examples; None for none.
         own: File of the device's own parameters; None where releases' answer.
         patience_s: In which a candidate must have passed.
-        module: What is run.
     """
 
     state_dir: Path
@@ -140,7 +136,6 @@ class GateProcess:
         Where nothing here can tell, as where memory is short, they may.
 
         Args:
-            files: Of the release.
             max_drop: By how much they may be less accurate than the release's on the device's held-out examples.
         """
         if self.own is None or self.data is None:

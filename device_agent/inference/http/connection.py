@@ -42,9 +42,7 @@ class Shared(Protocol):
     """What all connections of a server have in common.
 
     Attributes:
-        max_body_bytes: Of a request.
         patience_s: In which a request must have come, and an answer been taken.
-        clock: Of all deadlines.
     """
 
     max_body_bytes: int
@@ -74,7 +72,6 @@ class _Arriving:
     Attributes:
         url: As far as it came.
         headers: Of those that came.
-        body: Likewise.
         reserved: Bytes that were taken for it.
         has_head: Whether its head is whole.
         seen: Bytes of its body when some last came.

@@ -17,7 +17,6 @@ class Request(NamedTuple):
 
     Attributes:
         method: Such as `GET`.
-        path: Without a query.
         headers: By names in lower case; of one that comes twice the last.
         body: Its bytes.
         keep: Whether the connection stays after it.
@@ -34,7 +33,6 @@ class Response(NamedTuple):
     """What a request is answered with.
 
     Attributes:
-        status: Of HTTP.
         body: JSON, and tensors behind it where `json_bytes` says so.
         json_bytes: How many of the bytes are JSON; 0 for all.
     """

@@ -39,7 +39,6 @@ class Routes:
     """Answers requests.
 
     Args:
-        models: What is served.
         executor: Computes what takes long.
         max_batch: Most examples of a request.
     """

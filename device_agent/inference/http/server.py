@@ -25,9 +25,7 @@ class HttpServer:
     """Takes connections, and hands their requests on.
 
     Attributes:
-        max_body_bytes: Of a request.
         patience_s: In which a request must have come, and an answer been taken.
-        clock: Of all deadlines.
         connections: Those that are open.
         reserved_bytes: Of bodies that are here, or on their way.
     """

@@ -56,7 +56,6 @@ class _Question(NamedTuple):
     """What the JSON of a request says.
 
     Attributes:
-        shape: Of the input.
         is_behind: Whether its numbers stand behind the JSON.
         size: Of these, in bytes, as it says it.
         data: Its numbers, where they are in the JSON.
@@ -95,11 +94,7 @@ def read_inference(body: bytes, json_bytes: int | None, given: TensorSpec, wante
     """Read a request; nothing is taken for its tensors before their shape is known to be right.
 
     Args:
-        body: Of the request.
         json_bytes: How many of it are JSON, as its header says; None for all.
-        given: The model's input.
-        wanted: The model's output.
-        max_batch: Most examples.
 
     Raises:
         WireError: It is not what the model takes; the message says what that is.
@@ -217,9 +212,7 @@ def write_inference(
 
     Args:
         outputs: Of shape (B, ...).
-        spec: The model's output.
         served: Name and version of the model.
-        asked: What it answers.
         parameters: What else is said of the answer.
     """
     if not asked.is_binary:

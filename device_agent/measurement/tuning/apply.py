@@ -58,7 +58,6 @@ def hold_target(
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         target: Clocks and power mode that are wanted.
         journal: File that keeps the settings of before.
         run: Runs the board's tools.
@@ -89,7 +88,6 @@ def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool =
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         steps: As `plan_steps` returns them.
         run: Runs the board's tools.
 
@@ -112,7 +110,6 @@ def restore(root: Path, profile: Profile, journal: Path, run: Tool = run_tool) -
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         journal: File that keeps the settings of before.
         run: Runs the board's tools.
     """

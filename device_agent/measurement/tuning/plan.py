@@ -99,9 +99,7 @@ def plan_restore(current: Settings, before: Settings, target: Target, *, mode: b
     """Plan the steps that restore what a target set, and leave alone what it did not; raises as `plan_steps`.
 
     Args:
-        current: The settings now.
         before: Those from before the target was applied.
-        target: What was applied.
         mode: Whether to restore the power mode; else it stays, and only what it did to the clocks is restored.
     """
     policies = {

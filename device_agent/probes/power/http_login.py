@@ -42,7 +42,6 @@ def answer_challenge(challenge: str, login: Login, target: str) -> str:
 
     Args:
         challenge: As the meter sent it.
-        login: Name and password.
         target: Path and query of the request, a GET.
 
     Raises:

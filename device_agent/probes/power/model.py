@@ -30,11 +30,8 @@ def compute_watts(
     core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
 
     Args:
-        model: The board's figures.
         busy_cores: Mean number of cores that compute.
-        hertz: Their clock.
         sending: Share of the full rate, 0 to 1.
-        receiving: See there.
     """
     core_w: float = model.core_joules_per_cycle * model.max_hertz * (hertz / model.max_hertz) ** model.exponent
     power = model.idle_w + busy_cores * core_w + model.tx_w * sending + model.rx_w * receiving
@@ -70,7 +67,6 @@ def compute_share(before: Mapping[str, Reading], after: Mapping[str, Reading], d
         before: Readings of the network probe.
         after: Those of a later moment.
         direction: `sent` or `received`.
-        seconds: In between.
     """
     shares = [0.0]
     for name in after.keys() & before.keys():

@@ -90,7 +90,6 @@ def refuse_other_supply(labels: Sequence[str], rails: Rails, supply_v: tuple[flo
 
     Args:
         labels: Of an added chip that would be the total.
-        rails: What it reads.
         supply_v: Least and most volts at the board's input.
 
     Raises:

@@ -125,8 +125,6 @@ def subtract_joules(before: float, after: float, zone: Zone, seconds: float) -> 
     Args:
         before: Joules of the earlier reading.
         after: Joules of the later one.
-        zone: The counter.
-        seconds: In between.
 
     Raises:
         NoData: So much cannot be; or the time is so long that it may have wrapped twice.
@@ -144,8 +142,6 @@ def choose_total(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machi
     one: it then shows less than the packages.
 
     Args:
-        watts: By zone.
-        zones: By name.
         machine: Whether a counter of the whole machine may be chosen.
     """
     packages = sum(watts.get(name, 0.0) for name, zone in zones.items() if zone.part == "package")

@@ -80,11 +80,7 @@ class PowerSource(Protocol):
 
 
 class SensorSource:
-    """Source that reads the rails that make the total, and no others.
-
-    Attributes:
-        clock: Of its readings.
-    """
+    """Source that reads the rails that make the total, and no others."""
 
     kind: Literal["instant", "mean"] = "instant"
 
@@ -151,7 +147,6 @@ def open_sensor(name: str, root: Path, power: Power) -> RailReader:
     """Open a sensor of rails, of which those whose watts cannot be are lacks.
 
     Args:
-        name: Of the sensor.
         root: The board's root folder.
         power: The profile's table of power, which knows what the board cannot exceed.
 
@@ -174,7 +169,6 @@ def open_source(
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         clock: Monotonic seconds, for the readings.
         meter: A power meter on the network, or a chip.
         calibrated: A power model fitted on this very board, which then stands for the profile's.
@@ -203,7 +197,6 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
     Args:
         root: The board's root folder.
-        profile: Its firmware profile.
         at: Monotonic seconds of the readings.
     """
     readings: dict[str, Reading] = {}
@@ -241,7 +234,6 @@ def compute_total(name: str, power: Power, rails: Rails, at: float) -> Reading:
     """Compute the total of a sensor's rails, in watts.
 
     Args:
-        name: Of the sensor.
         power: The profile's table of power.
         rails: What the sensor reads now.
         at: Monotonic seconds of the reading.
@@ -263,7 +255,6 @@ def describe_total(name: str, power: Power, labels: Sequence[str]) -> Provenance
     """Return the provenance of a sensor's total: its rails by name, or how many there are.
 
     Args:
-        name: Of the sensor.
         power: The profile's table of power.
         labels: Rails that are summed.
     """

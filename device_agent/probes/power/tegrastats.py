@@ -44,11 +44,9 @@ class TegraStats(msgspec.Struct, frozen=True, kw_only=True):
     """One line of tegrastats.
 
     Attributes:
-        watts: By rail, now.
         celsius: By zone, without those that are off.
         cpus: By number; None for one that is off.
         ram_used_bytes: Of all processes together.
-        ram_total_bytes: All there is.
         gpu_ratio: Load of the GPU's busiest part as a share of 1; None where it is not told.
         gpu_hertz: Mean clock of its parts that are on; 0 where it is off.
     """

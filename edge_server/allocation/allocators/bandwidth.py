@@ -51,7 +51,6 @@ def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
     """Share the bandwidth out, and say how much each device must prune for its share.
 
     Args:
-        options: Of the optimizer.
         solver: Ours, or the conic one.
         case: What it is decided from.
     """
@@ -108,7 +107,6 @@ def solve_columns(options: BandwidthOptions, solver: Solver, case: Case, asked: 
     """Return the optimum, with the bits of every device that its ratio needs where marks count.
 
     Args:
-        options: Of the optimizer.
         solver: Ours, or the conic one.
         case: What it is decided from.
         asked: The problem without marks.
@@ -188,7 +186,6 @@ def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str
     """Return for each device the share of the shared weights that it would keep with its figures of another case.
 
     Args:
-        options: Of the optimizer.
         case: What was decided from.
         changed: The same devices and limits; the figures that each of them would have.
     """

@@ -111,9 +111,7 @@ def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str,
     """Return a device's link and what a local iteration costs it.
 
     Args:
-        options: Of the optimizer.
         device: What is known of it.
-        limits: Of the round.
     """
     estimates = link_estimates(device, options)
     estimates["step_s"] = _step_estimate(device, options, limits)

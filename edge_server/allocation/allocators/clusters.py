@@ -32,8 +32,6 @@ def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
     """Give every device the ratio of its cluster; one that was given another once and for all has that.
 
     Args:
-        options: Of the optimizer.
-        _solver: Nothing is solved.
         case: What it is decided from.
     """
     ratios, devices = options.ratios(), {}

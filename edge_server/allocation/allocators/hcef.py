@@ -55,8 +55,6 @@ class HcefColumns:
         step_joules: alpha_n.
         upload_w: p_n.
         room_s: D_n, less what no decision changes: the download and the gradients of the estimates.
-        besides_s: That.
-        besides_joules: Likewise.
         download_s: Of it, the download.
         round_joules: E, less those of all devices.
         shares: theta, ascending, at which the bytes of an update are known; the last is 1.
@@ -97,7 +95,6 @@ def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
     """Decide rho and theta of every device, or what a baseline would.
 
     Args:
-        options: Of the optimizer.
         solver: Of the blocks where they are decided in turn.
         case: What it is decided from.
     """
@@ -165,13 +162,7 @@ def _moments(options: HcefOptions, case: Case) -> tuple[float, float]:
 
 
 def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hcef:
-    """Return P2 with what an entry of a change costs beside its share of the bytes.
-
-    Args:
-        options: Of the optimizer.
-        asked: The round.
-        overhead: o, by device.
-    """
+    """Return P2 with what an entry of a change costs beside its share of the bytes."""
     all_sent = options.baseline in ("cef", "cef_f", "mll_sgd") or asked.sizes[0] >= asked.sizes[-1]
     return Hcef(
         mu_s=asked.step_s,

@@ -132,8 +132,6 @@ def spread_estimates(
     median device.
 
     Args:
-        options: Of the optimizer.
-        setting: The round.
         limits: As `limits` returns them.
         figures: Of each device, by name.
     """
@@ -240,9 +238,7 @@ def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, floa
     """Return a device's link, what a local step costs it, and what it told of its gradients.
 
     Args:
-        options: Of the optimizer.
         device: What is known of it.
-        limits: Of the round.
     """
     estimates = link_estimates(device, options)
     estimates |= {name: one for name, one in joule_estimates(device, options).items() if name != "joules_error"}

@@ -80,9 +80,7 @@ def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, flo
     """Return a device's link and what a task of the whole model costs it.
 
     Args:
-        options: Of the optimizer.
         device: What is known of it.
-        _limits: Of the round.
     """
     seconds, joules = (_whole_task(device, part, options) for part in ("compute_s", "compute_joules"))
     if (timed := device.timed) and options.steps:
@@ -115,7 +113,6 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
     """Give every device the largest ratio that fits.
 
     Args:
-        options: Of the optimizer.
         _solver: There is one alone.
         case: What it is decided from.
     """
@@ -192,7 +189,6 @@ def kept_alone(options: KeepOptions, _case: Case, changed: Case) -> dict[str, fl
     """Return the ratio of each device with its figures of `changed`: nobody's figures are another's.
 
     Args:
-        options: Of the optimizer.
         _case: What was decided from.
         changed: The same devices with other figures.
     """

@@ -35,7 +35,6 @@ def allocation(given: BandwidthTerms, share: Array, multiplier: float) -> Shares
     """Return what the shares amount to, and why they are as they are.
 
     Args:
-        given: The problem.
         share: b_k, a column.
         multiplier: lambda.
     """

@@ -30,7 +30,6 @@ class Upload:
 
     Attributes:
         weights: N, those that may be pruned.
-        bits_per_weight: q.
         dense_bits: Of biases and the like, which are never pruned.
         marked: Whether marks and biases count; else only weights do.
     """
@@ -111,7 +110,6 @@ def checked(problem: Bandwidth, upload: Upload, shares: Shares, *, settled: bool
     Args:
         problem: Its `upload_bits` do not matter.
         upload: What goes up of the weights.
-        shares: What was found.
         settled: Whether what was found is right but for rounding: then only what is too much is changed.
     """
     given, kept, most = terms(problem), 1 - shares.pruned, problem.most_share

@@ -43,7 +43,6 @@ def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: i
     Args:
         problem: P2.
         start: Share of the room beyond the floors that is spent on steps at first.
-        solver: Of the blocks.
         sweeps: At most so many.
     """
     given = terms(problem)
@@ -69,7 +68,6 @@ def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None
     """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does.
 
     Args:
-        given: The problem.
         steps: rho to begin with.
         blocks: P2.1 and P2.2; ours where left out.
         sweeps: At most so many.

@@ -50,8 +50,6 @@ def by_changes(given: HcefTerms, faces: Faces, start: Start, nearest: NDArray[np
     """Yield points in which few devices are on another face, or send at a level between their faces.
 
     Args:
-        given: The problem's terms.
-        faces: Of every device.
         start: The faces to begin with.
         nearest: Devices, those first that are nearest to changing.
     """
@@ -155,10 +153,7 @@ def search_level(
     """Yield points with one device that sends at other levels, by golden section, while they may be worth less.
 
     Args:
-        given: The problem's terms.
-        faces: Of every device.
         found: The face that each device is on, `FACES` for none of them, and what it sends then.
-        device: The one.
         worth: Objective of the best point that is known.
     """
     face, sent = found[0].copy(), found[1]

@@ -82,8 +82,6 @@ def add_level(given: HcefTerms, faces: Faces, sent: Array) -> Faces:
     """Return the faces and behind them one more a device: that it sends so much, as no face of its own does.
 
     Args:
-        given: The problem's terms.
-        faces: Of every device.
         sent: theta of each device, in time with its fewest steps.
     """
     own = vars(level_faces(given, sent)).values()
@@ -107,13 +105,7 @@ def _lines(given: HcefTerms, line: tuple[Array, Array], low: Array, high: Array)
 
 
 def apart(given: HcefTerms, faces: Faces, multiplier: float) -> Apart:
-    """Let every device do what is best for it at this price of a joule.
-
-    Args:
-        given: The problem's terms.
-        faces: Of every device.
-        multiplier: The price.
-    """
+    """Let every device do what is best for it at this price of a joule."""
     slope = faces.linear + multiplier * faces.drawn
     with np.errstate(all="ignore"):
         steps = np.where(faces.bend > 0, -slope / (2 * faces.bend), np.where(slope > 0, -np.inf, np.inf))
@@ -132,8 +124,6 @@ def on_faces(given: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | 
     """Return the best point with every device on its face, None where even the least joules on them exceed E.
 
     Args:
-        given: The problem's terms.
-        faces: Of every device.
         face: Number of the face that each device is on.
     """
     one = faces.only(face)
@@ -162,7 +152,6 @@ def on_line(one: Faces, steps: Array, given: HcefTerms) -> Point:
     Args:
         one: The faces, columns of shape (N,).
         steps: rho.
-        given: The problem's terms.
     """
     return steps, np.clip(one.x - one.y * steps, given.least[1], 1.0)
 
@@ -179,7 +168,6 @@ def price_at(faces: Faces, point: Point, otherwise: float) -> float:
     """Return what one more joule takes off the objective where devices are free to use it; their median.
 
     Args:
-        faces: Of every device.
         point: rho and theta.
         otherwise: Where no device is free to.
     """

@@ -37,7 +37,6 @@ def shared_out(given: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Ite
     First from a grid of all their joules beyond their floors, then from finer ones around what was found.
 
     Args:
-        given: The problem.
         point: rho and theta to begin with.
         devices: Among which joules are shared out anew.
     """
@@ -56,7 +55,6 @@ def narrowed(given: HcefTerms, spent: Array, unit: float) -> Iterator[Point]:
     """Yield better and better points where all devices share out anew, from about what they spend.
 
     Args:
-        given: The problem.
         spent: Joules of each, about.
         unit: Of joules; each device's may be some of them off.
     """
@@ -98,7 +96,6 @@ def bound_by_cells(given: HcefTerms, faces: tuple[Array, Array], price: float, m
     """Bound P2 from below.
 
     Args:
-        given: The problem's terms.
         faces: Joules and objective of what is best for each device on each of its faces at the price, of shape (3, N).
         price: lambda, what a joule costs.
         most: The objective of an allocation that there is: what cannot be better is not looked at.

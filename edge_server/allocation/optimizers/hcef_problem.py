@@ -69,7 +69,6 @@ class Control:
         feasible: Whether the floors of all fit their deadlines and E.
         enough_s: Seconds that each device's floors take.
         enough_joules: Joules that all floors take.
-        sweeps: Of the alternation.
     """
 
     steps: Array
@@ -218,11 +217,9 @@ def control(
     """Return what a point amounts to, and why it is as it is.
 
     Args:
-        given: The problem.
         point: rho and theta.
         multiplier: lambda.
         least_objective: A bound from below, where there is one.
-        sweeps: Of the alternation.
     """
     steps, sent = point
     took = steps * given.step_s + sent * given.send_s

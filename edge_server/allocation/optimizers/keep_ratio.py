@@ -27,7 +27,6 @@ class KeepRatio:
 
     Attributes:
         step_s: Seconds of a step on the full model; infinite for no clock.
-        steps: Of a round.
         up_bits_per_s: R_up_k; zero for no link.
         ratios: Candidates p, rising, in (0, 1].
         up_bytes: Table of what goes up; rises.

@@ -63,8 +63,6 @@ def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
 
     Args:
         ramps: What each device would take at each level.
-        room: That all share.
-        most: The highest level.
     """
     if not ramps.low.sum() < room:
         return Filled(float(ramps.start.min(initial=most)), ramps.low, bool(ramps.low.sum() <= room))
@@ -192,9 +190,7 @@ def refill(ramps: Ramps, moved: Ramps, room: float) -> Array:
     """Return what each device would take if its ramp alone were the one of `moved`: as `fill` would give it then.
 
     Args:
-        ramps: Of all devices.
         moved: Each device's other ramp.
-        room: That all share.
     """
     lows = ramps.low.sum() - ramps.low + moved.low
     highs = ramps.high.sum() - ramps.high + moved.high

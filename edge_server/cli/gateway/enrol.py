@@ -74,7 +74,6 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
     """Make tokens and print them; who was revoked is let in again if asked, once the tokens of before are void.
 
     Args:
-        site: The site.
         options: Of the command line.
 
     Raises:
@@ -152,7 +151,6 @@ def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
 
     Args:
         pattern: With one field for a number, such as `pi-{:02}`.
-        count: How many.
         taken: Names that are not free.
 
     Raises:
@@ -180,7 +178,6 @@ def install_line(place: tuple[str, int, bytes], line: str) -> str:
 
     Args:
         place: Host and port of the enrolment service, and the root's digest.
-        line: The token.
     """
     host = f"[{place[0]}]" if ":" in place[0] else place[0]
     digest = hashlib.sha256(install_script()).hexdigest()
@@ -231,8 +228,6 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
     """Show what has become of tokens, and who waits for approval.
 
     Args:
-        ledger: Of the site.
-        now_utc_s: The gateway's time.
         out: Where to; None for standard output.
     """
     out = out or sys.stdout
@@ -262,7 +257,6 @@ def revoke_token(site: EnrolmentSite, name: str) -> None:
     """Withdraw a token; a certificate that was given by it stays.
 
     Args:
-        site: The site.
         name: Id of the token.
 
     Raises:

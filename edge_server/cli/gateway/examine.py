@@ -51,24 +51,12 @@ def good(about: str, told: str) -> Finding:
 
 
 def bad(about: str, told: str, mend: str) -> Finding:
-    """Return a finding of what keeps the site from its work.
-
-    Args:
-        about: What.
-        told: What is so.
-        mend: What to do.
-    """
+    """Return a finding of what keeps the site from its work."""
     return Finding(about=about, state="bad", told=told, mend=mend)
 
 
 def advice(about: str, told: str, mend: str) -> Finding:
-    """Return a finding of what works and may not for long.
-
-    Args:
-        about: What.
-        told: What is so.
-        mend: What to do.
-    """
+    """Return a finding of what works and may not for long."""
     return Finding(about=about, state="advice", told=told, mend=mend)
 
 
@@ -76,7 +64,6 @@ def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
     """Look for certificates of boards and peers that have ended, or end soon.
 
     Args:
-        state: Of the site.
         now: UTC.
     """
     looked = 0
@@ -101,7 +88,6 @@ def examine_own_certificates(site: SiteFolder, now: datetime) -> Iterator[Findin
     """Look how long root, site CA and the gateway's own certificates are good.
 
     Args:
-        site: The folder.
         now: UTC.
     """
     files = [site.ca("root.crt"), site.ca("site.crt"), *(site.gateway(f"{name}.crt") for name in PAIRS)]
@@ -119,9 +105,7 @@ def judge_life(about: str, begin: datetime, end: datetime, now: datetime) -> Fin
     """Judge how much of a certificate's life is left.
 
     Args:
-        about: Whose.
         begin: From when it is valid.
-        end: Until when.
         now: UTC.
     """
     told = f"{(end - now).total_seconds() / DAY_S:.0f} days are left, until {end:%Y-%m-%d}"
@@ -132,11 +116,7 @@ def judge_life(about: str, begin: datetime, end: datetime, now: datetime) -> Fin
 
 
 async def examine_broker(config: ServerConfig) -> list[Finding]:
-    """Connect as the server does, and publish where it may and nobody listens.
-
-    Args:
-        config: Of the server.
-    """
+    """Connect as the server does, and publish where it may and nobody listens."""
     broker = config.broker
     place = f"{broker.host}:{broker.port}"
     name, where = f"{config.site}._doctor-{os.getpid()}", topic(config.site, DOCTOR, "probe")
@@ -195,7 +175,6 @@ def examine_limits(lines: Iterable[str], source: str) -> Iterator[Finding]:
 
     Args:
         lines: Of mosquitto's configuration.
-        source: Where they stand.
     """
     told = {words[0]: words[1] for line in lines if len(words := line.split()) > 1}
     least = {"max_queued_messages": LEAST_QUEUED, "max_packet_size": MOST_PACKET_BYTES, "max_queued_bytes": 64 * MIB}
@@ -214,7 +193,6 @@ def examine_open_files(port: int, boards: int) -> Iterator[Finding]:
     """Look whether the mosquitto of this machine that listens on a port may hold a connection of every board.
 
     Args:
-        port: Of the broker.
         boards: How many there are.
     """
     process = broker_process(port)

@@ -36,7 +36,6 @@ def judge_unit(name: str, state: str) -> Finding:
     """Judge a service by what systemd says of it.
 
     Args:
-        name: Of the unit.
         state: Such as `active`, `inactive` or `failed`; empty where systemd did not say.
     """
     about = f"service {name}"

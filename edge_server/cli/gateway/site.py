@@ -136,8 +136,6 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
     """Return what to do, now that files of a site were written.
 
     Args:
-        folder: Of the site.
-        state: Of the site.
         is_new: Whether there was none before.
         runs: Whether systemd runs its broker and its enrolment service by now.
     """

@@ -55,8 +55,6 @@ def take_folder(site: SiteFolder, folder: Path, found: Sequence[tuple[Path, DebF
 
     Args:
         site: The folder of the site.
-        folder: That it has.
-        found: Its packages, read.
 
     Raises:
         ConfigError: One cannot be taken.

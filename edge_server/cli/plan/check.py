@@ -22,7 +22,6 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One site.
 
     Attributes:
-        site: Its name.
         devices: Those that belong to it.
         neighbours: Sites that it mixes with.
         weights: What it takes of each model, its own among them; they sum to 1.
@@ -38,14 +37,11 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is found of a plan that can be run.
 
     Attributes:
-        plan: Its name.
         rounds: How many it has.
-        algorithm: The method's name.
         devices: How many it names.
         graph: Of its sites; absent where it has none.
         edge_rounds: From one mixing to the next.
         zeta: Factor by which a mixing step shrinks the disagreement of the sites at the least.
-        sites: In their order.
     """
 
     plan: str

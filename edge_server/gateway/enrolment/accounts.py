@@ -132,12 +132,7 @@ class Accounts(Mapping[str, SiteAccount]):
         return sorted(found | {name for name in self.changed if name.startswith(start)})
 
     def ask(self, query: str, *given: str) -> list[tuple[str]]:
-        """Return what the file says to a query.
-
-        Args:
-            query: SQL.
-            *given: Its parameters.
-        """
+        """Return what the file says to a query."""
         if self._path is None:
             return []
         with reading(self._path) as connection:
@@ -168,7 +163,6 @@ def write_accounts(folder: Path, accounts: Mapping[str, SiteAccount]) -> None:
     """Write what differs, or all where these are not of the file; a kill leaves what was there, or all of it.
 
     Args:
-        folder: Of the site.
         accounts: As they are to be.
 
     Raises:

@@ -57,7 +57,6 @@ class TakenPlace:
 
     Attributes:
         source: By whom: an address, of IPv6 a network.
-        address: By which address.
         since_s: Monotonic seconds.
         leave: Has whoever has it go.
         is_busy: Whether it is not for its holder to end what is done there, so that nobody gains by taking it.
@@ -79,7 +78,6 @@ class FairPlaces:
         most_each: Of these for one address.
         turn_s: Seconds for which a place is kept whoever comes, by who has no more than others.
         clock: Monotonic seconds.
-        taken: The oldest first.
         dawdlers: Who came to no end lately.
     """
 

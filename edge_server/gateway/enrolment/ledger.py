@@ -28,8 +28,6 @@ class EnrolmentLedger(msgspec.Struct, kw_only=True):
     """All that is kept.
 
     Attributes:
-        version: Of this form.
-        tokens: By their ids.
         pending: Boards that asked for a renewal too late, with the key that they hold.
         approved: Of those, the ones that the operator let in.
         roots: SHA-256 of the root that a board trusts, hexadecimal, as its token named it or as it said itself.

@@ -19,7 +19,6 @@ class RateLimit:
 
     Args:
         clock: Monotonic seconds.
-        burst: Attempts at once.
         per_s: Attempts a second after that.
 
     Attributes:

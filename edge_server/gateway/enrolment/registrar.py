@@ -64,8 +64,6 @@ class Request:
     Attributes:
         method: `GET` or `POST`.
         path: Such as `/join`.
-        body: As it came.
-        source: From which address.
         peer: The certificate by which the connection is authenticated, DER; empty where there is none.
         range: What part of a file is wanted, as HTTP's header has it; empty for all.
     """
@@ -103,7 +101,6 @@ class Holder:
     """Who has certificates for a key.
 
     Attributes:
-        device: Its name.
         not_after_utc_s: Until when the last of them is valid.
         revoked: Whether one of them was revoked, or the device may do nothing at all.
     """
@@ -276,7 +273,6 @@ def refusal(reason: Reason, *, status: int = 0, retry_s: float = 0.0) -> Answer:
     """Return the answer that refuses.
 
     Args:
-        reason: Why.
         status: Of HTTP; 0 for the usual one.
         retry_s: After how many seconds to try again; 0 where that does not help.
     """

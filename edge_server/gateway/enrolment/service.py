@@ -74,8 +74,6 @@ class _Connection:
     """Who is connected.
 
     Attributes:
-        sock: Over which.
-        source: From which address.
         patience: How long it may take; None before it has begun.
         is_over: Whether it had to make room.
     """
@@ -101,7 +99,6 @@ class EnrolmentService:
         context: Returns the TLS settings for the next connection.
         request_s: Seconds that a request may take.
         shelf: What boards may fetch; None where there is nothing.
-        streams: Downloads under way.
         handshakes: Connections whose handshake is not over.
         places: Those with a request.
     """
@@ -252,7 +249,6 @@ async def read_request_of(reader: asyncio.StreamReader, source: str, peer: bytes
 
     Args:
         reader: What comes on a connection.
-        source: Where from.
         peer: The certificate that authenticates it, DER; empty for none.
 
     Raises:

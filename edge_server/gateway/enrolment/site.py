@@ -90,7 +90,6 @@ class EnrolmentSite:
 
         Args:
             public: Its key, SubjectPublicKeyInfo in DER.
-            device: Its name.
 
         Raises:
             ConfigError: The name cannot be a device's, or the site's CA cannot sign now.

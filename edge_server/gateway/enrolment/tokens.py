@@ -30,8 +30,6 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     """A token was used by another key than the one it is bound to.
 
     Attributes:
-        utc_s: When.
-        source: From which address.
         key: SHA-256 of that other public key, hexadecimal.
     """
 
@@ -84,10 +82,8 @@ def make_token(device: str, place: tuple[str, int, bytes], ttl_s: float, now_utc
     """Return a new token and what is kept of it.
 
     Args:
-        device: For whom.
         place: Host and port of the enrolment service, and the root certificate's digest.
         ttl_s: How long it can be used.
-        now_utc_s: The gateway's time.
     """
     name, secret = new_secret()
     kept = KeptToken(
@@ -113,7 +109,6 @@ def find_token(tokens: Tokens, name: str, secret: str) -> KeptToken | None:
 
     Args:
         tokens: All that are kept.
-        name: The id.
         secret: What came with it.
     """
     kept = tokens.get(name, _NOBODYS)
@@ -125,10 +120,8 @@ def judge_use(kept: KeptToken, device: str, key: str, now_utc_s: float) -> Reaso
     """Return why a token whose secret was right cannot be used; None if it can.
 
     Args:
-        kept: The token.
         device: What the board says it is called; empty if it leaves that to the token.
         key: SHA-256 of its public key, hexadecimal.
-        now_utc_s: The gateway's time.
     """
     if kept.revoked:
         return "revoked"

@@ -32,7 +32,6 @@ class DebFacts(NamedTuple):
 
     Attributes:
         version: Name of its folder below /opt/fieldfleet.
-        arch: Of which boards.
         python: Those that it runs on, such as `3.11` or `3.11 3.12`.
         formats: The newest form of each kind of state file that it writes; empty of a version before there were such.
     """
@@ -65,7 +64,6 @@ def read_facts(data: bytes, name: str) -> DebFacts:
     """Return what the bytes of a package say of it.
 
     Args:
-        data: The package.
         name: What it is called.
 
     Raises:

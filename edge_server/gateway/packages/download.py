@@ -53,8 +53,6 @@ class Download:
     """A file, or a run of its bytes, on its way to a board.
 
     Attributes:
-        path: Where it lies.
-        kind: Of content.
         tag: By which one content is told from another.
         begin: First byte that is sent.
         count: Bytes that are sent.
@@ -89,11 +87,7 @@ def install_script() -> bytes:
 
 @dataclass
 class PackageShelf:
-    """What a site's boards may fetch; read anew when the index was written.
-
-    Attributes:
-        site: Its folder.
-    """
+    """What a site's boards may fetch; read anew when the index was written."""
 
     site: Path
     _seen: tuple[int, ...] = ()
@@ -209,7 +203,6 @@ class Streams:
     """Downloads under way.
 
     Attributes:
-        most: At once.
         most_each: Of these to one address.
         stall_s: Seconds for which a reader may take nothing.
         clock: Monotonic seconds.
@@ -231,7 +224,6 @@ class Streams:
         """Tell whether there is room for one more to an address; it is taken while the block lasts.
 
         Args:
-            source: The address.
             leave: Is called if another has to be let in; the block is to end then.
         """
         taken = self.places.take(source, leave)
@@ -250,7 +242,6 @@ class Streams:
 
         Args:
             writer: Where to; its head has been written.
-            download: What.
 
         Raises:
             TimeoutError: The reader takes nothing.

@@ -57,7 +57,6 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway has.
 
     Attributes:
-        format: Of this file.
         next_serial: Number of the next version; none is ever given twice.
         releases: Signed manifests, the oldest first.
         wheels: In the order of their names.
@@ -286,7 +285,6 @@ def remove_packages(site: SiteFolder, version: str) -> PackageManifest:
 
     Args:
         site: The folder of the site.
-        version: Which.
 
     Raises:
         ConfigError: There is none.
@@ -304,10 +302,6 @@ def remove_packages(site: SiteFolder, version: str) -> PackageManifest:
 
 def find_version(manifests: Sequence[PackageManifest], version: str) -> PackageManifest:
     """Return the manifest of a version.
-
-    Args:
-        manifests: All there are.
-        version: Which.
 
     Raises:
         ConfigError: There is none.

@@ -38,8 +38,6 @@ async def revoke(site: SiteFolder, name: str, now: datetime) -> Reloaded:
     """Let nothing of a device or a peer pass any more; done again, it mends what was cut short.
 
     Args:
-        site: The folder.
-        name: Of the account.
         now: UTC.
 
     Raises:
@@ -64,10 +62,6 @@ async def readmit(site: SiteFolder, name: str) -> Reloaded:
     """Deny an account no more, so that a board may be enrolled under its name; all its old certificates are revoked.
 
     Also those that an older version signed while it was being revoked.
-
-    Args:
-        site: The folder.
-        name: Of the account.
 
     Raises:
         ConfigError: There is no such account, or as `reload_broker`.

@@ -76,7 +76,6 @@ async def rotate_root(site: SiteFolder, now: datetime) -> RootRotated:
     """Make the next root; both are in force until `finish_root`. Asked again, it goes on, and says who is left.
 
     Args:
-        site: The folder.
         now: UTC.
 
     Raises:
@@ -102,7 +101,6 @@ async def finish_root(site: SiteFolder, now: datetime, *, force: bool = False) -
     """Have the next root be the only one that the gateway goes by.
 
     Args:
-        site: The folder.
         now: UTC.
         force: Also where boards have not moved.
 
@@ -137,12 +135,7 @@ async def finish_root(site: SiteFolder, now: datetime, *, force: bool = False) -
 
 
 def unmoved(site: SiteFolder, state: SiteState) -> tuple[str, ...]:
-    """Return the boards that have not said that they trust the newest root, of those that may do anything.
-
-    Args:
-        site: The folder.
-        state: Of the site.
-    """
+    """Return the boards that have not said that they trust the newest root, of those that may do anything."""
     if not site.ca(CROSS).is_file():  # never replaced, or all of before is gone
         return ()
     newest, said = authority.fingerprint(newest_root(site.ca(""))).hex(), read_ledger(site.path).roots
@@ -212,7 +205,6 @@ def sign_again(key: bytes, cert: bytes, other: bytes) -> bytes:
     Args:
         key: Of the root, PEM.
         cert: Of the root, PEM.
-        other: The certificate, PEM.
 
     Raises:
         ConfigError: The root's key is not that of its certificate.

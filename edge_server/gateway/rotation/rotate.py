@@ -46,7 +46,6 @@ async def rotate_server(site: SiteFolder, now: datetime) -> Rotated:
     """Give the broker, the enrolment service, the server and the probe new keys and certificates.
 
     Args:
-        site: The folder.
         now: UTC.
 
     Raises:
@@ -66,7 +65,6 @@ async def rotate_ca(site: SiteFolder, now: datetime) -> Rotated:
     """Make the next site CA; what the one before signed stays good until `finish_ca`.
 
     Args:
-        site: The folder.
         now: UTC.
 
     Raises:
@@ -90,7 +88,6 @@ async def finish_ca(site: SiteFolder, *, force: bool = False) -> Rotated:
     """End the overlap: what the CA before signed is refused from now on.
 
     Args:
-        site: The folder.
         force: Also where boards have no other certificate yet; they have to be enrolled anew.
 
     Raises:

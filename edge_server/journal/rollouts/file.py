@@ -38,7 +38,6 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout is to do.
 
     Attributes:
-        deployment: Its name.
         release: `NAME/VERSION`.
         sha256: Of the release's manifest.
         run: That the model is of.
@@ -114,12 +113,7 @@ class BoardTold(RolloutRecord, frozen=True, kw_only=True):
 
 
 class BoardGivenUp(RolloutRecord, frozen=True, kw_only=True):
-    """A board that is there took longer than it may, and has failed; unless it says later that it made it after all.
-
-    Attributes:
-        device: Which.
-        cause: Over what.
-    """
+    """A board that is there took longer than it may, and has failed; unless it says later that it made it after all."""
 
     device: str
     cause: str
@@ -143,7 +137,6 @@ class RolloutOrdered(RolloutRecord, frozen=True, kw_only=True):
     """Somebody, or a wave that failed, changed its course.
 
     Attributes:
-        order: How.
         cause: Why, where nobody ordered it.
     """
 
@@ -214,7 +207,6 @@ class RolloutJournal:
     """The journal of one rollout, which several processes append to.
 
     Args:
-        data_dir: Folder of runs.
         deployment: Name of the rollout.
     """
 
@@ -290,10 +282,6 @@ def rollout_names(data_dir: Path) -> list[str]:
 
 def read_rollout(data_dir: Path, deployment: str) -> list[AnyRolloutRecord]:
     """Return the records of a rollout.
-
-    Args:
-        data_dir: Folder of runs.
-        deployment: Its name.
 
     Raises:
         ConfigError: There is none of that name.

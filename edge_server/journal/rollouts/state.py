@@ -60,8 +60,6 @@ class RolloutState:
         cause: Of the last order that nobody gave.
         outcome: Of a rollout that is over; None while there is something to do.
         behind: Boards that were away at the end.
-        started: Calendar time.
-        ended: Likewise.
         sent: Bytes of parts that were handed to the broker.
     """
 
@@ -95,7 +93,6 @@ class RolloutState:
         """Return how a board stands with the release; one that was given up has failed, unless it has committed it.
 
         Args:
-            device: Its name.
             status: What it said last.
         """
         found = standing(self.plan, status)
@@ -167,14 +164,12 @@ class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     """A board of a rollout.
 
     Attributes:
-        device: Its name.
         profile: Id of its firmware profile.
         wave: From 1.
         canary: Whether it was one of the first.
         stands: `waiting`, `taking`, `trial`, `committed`, `failed` or `superseded`.
         state: What the board says.
         serves: The version that it serves; 0 for none, or where it has said nothing.
-        reason: Why it failed.
     """
 
     device: str
@@ -193,12 +188,10 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         plan: What it is to do.
         state: The outcome, or what is under way: `going`, `paused`, `going-back`.
-        cause: Of its stop.
         counts: Boards by how they stand.
         boards: That were offered the release.
         behind: Boards that were away at the end.
         sent_bytes: Of parts, handed to the broker.
-        started: Calendar time.
         ended: Likewise; empty while it is under way.
     """
 
@@ -252,12 +245,7 @@ def summarise(state: RolloutState) -> RolloutSummary:
 
 
 def rollouts_of(data_dir: Path, runs: Collection[str]) -> list[RolloutState]:
-    """Return the rollouts of releases of some runs, the first begun first; damaged journals are reported and left out.
-
-    Args:
-        data_dir: Folder of runs.
-        runs: Their names.
-    """
+    """Return the rollouts of these runs' releases, oldest first; damaged journals are reported and skipped."""
     found = []
     for name in rollout_names(data_dir):
         try:

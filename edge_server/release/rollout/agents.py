@@ -18,11 +18,7 @@ from shared.protocol.packages import AGENT, PackageManifest, write_signed
 
 @dataclass(frozen=True)
 class AgentParts:
-    """What a rollout reads of a manifest.
-
-    Attributes:
-        package: The manifest.
-    """
+    """What a rollout reads of a manifest."""
 
     package: PackageManifest
 

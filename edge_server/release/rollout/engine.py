@@ -84,13 +84,10 @@ class RolloutEngine:
     """One rollout under way.
 
     Attributes:
-        site: The site.
         transport: Way to the broker.
         clock: Monotonic seconds.
         worker: Reads and writes files.
-        journal: Of the rollout.
         state: What the journal came to so far.
-        stored: The release.
         frame_bytes: Of a payload in one message.
         patience_s: Seconds that one board may keep the others waiting.
         stays: Whether to go on for boards that are away, when nothing is left to do for those that are there.

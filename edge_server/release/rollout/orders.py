@@ -46,10 +46,6 @@ class KnownRollout(NamedTuple):
 def open_rollout(data_dir: Path, deployment: str = "") -> KnownRollout:
     """Return a rollout, the one that was begun last where none is named.
 
-    Args:
-        data_dir: Folder of runs.
-        deployment: Its name.
-
     Raises:
         ConfigError: There is none.
         CorruptFile: Its journal is damaged.
@@ -71,8 +67,6 @@ def begin_rollout(data_dir: Path, stored: StoredRelease | StoredAgent, terms: Ro
     """Write a new rollout's first record.
 
     Args:
-        data_dir: Folder of runs.
-        stored: The release.
         terms: What it is to do; its names and attempt do not count.
 
     Raises:
@@ -128,7 +122,6 @@ def give_order(known: KnownRollout, order: Order) -> None:
     """Write an order down, if it makes sense.
 
     Args:
-        known: The rollout.
         order: What is ordered.
 
     Raises:
@@ -168,7 +161,6 @@ def boards_with(data_dir: Path, reference: str) -> list[str]:
     """Return the boards that serve a release, or are about to, as far as rollouts heard of them.
 
     Args:
-        data_dir: Folder of runs.
         reference: `NAME/VERSION`.
     """
     name, version = parse_reference(reference)
@@ -186,7 +178,6 @@ def require_unused(data_dir: Path, reference: str) -> None:
     """Refuse to part with a release that boards use, or that a rollout under way is of.
 
     Args:
-        data_dir: Folder of runs.
         reference: `NAME/VERSION`.
 
     Raises:

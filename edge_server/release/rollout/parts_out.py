@@ -34,8 +34,6 @@ def cut_bundle(stored: StoredRelease | StoredAgent, lacking: Lacking, frame_byte
     """Return what lacks as a payload that is ready to be sent; its bytes stay in their files.
 
     Args:
-        stored: The release.
-        lacking: What of it.
         frame_bytes: What of it to put into a frame at most.
 
     Raises:
@@ -79,12 +77,9 @@ class PartsOut:
     """All payloads of a rollout.
 
     Attributes:
-        site: The site.
         deployment: Name of the rollout.
         transport: Way to the broker.
         clock: Monotonic seconds.
-        worker: Reads files.
-        stored: The release.
         frame_bytes: Of a payload in one message.
         patience_s: Seconds that one board may keep the others waiting.
         expected: Returns the boards that are there and were offered the release, and have not all of it yet.
@@ -110,10 +105,6 @@ class PartsOut:
 
     def ask(self, device: str, lacking: Lacking) -> None:
         """Note what a board lacks; it is told where that is to be had.
-
-        Args:
-            device: Which board.
-            lacking: What.
 
         Raises:
             WireError: The release has no such part.

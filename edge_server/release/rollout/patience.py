@@ -32,7 +32,6 @@ class TimeLimit(NamedTuple):
 
     Attributes:
         step: `fetch`, `gates` or `trial`.
-        seconds: It may take.
         cause: Of the failure where it takes more.
     """
 
@@ -45,7 +44,6 @@ def time_limit(plan: RolloutPlan, status: ModelStatus | None, size: int) -> Time
     """Return what bounds the step that a board is at; None where it is done.
 
     Args:
-        plan: Of the rollout.
         status: What the board said last.
         size: Bytes that it is to fetch.
     """
@@ -67,7 +65,6 @@ def away_limit(plan: RolloutPlan, status: ModelStatus | None) -> TimeLimit | Non
     """Return what bounds how long a board may stay away; None where the others do not wait for it.
 
     Args:
-        plan: Of the rollout.
         status: What the board said last.
     """
     if plan.name != AGENT or standing(plan, status) not in ("taking", "trial"):
@@ -82,7 +79,6 @@ def time_limits(
     """Return what bounds the boards that others wait for.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
         wanted_bytes: Returns what a board is to fetch.
     """

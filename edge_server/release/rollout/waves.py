@@ -75,7 +75,6 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     """Return what to do next.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
     """
     taken = {device: boards[device] for device in state.taken if device in boards}
@@ -127,7 +126,6 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     """Return the boards that are there and that later waves may take: they may fetch it with those of this one.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
     """
     plan, taken = state.plan, state.taken

@@ -30,9 +30,7 @@ def due_words(
     """Return what the boards that are there are to hear now.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
-        manifest: Of the release.
         is_news: Tells of a board that takes the release whether it, or this process, may have forgotten the offer.
         prepared: Deployments of which boards have all parts before they were offered them, by the boards' names.
     """
@@ -46,7 +44,6 @@ def preparing(state: RolloutState, boards: Mapping[str, Board], prepared: Mappin
     """Return the boards that are there and fetch the release before it is offered to them.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
         prepared: Deployments of which boards have all parts before they were offered them, by the boards' names.
     """
@@ -58,7 +55,6 @@ def fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
     """Return the boards that are there, were offered the release, and may still ask for parts of it.
 
     Args:
-        state: Of the rollout.
         boards: All that serve releases, by name.
     """
     there = (device for device in state.taken if device in boards and boards[device].online)

@@ -19,7 +19,6 @@ class TopFigures:
 
     Attributes:
         requests: That were answered with outputs.
-        refused: By reason.
         bytes_in: Of their features, as payloads.
         bytes_out: Of their outputs, likewise.
         recent: Where the last ones' seconds went.
@@ -37,8 +36,6 @@ class TopFigures:
 
         Args:
             timing: Where its seconds went.
-            bytes_in: Of its features.
-            bytes_out: Of its outputs.
         """
         self.requests += 1
         self.bytes_in += bytes_in

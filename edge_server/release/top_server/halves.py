@@ -100,7 +100,6 @@ class Halves:
         """Return the outputs of a request that was `require`d, as a payload in one piece; blocks.
 
         Args:
-            request: Whose half.
             data: The payload of its features.
 
         Raises:

@@ -33,7 +33,6 @@ class Held:
         due: When its device waits no longer.
         receiver: Takes its features; None once they are whole.
         features: The payload, once whole.
-        whole_at: When it was.
     """
 
     request: TopRequest

@@ -62,7 +62,6 @@ class TopServer:
     """One site's.
 
     Attributes:
-        intake: What devices send.
         halves: What runs on it.
         worker: Runs what blocks: a look at a release, and ONNX Runtime.
         window_bytes: Most bytes of frames that one device is asked for at once.
@@ -108,7 +107,6 @@ class TopServer:
         """Tell whether a payload of so many bytes may come in on a topic: a longer one must be a frame that is awaited.
 
         Args:
-            name: The topic.
             size: About how many bytes.
         """
         device, channel = parse_device(name), parse_channel(name)

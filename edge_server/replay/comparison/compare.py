@@ -79,7 +79,6 @@ class ErrorSpread(GapPart, frozen=True, kw_only=True):
     """How the relative errors of one figure spread; the quantiles are of their sizes, whatever their sign.
 
     Attributes:
-        count: Pairs.
         exact: Of them, those without any error.
         boundless: Of them, those of which zero was recorded, and not replayed; they have no relative error.
         median_signed: Below zero where the replay says less.

@@ -77,10 +77,7 @@ class Work:
     Attributes:
         steps: Training steps, each on one batch.
         examples: Examples that pass through the network, every epoch's counted.
-        weights: Trainable parameters.
         flops: Floating-point operations of the whole task.
-        run: The run.
-        round: The round.
         train: Whether it trains; an evaluation does not.
         share: Of a whole network's training step that a step of the algorithm is; `flops` counts no more.
     """
@@ -99,9 +96,6 @@ def batches(examples: int, size: int, steps: int, *, merges_single: bool = False
     """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over.
 
     Args:
-        examples: Of the device.
-        size: Of a batch.
-        steps: Batches in all.
         merges_single: Whether a last batch of one example joins the one before it.
     """
     whole, rest = split_epoch(examples, size, merges_single=merges_single)
@@ -115,7 +109,6 @@ class Effort:
 
     Attributes:
         seconds: Of virtual time.
-        cycles: Of the CPU.
         joules: Of the whole device, idle included, as in `Cost`.
         idle_w: Watts of the device while it does nothing.
         provenance: Source and quality of a figure, by its name in `Cost`.
@@ -136,7 +129,6 @@ def unknown_radio(_way: Direction, _t0: float, _t1: float) -> float | None:
     """Be the radio of which nobody knows what it draws.
 
     Args:
-        _way: Up or down.
         _t0: Second at which a transfer begins.
         _t1: Second at which it ends.
     """
@@ -182,7 +174,6 @@ class Busy(NamedTuple):
         seconds: Of virtual time.
         cycles: Of all cores together; None where nobody counts them.
         hertz: Mean clock; None where nobody knows it.
-        cores: That compute.
     """
 
     seconds: float

@@ -27,7 +27,6 @@ def behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
     """Return how a device of a plan behaves.
 
     Args:
-        device: The device.
         index: Which one of the fleet it is.
         seed: Of the plan's draws.
 
@@ -105,7 +104,6 @@ def ways(device: DevicePlan, index: int, seed: int) -> Ways:
     Args:
         device: Its entry of the plan.
         index: Its place in the fleet.
-        seed: Of the plan.
     """
     match device.link:
         case None:
@@ -130,7 +128,6 @@ def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
         device: Its entry of the plan.
         tx_w: Watts that its link is known to send with; None where nobody knows.
         index: Its place in the fleet.
-        seed: Of the plan.
     """
     match device.power:
         case None:

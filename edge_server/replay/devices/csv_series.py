@@ -38,7 +38,6 @@ def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, 
     """Return the values of a column by what the column `key` says, in the file's order; empty cells are no values.
 
     Args:
-        path: The CSV file.
         key: Column that names a row's series.
         column: Column of the values.
         where: Pairs of a column and the value that rows must have there.
@@ -72,7 +71,6 @@ def choose_name(path: str, found: Mapping[str, list[Row]], name: str, index: int
         path: The file, for the error.
         found: Its series by name.
         name: The one asked for; empty for the `index`-th.
-        index: Of the device.
 
     Raises:
         ConfigError: There is no series of that name, or none at all.
@@ -90,7 +88,6 @@ def require_possible(path: str, name: str, rows: Iterable[Row]) -> None:
 
     Args:
         path: The file, for the error.
-        name: Of the series.
         rows: Seconds and values, as text.
 
     Raises:

@@ -46,8 +46,6 @@ def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     Args:
         table: What the plan says of the trace.
         index: Of the device in the fleet.
-        seed: Of the plan.
-        device: Its name.
 
     Raises:
         ConfigError: The trace cannot be used; the message names file, line and remedy.

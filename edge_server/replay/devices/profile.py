@@ -43,8 +43,6 @@ def pace(table: ProfileCompute, seed: int, device: str) -> Pace:
 
     Args:
         table: What the plan says of the board.
-        seed: Of the plan.
-        device: Its name.
 
     Raises:
         ConfigError: There is no such profile, or it names no clock.

@@ -77,7 +77,6 @@ class Clock:
     """f of a device: drawn once, with every round, or after so many seconds.
 
     Attributes:
-        hertz: The range.
         again: When it is drawn anew.
         keys: Of the draw: seed and device.
     """
@@ -90,8 +89,6 @@ class Clock:
         """Return what `count` cycles of all cores together take in round `number` from second `t` on.
 
         Args:
-            count: Cycles.
-            number: Of the round.
             t: Second of virtual time.
             cores: How many share the work.
         """
@@ -123,13 +120,7 @@ def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
 
 
 def pace(table: RangeCompute, seed: int, device: str) -> Pace:
-    """Return the pace of a device whose clock is drawn.
-
-    Args:
-        table: The plan's ranges.
-        seed: Of the plan.
-        device: Its name.
-    """
+    """Return the pace of a device whose clock is drawn."""
     clock = Clock(table.hertz, table.again, (seed, device))
     return Pace(
         takes=lambda work, t: clock.runs(cycles(table, work), work.round, t),
@@ -139,13 +130,7 @@ def pace(table: RangeCompute, seed: int, device: str) -> Pace:
 
 
 def ways(table: RangeLink, seed: int, device: str) -> Ways:
-    """Return the link whose rates are drawn.
-
-    Args:
-        table: The plan's ranges.
-        seed: Of the plan.
-        device: Its name.
-    """
+    """Return the link whose rates are drawn."""
 
     def way(name: str, span: Span | None) -> Callable[[int], Flow | None]:
         def of_round(number: int) -> Flow | None:
@@ -174,10 +159,7 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
     """Return what a device draws by its cycles.
 
     Args:
-        table: Of the plan.
         tx_w: What its link's source says that it sends with; used where the table says nothing.
-        seed: Of the plan.
-        device: Its name.
     """
     power = draw_within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
 

@@ -44,15 +44,11 @@ class RecordedDevice:
     """One device's part of a trace.
 
     Attributes:
-        device: Its name.
         board: Id of its board's profile.
-        batch_size: By round.
-        epochs: By round.
         merges: By round, whether a last batch of one example joined the one before it.
         sessions: Steps of its split sessions, by round.
         tasks: Those whose update came, in time or late, and of which the seconds of computing are known; by round.
         opened_s: When each round opened and the server, where it trains, had done so.
-        closed_s: When it closed.
         step: What a training step cost it, if that was measured.
         readings: By name, in order of time.
         present: When it was connected; half-open intervals of seconds.
@@ -282,7 +278,6 @@ def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
     """Return the seconds that a split session's features and gradients take at these rates.
 
     Args:
-        task: The recorded session.
         up_bps: Bit/s of features.
         down_bps: Bit/s of gradients.
     """
@@ -301,8 +296,6 @@ def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | 
     """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
 
     Args:
-        one: The recorded device.
-        way: Up or down.
         t0: Second at which the transfer begins.
         t1: Second at which it ends.
     """

@@ -16,7 +16,6 @@ def costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[
     """Return the seconds of a recorded server's own calculations, by their names.
 
     Args:
-        trace: What was recorded.
         gossip_s: What of rounds' ends went into mixing with other sites, by round.
     """
     end_s, step_s, training_s = seconds(trace, gossip_s), step_seconds(trace), training_seconds(trace)
@@ -33,7 +32,6 @@ def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callab
     A round of which they are not known takes the median of the others; where none are, the server takes none.
 
     Args:
-        trace: What was recorded.
         gossip_s: What of that went into mixing with other sites, by round.
     """
     mixing_s = gossip_s or {}

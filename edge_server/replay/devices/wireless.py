@@ -21,11 +21,6 @@ LEAST_BPS = 1.0
 def ways(table: WirelessLink, seed: int, device: str) -> Ways:
     """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again.
 
-    Args:
-        table: The plan's cell.
-        seed: Of the plan.
-        device: Its name.
-
     Raises:
         ConfigError: It is so far away, or sends so low, that next to nothing passes.
     """

@@ -30,7 +30,6 @@ class Change(NamedTuple):
     """One value that a cell sets in the plan.
 
     Attributes:
-        key: Dotted.
         value: What stands there instead.
         where: The parts of its key in the study's file.
         place: The variant's number, 0 for the grid.
@@ -50,7 +49,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         variant: Its variant's name, empty where there are no variants.
         settings: Its values of the grid, by key, without the seeds.
         seeds: Its values of those keys that are averaged over.
-        plan: What it runs.
         devices: How many, as `edge_server.plan.plan.devices` takes it.
     """
 
@@ -66,7 +64,6 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
     """Return the cells of a study in the order of its file: variants outside, the grid's last key inside.
 
     Args:
-        study: The study.
         base: Its plan as what stands in it.
         path: The study's file, for errors.
         text: What stands in that file, for the line numbers in errors.

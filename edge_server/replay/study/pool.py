@@ -32,7 +32,6 @@ async def run_here(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) 
     """Run cells in at most `jobs` processes; every process is gone when this returns or is cancelled.
 
     Args:
-        orders: The cells.
         jobs: How many at a time.
         place: For the processes' logs and temporary files.
         tell: Hears of every cell that begins or ends.

@@ -20,7 +20,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cell: Its name, that of its run and of its folder.
-        plan: What it runs.
         devices: How many, as `edge_server.plan.plan.devices` takes it.
         place: Where its folder is made.
     """

@@ -39,9 +39,7 @@ class AsRun(msgspec.Struct, frozen=True, kw_only=True):
     """A study as it was run last, for its record: everything that a cell follows from.
 
     Attributes:
-        study: The study's file.
         plan: What stood in its plan.
-        versions: Of this machine.
         cells: What every cell sets, by its name.
     """
 
@@ -63,11 +61,7 @@ def conduct(
     """Run every cell of a study that has not ended, then write its summary.
 
     Args:
-        study: The study.
         plan: What stands in its plan, for the record.
-        cells: Its cells.
-        folder: The study's own.
-        run: Runs cells.
         tell: Hears of every cell that begins or ends.
 
     Raises:
@@ -111,13 +105,7 @@ def _json(value: object) -> bytes:
 
 
 def page_of(summary: StudySummary, cells: Sequence[Cell], folder: Path) -> str | None:
-    """Return the page of the first settings of a study, each by its first run; None where none has ended.
-
-    Args:
-        summary: Of the study.
-        cells: Its cells.
-        folder: Its folder.
-    """
+    """Return the page of the first settings of a study, each by its first run; None where none has ended."""
     first: dict[str, str] = {}
     for row in summary.rows:
         if row.ended:

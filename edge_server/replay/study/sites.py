@@ -37,7 +37,6 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
 
     Args:
         run: What it is called.
-        plan: Of all sites.
         by_site: What it came to at each.
     """
     found = list(by_site.values())

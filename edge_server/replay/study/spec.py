@@ -23,7 +23,6 @@ class Variant(Section, frozen=True, kw_only=True):
     """One way to run the plan; a baseline is a variant like any other.
 
     Attributes:
-        name: Of its cells.
         set: What it changes: values by dotted key of the plan.
     """
 
@@ -97,7 +96,6 @@ def line_of(text: str, wanted: tuple[str, ...], place: int = 0) -> int:
     """Return the line, from 1, in which a key is set, or the table or inline table that holds it; 1 if none is found.
 
     Args:
-        text: The file.
         wanted: The key's parts, those of its table first; dots within quotes part them like others.
         place: Of several tables `[[...]]` of the key's first part, which one, from 0.
     """

@@ -142,8 +142,6 @@ def summarise(
     """Return what a study came to.
 
     Args:
-        study: Its name.
-        cells: All its cells.
         results: What of them has ended, by cell.
         causes: Why others failed, by cell.
         target: An accuracy that it asks about.

@@ -212,9 +212,6 @@ def presences(
 def trace_of(records: Sequence[AnyRecord]) -> Trace:
     """Return the trace of a run.
 
-    Args:
-        records: Its journal.
-
     Raises:
         ConfigError: The journal does not hold a run's beginning.
     """

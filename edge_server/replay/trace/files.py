@@ -62,8 +62,6 @@ def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRo
     """Return the row of some cells by column; columns that are not ours are left out.
 
     Args:
-        table: Its name.
-        found: The cells.
         marked: Whether texts that a spreadsheet would compute have a mark before them, which is taken away.
 
     Raises:

@@ -62,7 +62,6 @@ class Evaluation(Header, frozen=True, kw_only=True):
 
     Attributes:
         round: The last one before it.
-        accuracy: Their mean.
         personal: Whether each device tried a model of its own.
     """
 
@@ -87,8 +86,6 @@ class Trial(Header, frozen=True, kw_only=True):
 
     Attributes:
         format: Always `fieldfleet-trace`.
-        version: Of the schema.
-        run: The run's name.
         started: Calendar time for people.
         anonymous: Whether devices have other names than they had.
         draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old traces.
@@ -97,7 +94,6 @@ class Trial(Header, frozen=True, kw_only=True):
         plan: What the run did; its data's path is relative to the folder of data sets.
         devices: In the order in which they share the plan's data set.
         processes: Of the server, in order.
-        tables: By name.
         measured: Whether training steps were timed before the first round.
         evaluated: Whether the devices tried the finished model.
         device_accuracy: What came of it.

@@ -44,7 +44,6 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
     """Return the journal of a trace.
 
     Args:
-        trace: The trace.
         run: Another name for the run.
     """
     header = trace.header

@@ -125,7 +125,6 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
     Args:
         data_dir: Folder of the runs.
         run: Name of the run.
-        folder: To be made.
         data_root: Folder of data sets, to which paths become relative.
         anonymous: Whether devices' names are replaced.
 
@@ -161,8 +160,6 @@ def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
     """Make a run of a trace; return the run's folder.
 
     Args:
-        found: The trace.
-        data_dir: Folder of runs.
         name: Of the run; empty for the one that it had.
 
     Raises:

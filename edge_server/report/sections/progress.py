@@ -47,8 +47,6 @@ class LowerAxis:
 
     Attributes:
         kind: One of `AXES`.
-        name: With its unit.
-        size: Of that unit.
         ticks: Round figures that enclose all rounds of all runs.
     """
 

@@ -165,11 +165,7 @@ def _by_site(
     """Return a figure of every site at the ends of global rounds, that of all, and what is allowed.
 
     Args:
-        found: The sites.
         title: Of the figure, with its unit.
-        of_sites: By site.
-        of_all: Of all together.
-        allowed: Likewise.
     """
     names, mixings = _names(found), found.mixings
     curves = [

@@ -59,8 +59,6 @@ def task_spans(task: TaskDigest, within: Span, names: Sequence[str]) -> Iterator
     """Yield the parts of a task one after another, as long as its round lasts.
 
     Args:
-        task: Of a device.
-        within: The task's round.
         names: Parts in the order in which they happen.
     """
     start = within.start

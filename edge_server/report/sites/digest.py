@@ -13,10 +13,7 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         site: By the plan's name of it.
-        run: Of the report.
         devices: That the plan gives it.
-        outcome: Of its run.
-        rounds: That have ended.
         accuracy: Of its model, where it was measured last; `measured` is the round.
         seconds: Of its rounds, gossip included.
         joules: Of its devices, with those that are charged since nobody told them.
@@ -141,8 +138,6 @@ class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: What their names begin with, or that of the plan.
         live: Whether its seconds are of a wall clock.
-        plan: Its name.
-        graph: Its kind.
         edge_rounds: Of a global round.
         rounds: Edge rounds that the plan asks for.
         zeta: By which mixing shrinks disagreement at the least where all edges are on.

@@ -28,7 +28,6 @@ def evaluation_due(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> 
 
     Args:
         plan: What it says of evaluation.
-        records: The run's journal.
         ended: Whether there will be no more rounds.
     """
     kept, evaluation = valid(records), plan.evaluation
@@ -44,7 +43,6 @@ def unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
 
     Args:
         plan: What it says of the budget.
-        records: The run's journal.
     """
     if plan.budget.joules is None:
         return ""
@@ -66,7 +64,6 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
     """Let every device that is there evaluate, if that is owed; record what comes of it, whatever that is.
 
     Args:
-        rounds: The run.
         state: The server state as it stands.
         after: The last round; None if there will be no more.
     """

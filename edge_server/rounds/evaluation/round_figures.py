@@ -20,7 +20,6 @@ def close_record(
     """Return what is recorded of a round, but for its seconds.
 
     Args:
-        gather: The round, ended.
         dropped: What was refused before it reached the round, counted by reason.
         scored: The aggregated model on the server's test data, if it was tried.
         enough: Whether there is an aggregated model.

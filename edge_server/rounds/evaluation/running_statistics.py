@@ -66,10 +66,7 @@ def due_steps(plan: Plan, algorithm: Algorithm, model: Model, state: State, devi
     """Return the batches of each device in a measurement of the server's model; 0 where there is nothing to measure.
 
     Args:
-        plan: The run's.
         algorithm: Its method. Where devices have models of their own, the server's is not what is used.
-        model: The whole network.
-        state: The server's.
         devices: How many take part.
     """
     batches, names = plan.evaluation.measured_batches, statistics_of(model.layers)
@@ -86,9 +83,6 @@ def tell_devices(
     """Tell devices with models of their own over how many batches to measure before they evaluate.
 
     Args:
-        plan: The run's.
-        algorithm: Its method.
-        model: The whole network.
         told: What they are told besides.
     """
     personal, batches = algorithm.personal, plan.evaluation.measured_batches
@@ -104,7 +98,6 @@ def tell_merging(model: Model, told: Mapping[str, Assignment]) -> dict[str, Assi
     """Tell devices to merge a last batch of one example into the one before it, where the network has BatchNorm.
 
     Args:
-        model: The whole network.
         told: What they are told besides.
     """
     if not has_batch_norm(model.layers):
@@ -135,10 +128,6 @@ def session_assignments(
     Args:
         plan: As `session_plan` returns it.
         algorithm: That of this plan.
-        state: The server's.
-        devices: Who takes part.
-        number: Of the tasks.
-        steps: Batches of each.
     """
     cohort = Cohort(tuple(devices), plan.hyper, plan.seed, plan.rounds)
     if not algorithm.split:
@@ -157,8 +146,6 @@ def fold_statistics(
     """Return the state with the statistics that were measured, and over how many batches.
 
     Args:
-        model: The whole network.
-        state: The server's before.
         top: After the last step of a split session; None of any other.
         gather: The devices' updates, with the statistics of their part; a mean by batches.
         most_norm: `RoundPlan.most_norm`, of statistics as of updates.

@@ -84,7 +84,6 @@ class Barrier:
         """Return what to answer to an offer. Offers may come twice, late, and of a session before this one.
 
         Args:
-            device: Whose.
             step: Which it is at.
             features: Digest of what it offers.
         """
@@ -107,8 +106,6 @@ class Barrier:
         """Note that a device's features of the open step are here and can be used.
 
         Args:
-            device: Whose.
-            features: Their digest.
             now: On the barrier's clock.
         """
         self._start_deadline(now)

@@ -71,7 +71,6 @@ class DeviceSession:
     """Where one device is in the session, and what of it is here.
 
     Attributes:
-        device: Its name.
         state: In the open step.
         step: The next step that it can offer, as far as is known here.
         delivered: Digest of its features of the open step, when they are delivered.

@@ -64,8 +64,6 @@ class FilePart:
     """A payload in a file: see `sender.Source`.
 
     Attributes:
-        file: Which.
-        start: Where in it.
         size: How long it is.
     """
 
@@ -88,7 +86,6 @@ class Shelf:
     Attributes:
         limit: Bytes of all devices' together.
         folder: Of the file in which most of many lie; None keeps all in memory.
-        used: Of the limit.
         is_full: Whether one found no room.
     """
 
@@ -136,12 +133,7 @@ class KeptAnswers:
         return next(reversed(self._features), 0)
 
     def serve(self, step: int, features: bytes) -> None:
-        """Note that a step, later than all before, was served with the device's features; `put` follows.
-
-        Args:
-            step: Which.
-            features: Their digest.
-        """
+        """Note that a step, later than all before, was served with the device's features; `put` follows."""
         if self._shelfless:
             del self._gradients[self._shelfless]
             self._parted.add(self._shelfless)
@@ -152,7 +144,6 @@ class KeptAnswers:
         """Keep a step's gradient; nothing of a device that failed meanwhile.
 
         Args:
-            step: The last one.
             gradient: As it is sent.
             shelf: Has room for it, or not.
         """

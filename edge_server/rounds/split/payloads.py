@@ -144,8 +144,6 @@ class StepPayloads:
         """Send a message to a device; what does not reach it, it will cause again by another offer.
 
         Args:
-            device: Whose topic.
-            message: What.
             assured: Whether the broker is to acknowledge it.
         """
         try:

@@ -307,8 +307,6 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
     """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
 
     Args:
-        plan: The run's.
-        algorithm: Its method.
         model: Its network, without storage.
         server: The site's, with how fast features come from each device.
         link: Window and limits of transfers.

@@ -87,7 +87,6 @@ class Kill:
     """One `kill -9`.
 
     Attributes:
-        victim: What is killed.
         device: Which device's agent or trainer, counted round the fleet; of several sites, the server or broker of its.
         mark: What is waited for first; None for a moment that has to do with nothing.
         wait_s: Seconds from the mark, or else from the kill before, to this one; 0 after a mark of the victim's own.
@@ -110,8 +109,6 @@ def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[
     """Return `kills` kills, half of them after a mark; every mark of a table comes once before any comes again.
 
     Args:
-        kills: How many.
-        seed: Of the draw.
         tables: Marks; they are taken from each table in turn.
     """
     kinds = list(dict.fromkeys(kind for table in tables for kind in table))

@@ -20,7 +20,6 @@ class LogLine:
     """One line.
 
     Attributes:
-        by: Who wrote it.
         name: The process: the server, or the device whose agent or trainer it is.
         phase: What it does from here on.
         facts: What it says besides.
@@ -49,7 +48,6 @@ class Logs:
 
     Attributes:
         folder: Where they lie, `<name>.log` each.
-        names: The processes.
         said: Everything said so far; in order for each process.
         phases: What each process said last.
         pids: The trainer of each device, as it named itself last.

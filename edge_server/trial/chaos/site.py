@@ -72,11 +72,9 @@ class Site:
     """A broker, a server and a fleet of agents with their trainers. Use it as `async with Site(...).living()`.
 
     Attributes:
-        local: What it runs.
         place: Where the files of its processes lie.
         peers: The other sites of its plan.
         devices: Names of its devices.
-        logs: What they say.
         parts: Its processes by name; the trainers are the agents'.
         broker: Where the one that runs, or ran last, is reached.
     """
@@ -137,7 +135,6 @@ class Site:
         """Kill a process and wait for its end; tell whether it was there.
 
         Args:
-            kind: What it is.
             name: Its name; of a trainer, its device.
             within: The phase it must be in, or else it lives on; empty for any.
         """

@@ -151,7 +151,6 @@ class ChaosStudy:
         Args:
             kill: The one that is next.
             site: Whose process said it.
-            said: The line.
         """
         where, device = self.place_of(kill)
         return (said.by, said.phase) == kill.mark and site is where and said.name in (SERVER, device)

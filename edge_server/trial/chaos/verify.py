@@ -32,9 +32,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """One run, or several together.
 
     Attributes:
-        run: Its name.
         updates: Updates that were asked for.
-        accepted: Updates that count.
         counted_twice: Updates that count more than once; must be 0.
         duplicates: Offers refused because that update had been settled before.
         retrained: Trainings begun again because their trainer died.
@@ -79,8 +77,6 @@ def account(
     """Return what became of a run.
 
     Args:
-        run: Its name.
-        records: Its journal.
         said: What all processes said, in order for each.
         rounds: How many it was to have; the devices' measurement before them and evaluation after them count as none.
         final: The state it ended with.
@@ -111,8 +107,6 @@ def between_sites(found: Account, plan: Plan, site: str, records: Mapping[str, S
 
     Args:
         found: What it is of its own journal.
-        plan: It has sites.
-        site: Which.
         records: The journal of each site.
     """
     own, sites = records[site], plan.sites
@@ -139,7 +133,6 @@ def decisions(records: Sequence[AnyRecord], rounds: int) -> dict[int, Decision]:
     """Return what was decided for a site's devices by the sites, by the number of the round.
 
     Args:
-        records: Its journal.
         rounds: Of the plan; the devices' evaluation has later numbers.
     """
     opened = [one for one in valid(records) if isinstance(one, RoundOpened) and one.round <= rounds]
@@ -184,7 +177,6 @@ def trainings(said: Iterable[LogLine], run: str, anew: Mapping[int, int]) -> tup
 
     Args:
         said: What all processes said, in order for each.
-        run: Its name.
         anew: How often its server began each split round anew.
     """
     under_way: dict[str, tuple[str, str]] = {}

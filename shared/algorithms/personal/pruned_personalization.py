@@ -141,11 +141,8 @@ def network_in_use(
     """Return the network that a device uses: the whole global part that came, and its own.
 
     Args:
-        settings: Of the method.
-        model: The network.
         state: What the device kept.
         came: The shared part that came down.
-        assignment: Its task.
     """
     return {**came, **personal_part(settings.split, model, state, assignment)}
 

@@ -60,7 +60,6 @@ class PersonalizationSettings:
         split: Which layers are the global part u; all others are the personal part v.
         updating: v first and then u, or both at every step.
         personal_steps: Steps on v, one a batch.
-        global_steps: Steps on u.
         warmup_steps: Steps on u by which its weights are ranked; their result is thrown away. 0 prunes nothing, unless
             importance needs none.
         importance: `difference` ranks by how far warm-up moved a weight, `taylor` by that times the weight,
@@ -136,7 +135,6 @@ def personal_part(split: str, model: Model, state: State, assignment: Assignment
 
     Args:
         split: How many layers are shared, as in the settings.
-        model: The network.
         state: What the device remembers.
         assignment: Of the round; it names the model's seed.
 
@@ -165,7 +163,6 @@ class Training:
 
     Attributes:
         model: The network, with the received global part and the device's personal part in it.
-        hyper: Of every step.
         shared: Leaves of the global part u, as they were received.
         momenta: Of the personal part v, from round to round.
     """
@@ -190,8 +187,6 @@ class Training:
         Args:
             batch: Inputs of shape (N, ...), labels of shape (N,).
             mask: Of the shared weights, 1 where one is kept.
-            ours: The shared part.
-            own: The personal part.
         """
         inputs, labels = batch
         loss = functional.cross_entropy(self.model.layers(inputs), labels)
@@ -301,12 +296,7 @@ def train_unpruned(
     """Take a plain step on every batch, of the whole network: what `[measure]` times.
 
     Args:
-        settings: Of the method.
-        model: The network.
         state: What the device kept.
-        start: What came down.
-        batches: Its mini-batches.
-        assignment: Its task.
     """
     whole = replace(settings, updating="simultaneous", personal_steps=ENDLESS, global_steps=ENDLESS, prune=0.0)
     values = {key: value for key, value in assignment.values.items() if key != "prune"}

@@ -102,7 +102,6 @@ def require_update(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
 
     Args:
         up: What came; its leaves may have no storage.
-        shared: The whole part.
         weights: Those leaves of it that can be pruned.
         share: Of them that was to be pruned.
 
@@ -125,7 +124,6 @@ def outline_update(shared: Tree, weights: Tree, number: int) -> Tree:
     """Return an update of `number` weights without storage.
 
     Args:
-        shared: The global part.
         weights: Those of its leaves that can be pruned.
         number: How many weights travel.
     """

@@ -49,7 +49,6 @@ def run_part(model: Model, part: nn.Sequential, leaves: Mapping[str, Tensor], in
     Args:
         model: The whole network, whose mode its parts share.
         part: Its layers below a cut, or above it.
-        leaves: At least theirs.
         inputs: Of shape (B, ...).
         train: Whether BatchNorm goes by the batch, and features are dropped.
     """
@@ -74,15 +73,11 @@ class Learner:
     """All that a round moves; leaves are those of the server's state, without their prefixes.
 
     Attributes:
-        settings: The method's.
         model: The whole network, without storage.
         weights: The student's, which have a gradient.
         buffers: The student's running statistics.
         head: The student's projection head.
-        teacher: Weights and buffers.
-        teacher_head: Its head.
         momenta: Of weights and head, by their names in the state.
-        queue: Both levels.
         followed: Steps that the teacher has followed so far, over the whole run.
     """
 
@@ -102,9 +97,7 @@ class Learner:
         """Return what lies in a server's state; it shares its storage.
 
         Args:
-            settings: The method's.
             model: The whole network, without storage.
-            tree: The state's.
             followed: Steps that the teacher has followed.
         """
         trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
@@ -140,8 +133,6 @@ class Learner:
         Args:
             view: What the student is given, of shape (B, ...).
             other: Another view of the same examples, for the teacher; None where nothing is projected.
-            labels: Their classes.
-            hyper: Of the step.
         """
         cut = self.settings.cut_of(self.model)
         below, above = self.model.below(cut), self.model.above(cut)

@@ -53,7 +53,6 @@ def contrast(anchors: Tensor, labels: Tensor, references: References, temperatur
     Args:
         anchors: The student's projections, each of length 1; of shape (B, P).
         labels: int64 of shape (B,).
-        references: At least one.
         temperature: kappa, above zero.
     """
     logits = anchors @ references.projections.T / temperature

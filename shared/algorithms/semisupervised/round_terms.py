@@ -33,7 +33,6 @@ def begun(facts: Mapping[str, Scalar], steps: int, means: Mapping[str, float]) -
     """Return facts as a round begins with them: nothing is left of the round before.
 
     Args:
-        facts: The state's.
         steps: Supervised steps of this round.
         means: Of their loss terms, by name.
     """
@@ -46,7 +45,6 @@ def added(facts: Mapping[str, Scalar], terms: Mapping[str, float]) -> dict[str, 
 
     Args:
         facts: The state's, or those of the updates so far.
-        terms: By name.
     """
     if not terms:
         return {**facts}

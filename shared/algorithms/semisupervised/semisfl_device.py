@@ -31,7 +31,6 @@ class Bottoms:
         """Copy the student's leaves; the teacher's are never written.
 
         Args:
-            settings: The method's.
             model: The whole network, without storage.
             start: What came: both parts; where who labels is switched, perhaps the student's alone.
 
@@ -71,7 +70,6 @@ class Bottoms:
             features: Of `forward`.
             upstream: Their gradient, of the same shape.
             buffers: Of `forward`; the student's from now on.
-            hyper: Of the step.
         """
         if self._weights:
             # no `backward(features, upstream)`: to compare two shapes, torch imports an algebra of 50 MB

@@ -49,12 +49,10 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     """Take the supervised steps of a round: see `ServerTraining.train`.
 
     Args:
-        settings: The method's.
         model: The whole network, without storage.
         state: The server's before the round; not changed.
         labelled: The server's own examples.
         cohort: Hyperparameters, seed, and rounds of the run.
-        number: The round.
 
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know.
@@ -93,9 +91,6 @@ def labelled_batches(
     Args:
         settings: How many examples a step takes, and which views.
         labelled: The server's own examples.
-        cohort: Hyperparameters and seed.
-        number: The round.
-        count: Of views.
     """
     seed, size = mix(cohort.seed, number, "supervised"), settings.server_batch_of(cohort.hyper, len(labelled[1]))
     places = enumerate(batch_places(len(labelled[1]), size, seed))
@@ -115,7 +110,6 @@ def view_batches(
         settings: Whether views may be mirrored.
         labelled: The server's own examples.
         places: Of each batch, with the number of its step.
-        strengths: Of the views.
         seed: Of the round's views.
     """
     inputs, labels = labelled
@@ -124,13 +118,7 @@ def view_batches(
 
 
 def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Yield the places of one batch after the other, all of a size, of example orders strung together.
-
-    Args:
-        count: Of examples.
-        size: Of a batch.
-        seed: Of the orders.
-    """
+    """Yield the places of one batch after the other, all of a size, of example orders strung together."""
     generator, left = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
     while True:
         while len(left) < size:
@@ -143,9 +131,7 @@ def require_classes(model: Model, labelled: Batch, _hyper: Hyper | None = None) 
     """Refuse labelled examples of other classes than the network has: see `ServerTraining.check`.
 
     Args:
-        model: The network.
         labelled: The server's own examples.
-        _hyper: The plan's.
 
     Raises:
         ConfigError: They are such.
@@ -162,10 +148,7 @@ def check_labelled(settings: SemisflSettings, model: Model, labelled: Batch, hyp
     """Refuse labelled examples that the method could not train on, and a queue that holds no batch: `check` of it.
 
     Args:
-        settings: The method's.
-        model: The network.
         labelled: The server's own examples.
-        hyper: The plan's.
 
     Raises:
         ConfigError: As `require_classes`; or a queue has less room than a batch whose projections go there.

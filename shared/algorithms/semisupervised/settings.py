@@ -74,7 +74,6 @@ class LabelledSettings:
         As half a cosine it falls from the plan's to `least_rate`; where that is no less, it does not fall.
 
         Args:
-            hyper: The plan's.
             number: The round, from 1.
             rounds: Of the whole run.
         """
@@ -140,7 +139,6 @@ class SemisflSettings(SteppedSettings):
         switch_divergence: From which KL divergence of that mean from uniform on it does, in nats: 0 for always, more
             than log M of M classes, such as 100, for never.
         adapt: Whether K_s falls, as (9) and (10) say.
-        rule: How.
     """
 
     cut: int = 0

@@ -59,7 +59,6 @@ def least_steps(rule: StepRule, labelled: int, unlabelled: int, session_steps: i
     Args:
         rule: Its beta.
         labelled: Examples of the server, |D_l|.
-        unlabelled: Of all devices.
         session_steps: K_u.
     """
     everybodys = labelled + unlabelled
@@ -72,11 +71,8 @@ class StepHistory:
 
     Attributes:
         steps: K_s.
-        rounds: That were observed.
         supervised: Sum of the losses of the open period's rounds.
-        unlabelled: Likewise.
         last_supervised: Mean of the period before; NaN where there is none.
-        last_unlabelled: Likewise.
         faster: The last I_n, the oldest first: a letter 0 or 1 each.
     """
 

@@ -52,7 +52,6 @@ class Bottom:
         vector: Every trainable number, of shape (N,): the weights that can be pruned, n of them, before the others.
         gradient: Of the same shape; of the batch that came last.
         layers: Of the weights that can be pruned, layer by layer: output channels, and weights of each.
-        count: n.
         leaves: Views of `vector` in the shapes of the network's leaves, by name, with views of `gradient` as theirs.
         given: What each part of the layers was given in the last forward pass, and the generators' states then; empty
             where activations are kept.
@@ -64,7 +63,6 @@ class Bottom:
         Args:
             model: The whole network, without storage.
             cut: Where it is cut.
-            tree: The leaves below.
             recompute: Whether a batch keeps no more than what each part of the layers is given, a part beginning with
                 each layer that multiplies; all else is computed again on the way back. Features, gradients and buffers
                 are the same to the bit.

@@ -200,8 +200,6 @@ class Top:
 
         Args:
             gradients: One a weight, of its shape.
-            rate: Step size.
-            decay: Weight decay.
         """
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if decay:

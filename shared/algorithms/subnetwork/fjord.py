@@ -132,7 +132,6 @@ class Nested:
     """Parameters of one width, and the networks that are made of them.
 
     Attributes:
-        every: All widths.
         leaves: As they came: parameters of the widest that is here, statistics of all that are here.
         layers: Network by network, up to the widest.
         indices: Of each, which rows and columns it has; these are always the first.
@@ -146,12 +145,6 @@ class Nested:
     @classmethod
     def received(cls, model: Model, down: Tree, every: Widths, own: int) -> Nested:
         """Read what came for a device of a width.
-
-        Args:
-            model: The network.
-            down: What came down.
-            every: All widths.
-            own: The device's width.
 
         Raises:
             WireError: It is not that.
@@ -191,8 +184,6 @@ class Nested:
         With `distil`, that of the widest, which each batch trains as well.
 
         Args:
-            batches: The device's mini-batches.
-            told: Its task.
             distil: Whether narrow networks learn from the widest.
         """
         generator = torch.Generator().manual_seed(told.seed)
@@ -262,14 +253,7 @@ def fjord(
 
 
 def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the neurons of a device's own width.
-
-    Args:
-        every: All widths.
-        state: The server's.
-        _device: Its name.
-        assignment: Its task.
-    """
+    """Return the neurons of a device's own width."""
     return first_neurons(stored_chain(state.facts).hidden, every.shares[every.up_to(keep_share(assignment))])
 
 

@@ -67,11 +67,7 @@ def train_what_came(
 
     Args:
         stopping: When the device stops.
-        model: The network.
         state: What the device kept.
-        down: What came down.
-        batches: Its mini-batches.
-        assignment: Its task.
     """
     active, index, values = read_download(model, down)
     layers = build_smaller(model, active, values)
@@ -99,10 +95,7 @@ def parameters_in_use(_model: Model, _state: State, down: Tree, _assignment: Ass
     """Return what a device was given: the server's model, or a smaller network, which its layers take as well.
 
     Args:
-        _model: The network.
         _state: What the device kept.
-        down: What came down.
-        _assignment: Its task.
     """
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
 
@@ -114,11 +107,5 @@ def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
 
 
 def first(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the first neurons of every layer, as many as a device's share of them is.
-
-    Args:
-        state: The server's.
-        _device: Its name.
-        assignment: Its task.
-    """
+    """Return the first neurons of every layer, as many as a device's share of them is."""
     return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

@@ -179,13 +179,7 @@ def _step_share(model: Model, told: Assignment) -> float:
 
 
 def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active:
-    """Return the neurons that a device has chosen; all of them before it did.
-
-    Args:
-        state: The server's.
-        device: Its name.
-        _assignment: Its task.
-    """
+    """Return the neurons that a device has chosen; all of them before it did."""
     return _remembered(state, device, stored_chain(state.facts).hidden)
 
 

@@ -69,10 +69,7 @@ def assign(
     """Tell every device its share of the neurons and the origin of the model that all began with.
 
     Args:
-        state: Of the server.
-        cohort: The round's devices.
         allocation: May give single devices other shares.
-        number: The round.
         keep: Share of those devices that it says nothing of.
     """
     common = {KEEP: keep} | origin_in(state.facts)
@@ -95,8 +92,6 @@ def draw_active(state: State, _device: str, assignment: Assignment) -> Active:
     """Return the neurons that a round's seed draws for a device.
 
     Args:
-        state: The server's.
-        _device: Its name.
         assignment: Its task; its seed says which.
     """
     return draw_neurons(stored_chain(state.facts).hidden, keep_share(assignment), assignment.seed)

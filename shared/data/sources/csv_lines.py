@@ -42,7 +42,6 @@ def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and every line that is not blank, each with its number; all are as long as the header.
 
     Args:
-        path: Of the file.
         spec: Says what separates the cells.
 
     Raises:
@@ -99,7 +98,6 @@ def find_columns(header: list[str], path: Path, spec: Data) -> Columns:
 
     Args:
         header: Names of the columns.
-        path: Of the file.
         spec: Says what the two columns are called, and which are left out.
 
     Raises:
@@ -157,10 +155,7 @@ def require_text(cell: str, path: Path, line: int, column: str) -> str:
     """Return a cell that holds something.
 
     Args:
-        cell: Its text.
-        path: Of the file.
         line: Its line's number.
-        column: Its column's name.
 
     Raises:
         ConfigError: It is empty.

@@ -89,7 +89,6 @@ def parse(path: Path, rows: int | None = None) -> NDArray[Any]:
     """Return one IDX file's numbers, in this machine's byte order. Its size is checked before memory is taken.
 
     Args:
-        path: Of the file.
         rows: How many of its first dimension to read; None for all.
 
     Raises:

@@ -167,7 +167,6 @@ def _may_be_zeros(scan: bytes, tables: Mapping[int, int], *, is_progressive: boo
     """Return whether a plain picture's scan may be zeros: where they stand for an end of block that repeats.
 
     Args:
-        scan: Its header.
         tables: What zeros stand for by each table of AC coefficients.
         is_progressive: Then scans of DC coefficients, and those that refine others, may be zeros too.
     """

@@ -49,7 +49,6 @@ def strong(pictures: Tensor, generator: torch.Generator, *, mirrors: bool = True
     Args:
         pictures: uint8 of shape (B, C, height, width).
         generator: As for `weak`.
-        mirrors: Likewise.
     """
     count = len(pictures)
     changed = weak(pictures, generator, mirrors=mirrors)

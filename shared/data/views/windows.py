@@ -34,7 +34,6 @@ def strong(windows: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         windows: As for `weak`.
-        generator: Likewise.
     """
     changed, length = weak(windows, generator), windows.shape[-1]
     begins = (torch.rand(len(windows), 1, generator=generator) * length).long()

@@ -131,10 +131,6 @@ def lacking_of(manifest: Parts, held: Collection[str], tensors: Collection[str])
 def bundle_pieces(manifest: Parts, lacking: Lacking) -> list[Piece]:
     """Return what a bundle consists of, in order.
 
-    Args:
-        manifest: Of the release.
-        lacking: What of it.
-
     Raises:
         WireError: The release has no such part or tensor.
     """
@@ -152,9 +148,7 @@ def say_lacking(device: str, deployment: str, lacking: Lacking) -> Lacks:
     """Return the message that asks for what lacks.
 
     Args:
-        device: Who asks.
         deployment: That of the offer.
-        lacking: What.
     """
     return Lacks(
         device=device,

@@ -26,13 +26,9 @@ class TopRequest(Message, frozen=True, kw_only=True):
     """Device -> server: features of one request, offered; said again, it is the same request.
 
     Attributes:
-        device: Whose.
         instance: Of the device's process, as in its Status.
         number: Of the request, counted up by that process: an older one is given up by a newer.
-        name: Of the release.
-        version: Of the release.
         parameters: SHA-256 of the parameters that the device's half is bound to, 32 bytes: the server's are to be them.
-        params: The payload.
         pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
         deadline_s: Seconds that the device still waits.
     """
@@ -64,7 +60,6 @@ class TopAnswer(Message, frozen=True, kw_only=True):
     """Server -> device: what a request's features came to.
 
     Attributes:
-        device: Whose.
         instance: As in the request.
         number: As in the request.
         answers: Digest of its features.

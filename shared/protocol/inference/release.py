@@ -61,9 +61,6 @@ class ReleaseGraph(msgspec.Struct, frozen=True, kw_only=True):
     """An ONNX graph that is given its parameters when it is loaded.
 
     Attributes:
-        part: The file.
-        input: What goes in.
-        output: What comes out.
         parameters: Names of the initializers that must be bound, which are those of the parameters' file.
     """
 
@@ -134,7 +131,6 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
         run: Name of the run.
         round: The last round that it learnt from.
         plan: Name of the run's plan.
-        algorithm: The method.
         personal: Whether devices of that method use models of their own; this is the server's.
         accuracy: What was measured of this model, None where nobody did.
         measured_on: Whose examples that was on: `server` or `devices`; empty for nobody's.
@@ -161,9 +157,7 @@ class Reduction(msgspec.Struct, frozen=True, kw_only=True):
         calibrated_on: Others that ranges of activations were taken from; 0 where nothing needs them.
         error: Largest difference of an output between the two on these examples, as a share of the largest output.
         bytes_before: Size of the parameters' file without.
-        bytes_after: Its size.
         seconds_before: Time of one example on one thread without; None where it is the same.
-        seconds_after: Its time.
     """
 
     kind: Kind
@@ -187,7 +181,6 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         created: Calendar time, for people.
         model: The network and its options.
         source: Where it comes from.
-        graph: The whole network.
         halves: The same in two halves, where that was asked for.
         reduction: What made it smaller; None for the network as it was trained.
         parameters: The file of parameters, which the graphs and halves share.
@@ -196,8 +189,6 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
         classes: Names of the classes in the order of the outputs; empty where they are numbers.
         probes: File of ten made-up `inputs` with the `outputs` that PyTorch computes of them, and `features` of halves;
             of `int8` with those that ONNX Runtime computed where it was made, from which another CPU's differ.
-        opset: Of ONNX's operators.
-        ir_version: Of ONNX's format.
         versions: Of what wrote it.
         format: See `FORMAT`.
     """

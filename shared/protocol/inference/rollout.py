@@ -29,7 +29,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         candidate: The version that it is about to take, or took or refused last; 0 for none.
         state: Of that one: see `shared.protocol.update`; empty for none.
         deployment: The rollout that offered it.
-        attempt: Of that rollout.
         reason: Why it was refused or rolled back.
         figures: How the served one does: `requests`, `errors`, `p95_s`, as far as it is known.
     """
@@ -49,7 +48,6 @@ class Releases(Message, frozen=True, kw_only=True):
     """Device -> server, retained: that this board serves releases, and how it stands with each.
 
     Attributes:
-        device: Who says so.
         instance: That of the process's Status.
         models: One a name; each was written to the board's disk before it was said.
         ahead: Deployment of which all parts are here before it was offered; empty for none.
@@ -65,9 +63,6 @@ class Offer(Message, frozen=True, kw_only=True):
     """Server -> device: take this release.
 
     Attributes:
-        deployment: Names the rollout.
-        name: Of the model.
-        version: Of the release.
         attempt: Counted from 1: what a board refused it tries again only where this is larger.
         manifest: As `shared.protocol.inference.release.write_manifest` makes it.
         soak_s: Seconds that the new version is watched before it is committed.
@@ -90,8 +85,6 @@ class Ahead(Message, frozen=True, kw_only=True):
 
     Attributes:
         deployment: That of the offer to come.
-        name: Of the model.
-        version: Of the release.
         manifest: As `shared.protocol.inference.release.write_manifest` makes it.
     """
 
@@ -105,7 +98,6 @@ class Lacks(Message, frozen=True, kw_only=True):
     """Device -> server: what of an offered release is not on the board; answered with Bundle.
 
     Attributes:
-        device: Who lacks it.
         deployment: That of the offer.
         parts: SHA-256 of whole parts, 32 bytes each.
         tensors: SHA-256 of tensors of the parameters' file, where other releases on the board have the rest of it.
@@ -138,8 +130,6 @@ class Withdraw(Message, frozen=True, kw_only=True):
 
     Attributes:
         deployment: That of the offer.
-        name: Of the model.
-        version: That was offered.
         back: Whether to go back to the version before where this one is served by now.
     """
 

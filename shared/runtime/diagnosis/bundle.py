@@ -137,7 +137,6 @@ def write_bundle(path: Path, files: Mapping[str, object], secrets: Collection[st
 
     Args:
         path: Of the bundle; must not be there.
-        files: By name.
         secrets: What is known to be secret, see `words_in`.
 
     Raises:

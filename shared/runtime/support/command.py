@@ -50,7 +50,6 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
     """Bring what this system needs for a purpose; return the exit code.
 
     Args:
-        purpose: What for.
         options: As `add_arguments` declared them.
         say: Is told what is done.
 

@@ -38,7 +38,6 @@ class PackedEntry:
 
     Attributes:
         path: Its whole name without `./` and without a slash at its end; empty for the topmost folder.
-        kind: What it is.
         content: Of a file; of a link, what it leads to.
         is_program: Whether a file may be run.
     """
@@ -53,7 +52,6 @@ def read_entries(data: bytes, part: str) -> Iterator[PackedEntry]:
     """Yield what one of a package's two archives holds, in its order.
 
     Args:
-        data: The package.
         part: `CONTROL` or `DATA`.
 
     Raises:

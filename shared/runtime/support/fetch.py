@@ -45,8 +45,6 @@ def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say,
     """Bring wheels into a folder; those that are there already, whole, stay.
 
     Args:
-        wheels: Which.
-        into: The folder.
         sources: Folders, and addresses of indexes, in the order in which they are asked.
         say: Is told of each file that comes.
         ca: File of the certificates that indexes must be signed by, such as a site's root; empty for the system's.
@@ -92,8 +90,6 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     """Return the address of a wheel's file at an index; empty where it has no such file.
 
     Args:
-        index: Its address.
-        wheel: Which.
         ca: As `bring`.
 
     Raises:

@@ -58,8 +58,6 @@ def require_disk(extras: Path, choice: Choice, *, downloads: bool) -> None:
     """Refuse what would not fit on the disk, before anything comes.
 
     Args:
-        extras: The folder.
-        choice: The wheels.
         downloads: Whether their files come here as well.
 
     Raises:
@@ -76,9 +74,6 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
     """Bring wheels and put them in place of what was there.
 
     Args:
-        choice: The wheels.
-        purpose: What for.
-        extras: The folder.
         sources: As `bring`.
         say: Is told what is done.
         ca: As `bring`.
@@ -146,7 +141,6 @@ def put_in_use(extras: Path, new: Path, name: str) -> None:
     """Have a folder of libraries used in place of the one before, in one step; what nobody uses then is removed.
 
     Args:
-        extras: Where libraries lie.
         new: The folder, on the same disk.
         name: What it is called from now on.
     """

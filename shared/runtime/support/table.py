@@ -30,7 +30,6 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One file of an index.
 
     Attributes:
-        file: Its name.
         bytes: Its size; 0 where it is not known.
         unpacked: Bytes that its content takes.
         sha256: Of the file, hexadecimal.
@@ -64,7 +63,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A kind of system.
 
     Attributes:
-        systems: For people.
         machine: As `uname -m` prints it.
         python: Its version; empty for any.
         l4t: Major version of Jetson's system; 0 for what is no Jetson.
@@ -136,7 +134,6 @@ class Choice:
     """What a system is given.
 
     Attributes:
-        row: Why.
         wheels: The files, the largest last.
         interpreter: The Python that they are for.
     """
@@ -215,9 +212,6 @@ def choose(table: SupportTable, wheels: WheelFile, system: System, purpose: Purp
 
     Args:
         table: Of all kinds of systems.
-        wheels: All of them.
-        system: The system.
-        purpose: What for.
 
     Raises:
         ConfigError: None fit, and why.

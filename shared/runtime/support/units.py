@@ -30,11 +30,7 @@ def may_start() -> bool:
 
 
 async def states(*units: str) -> Mapping[str, str]:
-    """Return what systemd says of each unit, such as `active`, `inactive` or `failed`; empty where it says nothing.
-
-    Args:
-        *units: Their names.
-    """
+    """Return what systemd says of each unit, such as `active`, `inactive` or `failed`; empty where it says nothing."""
     try:
         _, said, _ = await _ask(LOOK_S, "is-active", *units)
     except (OSError, TimeoutError):
@@ -47,7 +43,6 @@ def restart(*units: str, verb: Verb = "restart") -> str:
     """Start services anew, and wait until they run; return why one does not, nothing where all do.
 
     Args:
-        *units: Their names.
         verb: `try-restart` for those alone that run already.
     """
     return backports.run(_restart(verb, *units))

@@ -75,7 +75,6 @@ def light_release(name: str, version: int, size: int = 100) -> tuple[ReleaseMani
     """Return a manifest and its parts by their digests; all versions have the graph in common.
 
     Args:
-        name: Of the release.
         version: Of it; gives the parameters.
         size: Of the parameters in bytes.
     """
@@ -99,7 +98,6 @@ def offer_of(manifest: ReleaseManifest, deployment: str = "", attempt: int = 1, 
     """Return the offer of a release.
 
     Args:
-        manifest: Of the release.
         deployment: Its name; empty for one that says the version.
         attempt: From 1.
         **terms: What it must keep to.
@@ -148,11 +146,9 @@ def linear_release(
     """Return a manifest and its parts by their digests.
 
     Args:
-        version: Of it.
         w: Weights of shape (features, classes); None for some that tell two classes apart by the first feature.
         output: What its graph calls its output.
         outputs: Of the probes, shape (10, classes); None for those that it computes.
-        name: Of the release.
     """
     if w is None:
         w = np.zeros((FEATURES, CLASSES))
@@ -182,8 +178,6 @@ def put(folder: Path, made: tuple[ReleaseManifest, dict[str, bytes]], *, committ
     """Put a release on a board as one that was fetched, or that answers there; return the board's store.
 
     Args:
-        folder: The board's.
-        made: The release.
         committed: Whether it answers there.
     """
     manifest, parts = made
@@ -202,7 +196,6 @@ def damaged(made: tuple[ReleaseManifest, dict[str, bytes]], part: str) -> tuple[
     """Return a release with a part that is a byte short, and has that digest.
 
     Args:
-        made: The release.
         part: As its folder calls it: `graph`, `parameters` or `probes`.
     """
     manifest, parts = made
@@ -218,10 +211,7 @@ class MemoryServing:
     """Serves names.
 
     Attributes:
-        starts: Of the process.
-        loaded: Versions by name.
         current: What answers, by name.
-        figures_of: How versions do.
         refused: Versions that it cannot load.
         dying: How often it dies yet of what it is asked.
         asked: All that it was asked, in order.

@@ -100,9 +100,7 @@ def package(
     """Return a package of the agent with these files in its folder, and with others beside it, as ours has.
 
     Args:
-        version: Its name.
         tree: Files of its folder.
-        more: What lies elsewhere.
         control: What it says of itself.
     """
     home = f"./opt/fieldfleet/{version}"

@@ -27,7 +27,6 @@ class StandInService:
 
     Attributes:
         home: Folder of the versions.
-        state_dir: The agent's.
         folder: Of what is known.
     """
 

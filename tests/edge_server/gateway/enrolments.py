@@ -304,12 +304,10 @@ class Authority:
         """Write a pair; return it with this CA, for a client.
 
         Args:
-            name: Whose.
             role: As what it takes part.
             file: What its files are called; as the name, unless told otherwise.
             names: Names and addresses that it is for.
             days: Since when and until when it is valid, from now.
-            password: Encrypts the key.
         """
         key, stem = ec.generate_private_key(ec.SECP256R1()), self.folder / (file or name)
         places = [x509.IPAddress(ip_address(one)) if one[0].isdigit() else x509.DNSName(one) for one in names or []]

@@ -72,8 +72,6 @@ def token_of(site: SiteFolder, port: int, *, root: bytes = b"") -> Token:
     """Return a token for a port of this machine.
 
     Args:
-        site: The site.
-        port: Of whoever answers.
         root: Digest of another root than the site's.
     """
     place = ("127.0.0.1", port, root or EnrolmentSite(site.path).root_digest())
@@ -84,15 +82,7 @@ def token_of(site: SiteFolder, port: int, *, root: bytes = b"") -> Token:
 async def install(
     board: Path, token: str, *options: str, script: Path = SCRIPT, **more: str
 ) -> tuple[int, str, list[str]]:
-    """Run the script; return its code, what it said, and what it had others do.
-
-    Args:
-        board: Its folder.
-        token: On standard input.
-        options: Of the script.
-        script: Where it is.
-        more: Of the environment.
-    """
+    """Run the script; return its code, what it said, and what it had others do."""
     calls = board / "calls"
     calls.unlink(missing_ok=True)
     environment = {
@@ -123,12 +113,8 @@ def run(
     """Run the script at the site's own service; return the token, and what `install` does.
 
     Args:
-        site: The site.
         board: Folder of the board.
-        options: Of the script.
-        streams: Of the service.
         change: Returns what of the token is handed in.
-        more: Of the environment.
     """
 
     async def go() -> tuple[str, tuple[int, str, list[str]]]:

@@ -50,7 +50,6 @@ class LiveSite:
 
     Attributes:
         folder: Its folder; the broker runs as whoever runs the tests.
-        process: The broker.
     """
 
     folder: SiteFolder
@@ -163,7 +162,6 @@ def make_site(
 
     Args:
         path: In which it is made.
-        name: Of the site.
         address: Under which boards reach it, beside those of this machine.
         at: What its gateway's clock reads; None for this machine's.
     """

@@ -38,9 +38,7 @@ def make_release(data_dir: Path, tensors: dict[str, bytes], name: str = "net") -
     """Keep a release of made-up tensors, written as safetensors lays them out.
 
     Args:
-        data_dir: Folder of runs.
         tensors: Bytes by name.
-        name: Of the model.
     """
     offset, entries = 0, dict[str, object]()
     for one, data in tensors.items():
@@ -76,8 +74,6 @@ class RuleSwap:
     """Takes a release as a rule says: the reason of a refusal, `worse: ...` for a trial that fails, or nothing.
 
     Attributes:
-        store: Of the board.
-        rule: By the manifest.
         announce: Hears of every record, once it is durable.
     """
 
@@ -160,9 +156,7 @@ class FieldBoard:
     """One board that can be switched on and off; what it keeps on its disk stays.
 
     Attributes:
-        device: Its name.
         transport: Its way to the broker.
-        folder: Its disk.
         profile: Id of its firmware profile.
         rule: See `RuleSwap`.
         runtime: Version of its ONNX Runtime.

@@ -67,12 +67,8 @@ def leave_run(
     """Leave a finished run of three rounds, of which the second was the most accurate.
 
     Args:
-        folder: Of runs.
         name: The network, made small by `TINY`.
-        run: The run's name.
-        seed: Of the parameters.
         more: Leaves of the server's state beside these, or in their place.
-        **sections: Of the plan.
     """
     model = Chosen(name=name, options=TINY.get(name, {}))
     plan = Plan(**{"name": "tiny", "rounds": 3, "algorithm": Chosen(name="fedavg"), "model": model, **sections})
@@ -92,11 +88,7 @@ def release_with_halves(folder: Path, network: str = "mlp", *, cut: int = 0, nam
     """Return a release of a tiny network, cut where the network has its first cut unless told.
 
     Args:
-        folder: Of runs.
-        network: Its name.
         cut: As the network counts its cuts.
-        name: Of the release.
-        seed: Of its parameters.
     """
     run = leave_run(folder, network, run=f"{name}-20260101T00000{seed}Z-aaaa", seed=seed)
     return create_release(read_model(run), folder, name, cut)
@@ -157,8 +149,6 @@ def publish_changed(
     """Keep a release that differs from another one in its parameters; return it.
 
     Args:
-        data_dir: Folder of runs.
-        stored: The other one.
         parameters: Changes each tensor of 32-bit floats in its place.
         probes: Returns what the outputs of the probes are then.
     """

@@ -53,11 +53,8 @@ class UpgradingBoard:
     """A board that can be switched on and off.
 
     Attributes:
-        device: Its name.
         transport: Its way to the broker.
-        folder: Its disk.
         root: What root trusts there.
-        arch: Its processor.
         bad: Versions that do not prove themselves here.
         upgrades: Whether there is anybody who installs.
     """

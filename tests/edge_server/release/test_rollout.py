@@ -39,11 +39,7 @@ def _no_waits_for_the_disk(monkeypatch):
 
 
 class Site:
-    """A gateway's folder, a broker, and boards.
-
-    Attributes:
-        boards: By name.
-    """
+    """A gateway's folder, a broker, and boards."""
 
     def __init__(self, folder: Path, count: int, profiles: Sequence[str] = ("pi-4",)) -> None:
         self.data_dir, self.transport = folder / "runs", MemoryTransport()

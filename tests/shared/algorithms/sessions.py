@@ -29,10 +29,8 @@ class Driven:
 
     Attributes:
         state: The server's, after the last step.
-        results: By device.
         devices: States of the devices.
         ups: What went up, step by step.
-        downs: What came down.
     """
 
     state: State
@@ -57,10 +55,7 @@ def drive(  # noqa: PLR0913 - a round has so many sides
 
     Args:
         algorithm: A split one.
-        model: Without storage.
         state: The server's before the round; not changed.
-        told: Who takes part.
-        batches: Of each.
         before: States of the devices.
         misses: Whether a step goes on without a device.
         spoil: Changes what a device sends.
@@ -226,7 +221,6 @@ class Played:
     """Rounds without any network.
 
     Attributes:
-        state: The server's.
         devices: What each device kept.
         results: Of the last round.
         told: Of the last round.
@@ -293,11 +287,8 @@ class LabelledFleet:
     """Devices a, b, ... of one method.
 
     Attributes:
-        algorithm: The method.
         names: A letter each.
-        name: Of the network.
         count: Examples of a device.
-        hyper: The plan's.
         results: Of the last round.
         sent: What went down in it.
         told: With what it went down.

@@ -129,10 +129,7 @@ def check_labelled(settings: FedmatchSettings, model: Model, labelled: Batch, hy
     """Refuse labelled examples of other classes than the network has, and a step size by which psi would diverge.
 
     Args:
-        settings: The method's.
-        model: The network.
         labelled: The server's own examples.
-        hyper: The plan's.
 
     Raises:
         ConfigError: They are such.
@@ -165,9 +162,7 @@ def choose_helpers(
     """Return who helps whom, as facts: of devices that came before those whose predictions are nearest.
 
     Args:
-        settings: The method's.
         model: The whole network, without storage.
-        state: The server's.
         probe: What they predict of, of shape (1, ...).
         devices: Who is to be helped.
     """

@@ -112,8 +112,6 @@ class LocalPsi:
     """psi on its device, with all that it learns from.
 
     Attributes:
-        settings: The method's.
-        model: The network.
         came: What came down; not changed.
         psi: What is trained, of shape (N,).
         statistics: Running statistics, which training passes change in place.
@@ -127,13 +125,7 @@ class LocalPsi:
 
     @classmethod
     def begin(cls, settings: FedmatchSettings, model: Model, came: Received) -> LocalPsi:
-        """Return it as it came.
-
-        Args:
-            settings: The method's.
-            model: The network.
-            came: What came down.
-        """
+        """Return it as it came."""
         statistics = {name: leaf.clone() for name, leaf in came.others.items()}
         return cls(settings, model, came, came.psi.clone().requires_grad_(), statistics)
 
@@ -147,7 +139,6 @@ class LocalPsi:
 
         Args:
             inputs: Examples as they are, of shape (B, ...).
-            strong: Their strong views.
         """
         own, sigma = self.settings, self.came.sigma
         theta = summed(sigma, self.psi)

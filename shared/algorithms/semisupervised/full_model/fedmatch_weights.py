@@ -115,7 +115,6 @@ def pack_changes(changes: Tensor, least: float, prefix: str) -> Tree:
     """Return what travels of changes of shape (N,): those larger than `least`, and which they are; one at least.
 
     Args:
-        changes: Of all entries.
         least: Below it, or at it, a change does not travel.
         prefix: Of the leaves' names.
     """
@@ -129,7 +128,6 @@ def unpack_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Ten
 
     Args:
         tree: Leaves with that prefix, and perhaps others.
-        prefix: Of their names.
         like: What changed, of shape (N,).
 
     Raises:
@@ -143,7 +141,6 @@ def check_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Tree
 
     Args:
         tree: Leaves with that prefix, and perhaps others.
-        prefix: Of their names.
         like: What changed, of shape (N,).
 
     Raises:

@@ -99,9 +99,6 @@ class Adaptation:
     """A student on its device, with the teacher that follows it where that labels.
 
     Attributes:
-        settings: The method's.
-        model: The network.
-        student: What is trained.
         teacher: Weights and buffers; empty where the student labels.
     """
 

@@ -33,8 +33,6 @@ def labelled_views(
         settings: How many steps, of how many examples, and which views.
         model: The whole network, without storage.
         labelled: The server's own examples.
-        cohort: Hyperparameters and seed.
-        number: The round.
         first: Whether it is the first that trains, which takes the steps of warm-up too.
 
     Raises:
@@ -56,7 +54,6 @@ def supervise(
     """Take a step down the cross-entropy of each batch; return facts as the round begins with them.
 
     Args:
-        descent: Of what moves.
         views: Of labelled examples, a batch a step.
         network: Returns the outputs of a batch, of shape (B, classes).
         facts: The state's before the round.

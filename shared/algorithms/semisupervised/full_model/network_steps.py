@@ -166,9 +166,6 @@ def unlabelled_views(
 
     Args:
         settings: Whether views may be mirrored.
-        batches: The device's.
-        assignment: Its seed.
-        strengths: Of the views.
     """
     for step, (inputs, _) in enumerate(batches, 1):
         yield inputs, make_views(inputs, strengths, mix(assignment.seed, step, "views"), mirrors=settings.mirrors)

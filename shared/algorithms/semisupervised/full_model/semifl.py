@@ -75,12 +75,10 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
     """Take the server's epochs of a round, and measure running statistics: see `ServerTraining.train`.
 
     Args:
-        settings: The method's.
         model: The whole network, without storage.
         state: The server's before the round; not changed.
         labelled: The server's own examples.
         cohort: Hyperparameters, seed, and rounds of the run.
-        number: The round.
 
     Raises:
         ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
@@ -109,8 +107,6 @@ def labelled_epochs(
     Args:
         settings: How many epochs, and examples of a step.
         labelled: The server's own examples.
-        cohort: Hyperparameters and seed.
-        number: The round.
         first: Whether it is the first that trains, which takes the epochs of warm-up too.
     """
     seed, count = mix(cohort.seed, number, "supervised"), len(labelled[1])

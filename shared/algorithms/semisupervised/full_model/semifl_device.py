@@ -77,7 +77,6 @@ def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
 
     Args:
         weak: Counts `share`.
-        other: Counts the rest.
         share: In [0, 1].
     """
     return share * weak + (1 - share) * other
@@ -89,9 +88,7 @@ def mix_views(
     """Return the views of a step, and what of them is mixed; a function of the seed.
 
     Args:
-        settings: The method's.
         inputs: Of kept examples, and of drawn ones; of one shape.
-        labels: Of both.
         seed: Of views and share.
     """
     weak, strong = make_views(inputs[0], ("weak", "strong"), mix(seed, 0, "views"), mirrors=settings.mirrors)
@@ -106,7 +103,6 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
 
     Args:
         layers: The network, with the parameters that came.
-        batches: The device's examples.
         size: How many are passed at a time.
         threshold: tau.
 
@@ -131,10 +127,7 @@ def mixed_batches(
     """Yield the batches of a device's epochs: of what is kept, with as many draws from all.
 
     Args:
-        settings: The method's.
-        batches: The device's examples.
         found: Their labels; at least one is kept.
-        assignment: Epochs and seed.
     """
     kept = found.kept
     kept = kept.repeat(2) if len(kept) == 1 else kept  # of a single one BatchNorm has no variance; its views differ
@@ -155,10 +148,8 @@ def train_on(settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedB
     """Train a network in place on mixed batches.
 
     Args:
-        settings: The method's.
         layers: The network, with the parameters that came.
         mixed: A batch a step.
-        assignment: Step size.
 
     Raises:
         Diverged: The loss of a step is not finite.
@@ -201,8 +192,6 @@ def timed_step(
     """Device half where steps are timed: one on every batch, as if all of it were kept; labels cost nothing.
 
     Args:
-        settings: The method's.
-        model: The network.
         state: What the device kept.
         start: The parameters that came.
         batches: Of any number.

@@ -59,7 +59,6 @@ class SemiflSettings(LabelledSettings):
 
         Args:
             weights: What it moves, by name; what has no gradient stays.
-            hyper: Of the round.
         """
         return Descent([pair for pair in weights if pair[1].requires_grad], hyper, self.nesterov, self.clip)
 
@@ -72,6 +71,5 @@ def split_epoch(count: int, size: int, generator: torch.Generator) -> Sequence[T
     Args:
         count: Examples, at least one.
         size: Of the largest batch.
-        generator: Draws the order.
     """
     return torch.randperm(count, generator=generator).tensor_split(-(-count // size))
