@@ -60,6 +60,7 @@ class PersonalizationSettings:
         split: Which layers are the global part u; all others are the personal part v.
         updating: v first and then u, or both at every step.
         personal_steps: Steps on v, one a batch.
+        global_steps: Steps on the shared part u, one a batch.
         warmup_steps: Steps on u by which its weights are ranked; their result is thrown away. 0 prunes nothing, unless
             importance needs none.
         importance: `difference` ranks by how far warm-up moved a weight, `taylor` by that times the weight,
