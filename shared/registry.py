@@ -20,6 +20,24 @@ from shared.spelling import guess
 
 T = TypeVar("T")
 
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "float": ((int, float), "a number"),
+    "int": ((int,), "a whole number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "text"),
+}
+
+_ANY = ((object, bool), "")
+_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
+VARIABLE = "FIELDFLEET_MODELS"
+"""Of the environment, where a command has no file of settings: entries with spaces between."""
+
+FAULTS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
+"""What code of the user's own raises when something in it is wrong: no reason for a process of ours to end."""
+
 
 def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
     """Return what the spec names, built with its options.
@@ -65,15 +83,6 @@ _declared_once = lru_cache(maxsize=256)(_declared)
 """Of what is registered: a replay builds the same few for every device."""
 
 
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "float": ((int, float), "a number"),
-    "int": ((int,), "a whole number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "text"),
-}
-_ANY = ((object, bool), "")
-
-
 def _odd_kind(options: Mapping[str, object], known: Mapping[str, inspect.Parameter]) -> str:
     """Return which option is of another kind than its builder declares; empty where none is."""
     for name, value in options.items():
@@ -88,14 +97,6 @@ def _is_endless(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
-VARIABLE = "FIELDFLEET_MODELS"
-"""Of the environment, where a command has no file of settings: entries with spaces between."""
-FAULTS = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
-    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
-"""What code of the user's own raises when something in it is wrong: no reason for a process of ours to end."""
 _allowed: set[str] = set()
 """Of this process, as `torch.set_num_threads` is."""
 

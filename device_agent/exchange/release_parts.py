@@ -29,6 +29,14 @@ from shared.runtime.durable import explain_disk_errors
 
 COPY_BYTES = 1 << 20
 
+NEWEST_FORMATS: Mapping[tuple[int, int], tuple[int, int]] = {
+    (1, 17): (20, 9),
+    (1, 18): (21, 10),
+    (1, 19): (21, 10),
+    (1, 20): (21, 10),
+}
+"""Opset and IR version that releases of ONNX Runtime read at most; of others a board finds out when it loads one."""
+
 
 class PartStore(Protocol):
     """What a board keeps of releases."""
@@ -175,15 +183,6 @@ def _copy(place: _Place, out: int) -> None:
                 view = view[os.write(out, view) :]
     if left:
         raise CorruptFile(f"{place.path} ends {left} bytes too early")
-
-
-NEWEST_FORMATS: Mapping[tuple[int, int], tuple[int, int]] = {
-    (1, 17): (20, 9),
-    (1, 18): (21, 10),
-    (1, 19): (21, 10),
-    (1, 20): (21, 10),
-}
-"""Opset and IR version that releases of ONNX Runtime read at most; of others a board finds out when it loads one."""
 
 
 def runtime_refusal(manifest: ReleaseManifest, runtime: str) -> str:

@@ -17,6 +17,9 @@ from shared.errors import ConfigError
 from shared.protocol.topics import is_name
 from shared.runtime.durable import explain_disk_errors, sync
 
+OWN = ".own"
+"""The newest model of the device's own, of whatever run; no run has such a name."""
+
 
 def before(states: Path, run: str, number: int) -> Path:
     """Return the state that a task of a round begins with, be it done for the first time or again."""
@@ -52,10 +55,6 @@ def promote(state: Path, states: Path) -> None:
                     older.unlink()
         state.replace(newest)
         sync(states)
-
-
-OWN = ".own"
-"""The newest model of the device's own, of whatever run; no run has such a name."""
 
 
 def promote_own(own: Path, states: Path) -> None:

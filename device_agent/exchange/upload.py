@@ -43,6 +43,13 @@ LEAST_BITS_PER_S = 1000.0
 MOST_WAIT_S = 5.0
 """Between two looks at the rate; a newer task may have brought another."""
 
+log = logging.getLogger(__name__)
+NEWS: Arrival = ("", b"")
+"""Comes between the server's messages when `Delivery.wake` was set, so that there is one thing to wait for."""
+
+MOST_ASIDE = 64
+"""What came while a frame waited to go, and is answered when all of them have gone; the server says the rest again."""
+
 
 @dataclass
 class Bucket:
@@ -84,13 +91,7 @@ class Bucket:
         self._busy_until = now
 
 
-log = logging.getLogger(__name__)
-
 FIRST_PATIENCE_S, LAST_PATIENCE_S = 2.0, 30.0
-NEWS: Arrival = ("", b"")
-"""Comes between the server's messages when `Delivery.wake` was set, so that there is one thing to wait for."""
-MOST_ASIDE = 64
-"""What came while a frame waited to go, and is answered when all of them have gone; the server says the rest again."""
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,6 @@ from shared.protocol.measurements import Lack
 LACK_MARK = "#lack "
 LACK_BY_MARK: dict[str, Lack] = {LACK_MARK + lack: lack for lack in get_args(Lack)}
 
-
-def parse_recorded(content: str, path: Path) -> str:
-    """Return what a file holds; raises NoData where it is recorded not to have answered, with the lack of then."""
-    lack = LACK_BY_MARK.get(content.strip()) if content.startswith(LACK_MARK) else None
-    if lack is not None:
-        raise NoData(f"{path}: recorded as {lack}", lack=lack)
-    return content
-
-
-MAX_BYTES, CHUNK_BYTES = 1 << 20, 1 << 12
-
 LACK_BY_ERRNO: dict[int, Lack] = {
     errno.ENOENT: "not_present",
     errno.ENOTDIR: "not_present",
@@ -40,7 +29,19 @@ LACK_BY_ERRNO: dict[int, Lack] = {
     errno.EAGAIN: "busy",
     errno.EBUSY: "busy",
 }
+
 OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def parse_recorded(content: str, path: Path) -> str:
+    """Return what a file holds; raises NoData where it is recorded not to have answered, with the lack of then."""
+    lack = LACK_BY_MARK.get(content.strip()) if content.startswith(LACK_MARK) else None
+    if lack is not None:
+        raise NoData(f"{path}: recorded as {lack}", lack=lack)
+    return content
+
+
+MAX_BYTES, CHUNK_BYTES = 1 << 20, 1 << 12
 
 
 def read_text(path: Path) -> str:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 EXIT_GARBLED = 70
 
+logger = logging.getLogger("inference")
+
 
 class Opening(NamedTuple):
     """What models are opened with.
@@ -53,9 +55,6 @@ class Opening(NamedTuple):
     settings: InferenceSettings
     executor: ThreadPoolExecutor
     ask: TopPipe | None
-
-
-logger = logging.getLogger("inference")
 
 
 def main() -> None:

@@ -55,6 +55,8 @@ SOURCE = "active probe through the broker"
 Point: TypeAlias = tuple[float, int]
 """A moment, and the bytes so far."""
 
+NAMES = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -144,9 +146,6 @@ async def probe_link(
         if not alone:
             return _lacking(Absent(lack="busy", cause=IN_USE))
         return await _probe(config, schedule, connect_s)
-
-
-NAMES = {way: f"link.{way}_bits_per_s" for way in ("up", "down")}
 
 
 def _lacking(absent: Absent) -> ProbeResult:

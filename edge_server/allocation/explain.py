@@ -26,6 +26,94 @@ from shared.protocol.messages import Value
 
 MEGA, LITTLE = 1e6, 0.01
 
+PARTS: Mapping[str, Label] = {
+    "compute_s": ("computing", 1.0, "s"),
+    "upload_s": ("upload", 1.0, "s"),
+    "download_s": ("download", 1.0, "s"),
+    "download_joules": ("download", 1.0, "J"),
+    "compute_joules": ("computing", 1.0, "J"),
+    "upload_joules": ("upload", 1.0, "J"),
+    "bytes_up": ("sent", 1e-3, "kB"),
+}
+
+LIMITS: Mapping[str, Label] = {
+    "joules": ("joules of a task", 1.0, "J"),
+    "round_joules": ("joules of the round", 1.0, "J"),
+    "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
+    "spread_joules": ("of these moved here from other rounds, for estimates", 1.0, "J"),
+    "spent_s": ("of the run's time is spent", 1.0, "s"),
+    "spent_joules": ("of the run's energy is spent", 1.0, "J"),
+    "weights": ("weights", 1.0, ""),
+    "weights_global": ("of them shared", 1.0, ""),
+    "model_bytes": ("the model", 1e-3, "kB"),
+    "dense_bytes": ("never pruned", 1e-3, "kB"),
+    "most_share": ("a device at most", 1e2, "% of the uplink"),
+    "personal_steps": ("personal steps", 1.0, ""),
+    "warmup_steps": ("warm-up", 1.0, ""),
+    "global_steps": ("global", 1.0, ""),
+    "local_steps": ("local steps", 1.0, ""),
+    "gradients": ("gradients to estimate by", 1.0, ""),
+    "gradients_left": ("of them in the rounds that are left", 1.0, ""),
+}
+
+FIGURES: Mapping[str, Label] = {
+    "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),
+    "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
+    "step_s": ("a local step", 1e3, "ms"),
+    "step_joules": ("a local step", 1.0, "J"),
+    "task_s": ("a task of the whole model", 1.0, "s"),
+    "task_joules": ("computing the whole model", 1.0, "J"),
+    "compute_w": ("computing", 1.0, "W"),
+    "upload_w": ("sending", 1.0, "W"),
+    "download_w": ("receiving", 1.0, "W"),
+    "download_joules": ("a download", 1.0, "J"),
+    "tx_w": ("sending", 1.0, "W above idle"),
+    "f_hertz": ("clock", 1e-9, "GHz"),
+    "memory_bytes": ("free memory", 1e-6, "MB"),
+    "keep": ("its own since its first task", 1e2, "% of the neurons"),
+    "sigma2": ("variance of its gradients", 1.0, ""),
+    "g2": ("their squared norm", 1.0, ""),
+}
+
+ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error": "joules"}
+SOURCES: Mapping[Source, str] = {
+    "measured": "measured",
+    "last_good": "measured last",
+    "profile": "as the plan says",
+    "default": "guessed",
+}
+
+VALUES: Mapping[str, Label] = {
+    "prune": ("of the shared weights pruned", 1e2, "%"),
+    "keep": ("of the neurons kept", 1e2, "%"),
+    "share": ("of the uplink", 1e2, "%"),
+    "up_bits_per_s": ("at most", 1e-6, "Mbit/s"),
+    "steps": ("of the local steps", 1e2, "%"),
+    "sent": ("of the change sent", 1e2, "%"),
+}
+
+BUYS = {"second": "second of deadline", "joule": "J", "megahertz": "MHz of clock", "megabit_per_s": "Mbit/s of link"}
+WORDS = {
+    "interior": "the bandwidth that all share",
+    "floor": "its floor: the others make more of the bandwidth",
+    "time": "its own deadline",
+    "full": "nothing: it has all that it can use",
+    "nothing": "the others make more of the bandwidth",
+    "out": "it cannot take part: no time is left to it, or it has no link or clock",
+    "unknown": "nothing is known of it",
+    "energy": "its joules",
+    "memory": "its memory",
+    "settled": "what it kept at first: this method chooses once and for all",
+    "fairness": "the largest share of the uplink that one device may have (fairness)",
+    "cluster": "its cluster's ratio, whatever it measures",
+    "round_joules": "the joules of the round, which all share",
+    "least": "its floors: fewer steps would do, but for rho_min and theta_min",
+    "baseline": "nothing: this baseline looks at no budget",
+}
+
+NOTHING = 1e-9
+"""What is less buys nothing: it is a rounding error of deciding twice."""
+
 
 class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """One device in one round.
@@ -184,88 +272,6 @@ def _more_of_each(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
 
 Label = tuple[str, float, str]
 """What people call a figure, and its unit: what to multiply by, and the unit's name."""
-
-PARTS: Mapping[str, Label] = {
-    "compute_s": ("computing", 1.0, "s"),
-    "upload_s": ("upload", 1.0, "s"),
-    "download_s": ("download", 1.0, "s"),
-    "download_joules": ("download", 1.0, "J"),
-    "compute_joules": ("computing", 1.0, "J"),
-    "upload_joules": ("upload", 1.0, "J"),
-    "bytes_up": ("sent", 1e-3, "kB"),
-}
-LIMITS: Mapping[str, Label] = {
-    "joules": ("joules of a task", 1.0, "J"),
-    "round_joules": ("joules of the round", 1.0, "J"),
-    "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
-    "spread_joules": ("of these moved here from other rounds, for estimates", 1.0, "J"),
-    "spent_s": ("of the run's time is spent", 1.0, "s"),
-    "spent_joules": ("of the run's energy is spent", 1.0, "J"),
-    "weights": ("weights", 1.0, ""),
-    "weights_global": ("of them shared", 1.0, ""),
-    "model_bytes": ("the model", 1e-3, "kB"),
-    "dense_bytes": ("never pruned", 1e-3, "kB"),
-    "most_share": ("a device at most", 1e2, "% of the uplink"),
-    "personal_steps": ("personal steps", 1.0, ""),
-    "warmup_steps": ("warm-up", 1.0, ""),
-    "global_steps": ("global", 1.0, ""),
-    "local_steps": ("local steps", 1.0, ""),
-    "gradients": ("gradients to estimate by", 1.0, ""),
-    "gradients_left": ("of them in the rounds that are left", 1.0, ""),
-}
-FIGURES: Mapping[str, Label] = {
-    "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),
-    "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
-    "step_s": ("a local step", 1e3, "ms"),
-    "step_joules": ("a local step", 1.0, "J"),
-    "task_s": ("a task of the whole model", 1.0, "s"),
-    "task_joules": ("computing the whole model", 1.0, "J"),
-    "compute_w": ("computing", 1.0, "W"),
-    "upload_w": ("sending", 1.0, "W"),
-    "download_w": ("receiving", 1.0, "W"),
-    "download_joules": ("a download", 1.0, "J"),
-    "tx_w": ("sending", 1.0, "W above idle"),
-    "f_hertz": ("clock", 1e-9, "GHz"),
-    "memory_bytes": ("free memory", 1e-6, "MB"),
-    "keep": ("its own since its first task", 1e2, "% of the neurons"),
-    "sigma2": ("variance of its gradients", 1.0, ""),
-    "g2": ("their squared norm", 1.0, ""),
-}
-ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error": "joules"}
-SOURCES: Mapping[Source, str] = {
-    "measured": "measured",
-    "last_good": "measured last",
-    "profile": "as the plan says",
-    "default": "guessed",
-}
-VALUES: Mapping[str, Label] = {
-    "prune": ("of the shared weights pruned", 1e2, "%"),
-    "keep": ("of the neurons kept", 1e2, "%"),
-    "share": ("of the uplink", 1e2, "%"),
-    "up_bits_per_s": ("at most", 1e-6, "Mbit/s"),
-    "steps": ("of the local steps", 1e2, "%"),
-    "sent": ("of the change sent", 1e2, "%"),
-}
-BUYS = {"second": "second of deadline", "joule": "J", "megahertz": "MHz of clock", "megabit_per_s": "Mbit/s of link"}
-WORDS = {
-    "interior": "the bandwidth that all share",
-    "floor": "its floor: the others make more of the bandwidth",
-    "time": "its own deadline",
-    "full": "nothing: it has all that it can use",
-    "nothing": "the others make more of the bandwidth",
-    "out": "it cannot take part: no time is left to it, or it has no link or clock",
-    "unknown": "nothing is known of it",
-    "energy": "its joules",
-    "memory": "its memory",
-    "settled": "what it kept at first: this method chooses once and for all",
-    "fairness": "the largest share of the uplink that one device may have (fairness)",
-    "cluster": "its cluster's ratio, whatever it measures",
-    "round_joules": "the joules of the round, which all share",
-    "least": "its floors: fewer steps would do, but for rho_min and theta_min",
-    "baseline": "nothing: this baseline looks at no budget",
-}
-NOTHING = 1e-9
-"""What is less buys nothing: it is a rounding error of deciding twice."""
 
 
 def explanation_lines(found: Explanation) -> Iterator[str]:

@@ -46,6 +46,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 """Between which values a figure can be true."""
 
+MEGA = 1e6
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -166,9 +168,6 @@ def _sending_w(report: Report | None) -> float | None:
 def _beyond_idle(joules: float | None, idle_w: float | None, seconds: float) -> float | None:
     """Return the increment, never below zero: noise may make it so where little is drawn beyond idle."""
     return None if joules is None or idle_w is None else max(0.0, joules - idle_w * seconds)
-
-
-MEGA = 1e6
 
 
 @dataclass(frozen=True)

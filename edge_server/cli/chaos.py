@@ -48,6 +48,24 @@ LEAST_DEADLINE_S = 60.0
 """What a round, or a split step, must leave whom it waits for. One that was killed is started again within half a
 second, loads torch, connects, trains anew or does the steps of its session again, on a machine that all others use."""
 
+OF_ONE = {
+    "counted_twice": "counted twice*",
+    "duplicates": "duplicates",
+    "retrained": "retrained",
+    "repeated": "repeated",
+    "trained_twice": "trained twice*",
+    "rounds_lost": "rounds lost*",
+}
+
+OF_SEVERAL = {
+    "edges_off": "edges off*",
+    "undecided": "undecided*",
+    "overdrawn": "overdrawn*",
+    "alone": "decided alone",
+    "terms": "terms",
+}
+"""Counts of an account and their headings; those of several sites stand where there are such."""
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a study came to.
@@ -283,24 +301,6 @@ def kills_table(struck: Sequence[Struck]) -> TextTable:
     rows.append(("all", *(str(sums[kind]) for kind in kinds), str(len(struck))))
     caption = "for the broker: what the server did"
     return TextTable(columns, rows, "Kills", caption, styles={len(rows) - 1: "bold"})
-
-
-OF_ONE = {
-    "counted_twice": "counted twice*",
-    "duplicates": "duplicates",
-    "retrained": "retrained",
-    "repeated": "repeated",
-    "trained_twice": "trained twice*",
-    "rounds_lost": "rounds lost*",
-}
-OF_SEVERAL = {
-    "edges_off": "edges off*",
-    "undecided": "undecided*",
-    "overdrawn": "overdrawn*",
-    "alone": "decided alone",
-    "terms": "terms",
-}
-"""Counts of an account and their headings; those of several sites stand where there are such."""
 
 
 def accounts_table(accounts: Sequence[Account], *, several_sites: bool = False) -> TextTable:

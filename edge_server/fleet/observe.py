@@ -26,42 +26,9 @@ from shared.runtime.clock import Clock
 BURST, WORDS_PER_S = 600.0, 0.5
 """Records that a device may cause at once, and for ever: 10 MB a day, whatever it says."""
 
-
-@dataclass
-class Allowance:
-    """Buckets by device; who says too much is told of once, and is then heard in part.
-
-    Attributes:
-        burst: Records that a device may cause at once.
-        per_s: The same for ever.
-        what: Takes them, for the log.
-    """
-
-    burst: float = BURST
-    per_s: float = WORDS_PER_S
-    what: str = "a run's journal"
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _talkative: set[str] = field(default_factory=set)
-
-    def take(self, device: str, at: float) -> bool:
-        """Tell whether a device may cause a record at this moment; if so, it is counted."""
-        left, since = self._left.get(device, (self.burst, at))
-        left = min(self.burst, left + self.per_s * (at - since))
-        may = left >= 1
-        if not may and device not in self._talkative:
-            self._talkative.add(device)
-            log.warning("device %s says more than %s takes; some of it is left out", device, self.what)
-        self._left[device] = (left - may, at)
-        return may
-
-
 log = logging.getLogger(__name__)
-
 BATCH_S = 1.0
 """One write a second at most, and one before a round opens; a server that is killed loses what it heard since."""
-
-RETRY_S, SETTLE_S = 3.0, 5.0
-"""A full disk is tried again, and no round waits for longer than that: it has records of its own to wait for."""
 
 MOST = 10_000
 """Records that wait for the disk; more are lost, which the log says."""
@@ -92,6 +59,38 @@ TOLERANCE: Mapping[str, float] = {
 
 FACTS = ("model", "mode", "governor", "kernel", "l4t", "torch", "onnxruntime", "throttle")
 MAX_FACT = 160
+
+
+@dataclass
+class Allowance:
+    """Buckets by device; who says too much is told of once, and is then heard in part.
+
+    Attributes:
+        burst: Records that a device may cause at once.
+        per_s: The same for ever.
+        what: Takes them, for the log.
+    """
+
+    burst: float = BURST
+    per_s: float = WORDS_PER_S
+    what: str = "a run's journal"
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _talkative: set[str] = field(default_factory=set)
+
+    def take(self, device: str, at: float) -> bool:
+        """Tell whether a device may cause a record at this moment; if so, it is counted."""
+        left, since = self._left.get(device, (self.burst, at))
+        left = min(self.burst, left + self.per_s * (at - since))
+        may = left >= 1
+        if not may and device not in self._talkative:
+            self._talkative.add(device)
+            log.warning("device %s says more than %s takes; some of it is left out", device, self.what)
+        self._left[device] = (left - may, at)
+        return may
+
+
+RETRY_S, SETTLE_S = 3.0, 5.0
+"""A full disk is tried again, and no round waits for longer than that: it has records of its own to wait for."""
 
 
 @dataclass(frozen=True)

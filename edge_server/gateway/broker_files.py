@@ -26,6 +26,8 @@ MOST_QUEUED, MOST_QUEUED_BYTES = 4096, 64 << 20
 """Of one client that is slow or away; a server asks for 48 frames of 256 KiB at once."""
 MOST_INFLIGHT = 256
 
+PROBES = "_probe"
+
 
 @dataclass(frozen=True)
 class BrokerPlaces:
@@ -89,9 +91,6 @@ def _listener(places: BrokerPlaces, where: str, trusted: Path) -> Iterator[str]:
     yield f"keyfile {places.key}"
     yield "require_certificate true"
     yield "use_identity_as_username true"
-
-
-PROBES = "_probe"
 
 
 def probe_topic(site: str, generation: int) -> str:

@@ -27,6 +27,11 @@ _DISK: Mapping[int, int] = {
 }
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
 
+P = ParamSpec("P")
+R = TypeVar("R")
+log = logging.getLogger(__name__)
+RETRY_S = 3.0
+
 
 def read_only_uri(path: Path) -> str:
     """Return the address by which to open a database only to read it, also while another user's process writes it."""
@@ -69,14 +74,6 @@ def translate_sql_errors(path: Path) -> Iterator[None]:
         if code in _CORRUPT:
             raise CorruptFile(f"{path}: {error}") from error
         raise
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-log = logging.getLogger(__name__)
-
-RETRY_S = 3.0
 
 
 async def persist(

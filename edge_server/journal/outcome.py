@@ -19,6 +19,11 @@ REMEDY = (
     "the plan is corrected after Ctrl-C. Once devices are mended, the run goes on by itself"
 )
 
+REFUSALS = frozenset({"norm", "not-finite", "shape", "dtype", "unknown-tensor", "digest", "codec"})
+"""Causes for which this site refuses a neighbour's model, beside those by which an edge is merely late."""
+
+NEIGHBOUR_REMEDY = "look at that site's log and data; it trains apart from this one"
+
 
 def frequent_cause(failed: Mapping[str, str]) -> str:
     """Return the cause that most of the failed devices told, with their names; empty where none failed."""
@@ -46,10 +51,6 @@ def name_some(names: Sequence[str]) -> str:
     """Return the first few names of a list, and how many there are beside them."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"
-
-
-REFUSALS = frozenset({"norm", "not-finite", "shape", "dtype", "unknown-tensor", "digest", "codec"})
-"""Causes for which this site refuses a neighbour's model, beside those by which an edge is merely late."""
 
 
 class RefusedModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +85,6 @@ def refused_models(records: Iterable[AnyRecord]) -> list[RefusedModels]:
         RefusedModels(site=site, gossips=causes.total(), of=len(gossips), causes=dict(causes.most_common()))
         for site, causes in sorted(found.items())
     ]
-
-
-NEIGHBOUR_REMEDY = "look at that site's log and data; it trains apart from this one"
 
 
 class RoundAccuracy(msgspec.Struct, frozen=True, kw_only=True):

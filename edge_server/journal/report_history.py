@@ -47,6 +47,34 @@ FULL_BEFORE = "SELECT max(seq) FROM reports WHERE device = ? AND is_full AND hea
 CHAIN = "SELECT seq, heard_utc_s, at, form, is_full, body FROM reports WHERE device = ? AND seq >= ? ORDER BY seq"
 FORM_BY_ID = "SELECT body FROM forms WHERE id = ?"
 
+log = logging.getLogger(__name__)
+FULL_EVERY = 60
+"""Rows from one full row to the next: what is read in vain to learn what a figure was."""
+
+OVERHEAD_BYTES = 48
+"""What a row takes beside its body."""
+
+ALL = 1 << 62
+INSERT = "INSERT INTO reports (device, seq, heard_utc_s, at, form, is_full, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
+NEW_SEQ = "SELECT max(seq) FROM reports WHERE device = ?"
+NEW_DEVICE = "INSERT INTO devices (name, bytes) VALUES (?, 0)"
+SPEND = "UPDATE devices SET bytes = bytes + ? WHERE id = ?"
+FORM = "SELECT id FROM forms WHERE device = ? AND digest = ?"
+NEW_FORM = "INSERT INTO forms (device, digest, body) VALUES (?, ?, ?)"
+LARGEST = "SELECT id FROM devices ORDER BY bytes DESC LIMIT 1"
+ENDS = "SELECT min(seq), max(seq) FROM reports WHERE device = ?"
+FIRST_SINCE = "SELECT seq FROM reports WHERE device = ? AND heard_utc_s >= ? ORDER BY seq LIMIT 1"
+FORGET = (
+    "DELETE FROM reports WHERE device = :device AND seq < :until",
+    "DELETE FROM forms WHERE device = :device AND id NOT IN (SELECT form FROM reports WHERE device = :device)",
+    """UPDATE devices SET bytes =
+        (SELECT coalesce(sum(length(body) + :overhead), 0) FROM reports WHERE device = :device) +
+        (SELECT coalesce(sum(length(body) + :overhead), 0) FROM forms WHERE device = :device) WHERE id = :device""",
+    "DELETE FROM devices WHERE id = :device AND bytes = 0",
+)
+
+PRAGMAS = ("page_count", "freelist_count", "page_size")
+
 
 @dataclass(frozen=True)
 class KeptReport:
@@ -189,35 +217,7 @@ def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
                 raise CorruptFile(f"{path}: {error}") from error
 
 
-log = logging.getLogger(__name__)
-
-FULL_EVERY = 60
-"""Rows from one full row to the next: what is read in vain to learn what a figure was."""
-
 SWEEP_S, DAY_S = 3600.0, 86_400.0
-OVERHEAD_BYTES = 48
-"""What a row takes beside its body."""
-
-ALL = 1 << 62
-
-INSERT = "INSERT INTO reports (device, seq, heard_utc_s, at, form, is_full, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
-NEW_SEQ = "SELECT max(seq) FROM reports WHERE device = ?"
-NEW_DEVICE = "INSERT INTO devices (name, bytes) VALUES (?, 0)"
-SPEND = "UPDATE devices SET bytes = bytes + ? WHERE id = ?"
-FORM = "SELECT id FROM forms WHERE device = ? AND digest = ?"
-NEW_FORM = "INSERT INTO forms (device, digest, body) VALUES (?, ?, ?)"
-LARGEST = "SELECT id FROM devices ORDER BY bytes DESC LIMIT 1"
-ENDS = "SELECT min(seq), max(seq) FROM reports WHERE device = ?"
-FIRST_SINCE = "SELECT seq FROM reports WHERE device = ? AND heard_utc_s >= ? ORDER BY seq LIMIT 1"
-FORGET = (
-    "DELETE FROM reports WHERE device = :device AND seq < :until",
-    "DELETE FROM forms WHERE device = :device AND id NOT IN (SELECT form FROM reports WHERE device = :device)",
-    """UPDATE devices SET bytes =
-        (SELECT coalesce(sum(length(body) + :overhead), 0) FROM reports WHERE device = :device) +
-        (SELECT coalesce(sum(length(body) + :overhead), 0) FROM forms WHERE device = :device) WHERE id = :device""",
-    "DELETE FROM devices WHERE id = :device AND bytes = 0",
-)
-PRAGMAS = ("page_count", "freelist_count", "page_size")
 
 
 @dataclass

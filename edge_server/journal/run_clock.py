@@ -11,6 +11,9 @@ from edge_server.journal.records import AnyRecord, RoundOpened, ServerBegan
 FAR_S = 30 * 86_400.0
 """A calendar that moved by more between two processes was set meanwhile: boards and gateways may boot in 1970."""
 
+RESTARTED = "went on after a restart of the server"
+"""In the note of a round whose seconds hold the time in which there was no server."""
+
 
 def server_began(
     records: Iterable[AnyRecord], *, at: float, utc_s: float | None = None, versions: dict[str, str] | None = None
@@ -40,10 +43,6 @@ def _by_calendar(earlier: ServerBegan, utc_s: float | None) -> float | None:
     if earlier.utc_s is None or utc_s is None or not 0 <= utc_s - earlier.utc_s <= FAR_S:
         return None
     return earlier.run_s + utc_s - earlier.utc_s
-
-
-RESTARTED = "went on after a restart of the server"
-"""In the note of a round whose seconds hold the time in which there was no server."""
 
 
 class Elapsed(NamedTuple):

@@ -45,6 +45,11 @@ MOST_NAMED = 5
 MOST_ENDED = 64
 """Runs that devices are told are over; each is a name in every task."""
 
+ORDER = "order"
+"""File of a folder of runs: their names in the order in which they were begun, whatever the clock said."""
+
+DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
+
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One run in a line."""
@@ -89,10 +94,6 @@ def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
 def new_name(plan: Plan) -> str:
     """Return a name that no other run has."""
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
-
-
-ORDER = "order"
-"""File of a folder of runs: their names in the order in which they were begun, whatever the clock said."""
 
 
 def note_begun(folder: Path, *, anew: bool = False) -> None:
@@ -436,9 +437,6 @@ def outcome_of(run: Run) -> str:
     closed = closed_rounds(run.records)
     is_missed = run.closed.outcome == "finished" and closed and all(one.outcome == "missed" for one in closed)
     return "missed" if is_missed else run.closed.outcome
-
-
-DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
 
 
 def versions() -> dict[str, str]:

@@ -38,6 +38,10 @@ Row: TypeAlias = tuple[bytes, int]
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 
+log = logging.getLogger(__name__)
+JOURNAL = "journal.sqlite"
+ATTEMPTS = 50
+
 
 def encode(record: AnyRecord) -> bytes:
     """Return a record as a line of JSON.
@@ -95,9 +99,6 @@ def intact_records(rows: Iterable[Row]) -> list[AnyRecord]:
     return records
 
 
-log = logging.getLogger(__name__)
-
-
 def salvageable_records(journal: Path) -> list[AnyRecord]:
     """Return the records of a journal up to the damage."""
     return intact_records(_salvaged_rows(journal))
@@ -144,10 +145,6 @@ def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
         connection.execute(SCHEMA)
         connection.executemany(INSERT, marked_rows(records, 0))
     return path
-
-
-JOURNAL = "journal.sqlite"
-ATTEMPTS = 50
 
 
 class SqliteJournal:

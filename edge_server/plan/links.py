@@ -28,6 +28,8 @@ from edge_server.plan.simulated_devices import (
 LEAST_M = 10.0
 """Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
 
+M_PER_KM = 1000.0
+
 
 class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
     """What all links have.
@@ -172,9 +174,6 @@ class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
 
 
 Link: TypeAlias = GivenLink | RangeLink | WirelessLink | TraceLink
-
-
-M_PER_KM = 1000.0
 
 
 def watts(dbm: float) -> float:

@@ -35,6 +35,9 @@ from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
 
+log = logging.getLogger(__name__)
+MAX_OVER_SELECTION = 10
+
 
 class FallbackPlan(Section, frozen=True, kw_only=True):
     """Takes the place of the plan's sections of these names if the path of its data does not exist.
@@ -54,11 +57,6 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
     algorithm: Chosen | None = None
     hyper: HyperPlan | None = None
     optimizer: OptimizerPlan | None = None
-
-
-log = logging.getLogger(__name__)
-
-MAX_OVER_SELECTION = 10
 
 
 class CohortPlan(Section, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ import msgspec
 
 from shared.protocol.messages import Hyper, Scalar, Spec
 
+MAX_MEASURE_S = 600.0
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the plan's sections."""
@@ -94,9 +96,6 @@ class BudgetPlan(Section, frozen=True, kw_only=True):
         """Refuse what nobody could keep to."""
         if not all(limit is None or 0 < limit < math.inf for limit in (self.time_s, self.joules)):
             raise ValueError("time_s and joules must be > 0 and finite; leave them out for no limit")
-
-
-MAX_MEASURE_S = 600.0
 
 
 class EvaluationPlan(Section, frozen=True, kw_only=True):

@@ -31,6 +31,8 @@ from shared.registry import build
 TURNS = 6
 """Messages of a task that wait for one another: task, want, frames; offer, want, frames."""
 
+NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
+
 
 class Least(NamedTuple):
     """The least that something can cost.
@@ -108,9 +110,6 @@ def _up(figure: float) -> float:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(figure)) - 3)
     return float(math.ceil(figure / unit) * unit)
-
-
-NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 
 
 def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale) -> None:

@@ -32,6 +32,10 @@ from shared.errors import FieldFleetError
 from shared.protocol.messages import Task
 from shared.registry import FAULTS, build
 
+log = logging.getLogger(__name__)
+FAILURES = (FieldFleetError, MemoryError, *FAULTS)
+"""What a trainer's process reports as its task's."""
+
 
 @dataclass(eq=False)
 class Ticket:
@@ -130,12 +134,6 @@ class Jobs:
         if not self._batches[ticket.batch]:
             del self._batches[ticket.batch]
             self._endings.pop(ticket.batch, None)
-
-
-log = logging.getLogger(__name__)
-
-FAILURES = (FieldFleetError, MemoryError, *FAULTS)
-"""What a trainer's process reports as its task's."""
 
 
 class Desk:

@@ -65,6 +65,12 @@ MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
 LOCK = "lock"
 """The file that `held` makes: what has none is not ours to remove."""
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+COPIES = 4
+"""Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
+
+ROOM_BYTES = 256 << 20
+
 
 @contextmanager
 def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]:
@@ -84,12 +90,6 @@ def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
         except (ConfigError, OSError):
             continue  # somebody is at it, or it is another user's
 
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
-COPIES = 4
-"""Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
-
-ROOM_BYTES = 256 << 20
 
 Tell = Callable[[AnyRecord, float], None]
 """Is told of every record, and the virtual second."""

@@ -44,6 +44,13 @@ CHANNELWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 PICTURE = 3
 """How many axes they have."""
 
+ROOM_BYTES = 16 << 20
+PARTS = 4
+"""Into which a cohort is cut at least, so that several processes have work."""
+
+NOBODY = -100
+"""A label that `cross_entropy` leaves out, with its gradient."""
+
 
 class Linear(nn.Module):
     """K linear layers, inputs of shape (K, features, B): of few outputs, such as classes, a product is faster so."""
@@ -189,7 +196,6 @@ def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
         setattr(network.get_submodule(owner), own, nn.Parameter(stack[:count]))
 
 
-ROOM_BYTES = 16 << 20
 FEWEST, MOST = 8, 32
 """Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (1 MiB of second-level cache, 32 MiB of
 third-level cache shared), one thread, torch 2.13: beyond the room a larger stack gains nothing or loses.
@@ -200,12 +206,8 @@ Times the rate of one device after the other, channels last, ten devices, batch 
 the gain in whole replays: 0.9 to 1.1 for the last one in batches of 32.
 """
 
-PARTS = 4
-"""Into which a cohort is cut at least, so that several processes have work."""
 
 FLOAT_BYTES, COPIES = 4, 4
-NOBODY = -100
-"""A label that `cross_entropy` leaves out, with its gradient."""
 
 
 def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:

@@ -37,6 +37,9 @@ from shared.registry import build
 from shared.runtime.clock import Clock
 from shared.transfer import to_file
 
+AT_ONCE_S = 1e-9
+"""Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
+
 
 @dataclass
 class Pass:
@@ -108,10 +111,6 @@ async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock,
         raise
     except FAILURES as error:
         raise TaskFailed(f"{type(error).__name__}: {error}") from error
-
-
-AT_ONCE_S = 1e-9
-"""Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
 
 
 @dataclass

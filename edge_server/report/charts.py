@@ -19,6 +19,27 @@ STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 FLAT = 1e-9
 """Differences below this, or below this share of a figure, are none on paper."""
 
+T = TypeVar("T")
+COLOURS = 8
+"""Colours of the page; where there are more curves, they come again."""
+
+MANY = 60
+"""Points of a curve beyond which their marks show under the pointer only."""
+
+MOST = 240
+"""Points that are drawn of a curve; more than a pixel each would not be seen."""
+
+SHAPES = (
+    "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0",
+    "m-2.2-2.2h4.4v4.4h-4.4z",
+    "m0-3l2.7 4.7h-5.4z",
+    "m0-3.1l3.1 3.1l-3.1 3.1l-3.1-3.1z",
+)
+
+HEADS = 16
+EVERY = 5
+"""Rounds between two numbers above the grid."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -73,25 +94,8 @@ def label(tick: float) -> str:
     return f"{tick:.10g}".replace("-", "\N{MINUS SIGN}")
 
 
-T = TypeVar("T")
-
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 348, 10, 182
-COLOURS = 8
-"""Colours of the page; where there are more curves, they come again."""
-
-MANY = 60
-"""Points of a curve beyond which their marks show under the pointer only."""
-
-MOST = 240
-"""Points that are drawn of a curve; more than a pixel each would not be seen."""
-
-SHAPES = (
-    "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0",
-    "m-2.2-2.2h4.4v4.4h-4.4z",
-    "m0-3l2.7 4.7h-5.4z",
-    "m0-3.1l3.1 3.1l-3.1 3.1l-3.1-3.1z",
-)
 
 
 @dataclass(frozen=True)
@@ -205,9 +209,6 @@ def key(colour: int) -> Markup:
 
 CELL, GAP = 11, 1
 LABELS, LETTER = 24, 5.8
-HEADS = 16
-EVERY = 5
-"""Rounds between two numbers above the grid."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,12 @@ from shared.protocol.measurements import Cost, Quality
 
 WORSE: tuple[Quality, ...] = ("measured", "corrected", "modelled")
 
+ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
+MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
+"""Readings of which the highest tells how a board got through a run."""
+
+FLEET = ("global_accuracy", "fleet_accuracy")
+
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """A figure, or a sum of figures.
@@ -89,8 +95,6 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
 Told: TypeAlias = float | str
-
-ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
 
 
 class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,10 +246,6 @@ class DeviceDigest(Moved, frozen=True, kw_only=True):
     most: dict[str, float] = {}
 
 
-MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
-"""Readings of which the highest tells how a board got through a run."""
-
-
 class Digest(DigestPart, frozen=True, kw_only=True):
     """One run.
 
@@ -294,9 +294,6 @@ class Digest(DigestPart, frozen=True, kw_only=True):
         exchanged = ["gradient_bytes", "features_bytes"] if self.split else []
         measured = any(one.statistics_bytes != NONE for one in self.rounds)
         return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
-
-
-FLEET = ("global_accuracy", "fleet_accuracy")
 
 
 def fleet_figures(runs: Iterable[Digest]) -> list[str]:

@@ -12,6 +12,9 @@ NOTHING = "\N{EN DASH}"
 MAX_TEXT = 300
 _VOID = frozenset({"meta"})
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser may load for the page: nothing."""
+
 
 class Markup(str):
     """Text that is markup already. Only this module and constants make any."""
@@ -61,10 +64,6 @@ def _value(value: float | str) -> str:
 def number(value: float) -> str:
     """Return a coordinate with no more digits than a screen can show."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load for the page: nothing."""
 
 
 def document(title: str, *content: str) -> str:

@@ -63,6 +63,13 @@ PERSONAL = frozenset(
 )
 """Methods whose devices use models of their own, by name: to ask the methods themselves would load torch."""
 
+PARTS = ("download", "compute", "exchange", "upload")
+CUT = ("features_bytes", "gradient_bytes")
+"""What only a split session moves."""
+
+MEASURING = 0
+NUMBER = re.compile("([0-9]{1,18})")
+
 
 class Accuracies(TypedDict):
     """Of one round, by name in `RoundDigest`."""
@@ -114,13 +121,6 @@ class _Counts(TypedDict):
     arrived: int
     late: int
     failed: int
-
-
-PARTS = ("download", "compute", "exchange", "upload")
-CUT = ("features_bytes", "gradient_bytes")
-"""What only a split session moves."""
-MEASURING = 0
-NUMBER = re.compile("([0-9]{1,18})")
 
 
 def digest_run(records: Sequence[AnyRecord]) -> Digest:

@@ -39,6 +39,15 @@ from shared.protocol.messages import Assignment
 from shared.tensors.counts import ceil_share
 from shared.tensors.tree import State
 
+log = logging.getLogger(__name__)
+MOST_NAMED = 8
+WHAT: Mapping[str, str] = {
+    "evaluate": "the devices' evaluation",
+    "measure": "the measurement before round 1",
+    "statistics": "the measurement of running statistics",
+}
+"""What is done that is no round."""
+
 
 def select_cohort(
     online: Sequence[str], *, size: int, seed: int, number: int, over_selection: float = 0.0
@@ -70,18 +79,7 @@ def updates_needed(asked: int, *, size: int, quorum: float) -> int:
     return ceil_share(quorum, min(size, asked) if size else asked)
 
 
-log = logging.getLogger(__name__)
-
-MOST_NAMED = 8
-
 Purpose: TypeAlias = Literal["train", "evaluate", "measure", "statistics"]
-
-WHAT: Mapping[str, str] = {
-    "evaluate": "the devices' evaluation",
-    "measure": "the measurement before round 1",
-    "statistics": "the measurement of running statistics",
-}
-"""What is done that is no round."""
 
 
 def evaluates_everybody(plan: Plan, algorithm: Algorithm) -> bool:

@@ -30,6 +30,9 @@ T = TypeVar("T", bound=Mapping[str, object])
 ALL = ""
 """The audience that is every member at once."""
 
+log = logging.getLogger(__name__)
+RETRY_S = 0.5
+
 
 @dataclass
 class _Member:
@@ -146,10 +149,6 @@ class Fanout:
         wanted = set().union(*(member.waiting for member in self._group.values()))
         self._asked_at = {start: since for start, since in self._asked_at.items() if start in wanted}
 
-
-log = logging.getLogger(__name__)
-
-RETRY_S = 0.5
 
 COPIES, MORE_BYTES, MORE_PER_S = 4, float(8 << 20), float(1 << 20)
 """What one device may ask for: so many copies of the payload and so many bytes at once, and so many for ever. A link

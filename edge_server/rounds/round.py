@@ -52,6 +52,9 @@ from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.sender import Sender
 
+log = logging.getLogger(__name__)
+PAYLOAD_SLACK_BYTES = 1 << 20
+
 
 def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
     """Return what gives the tree that goes down, by what it is sent for.
@@ -76,9 +79,6 @@ def _packed(tree: Tree) -> list[memoryview]:
     return pack(dense().encode(dict(sorted(tree.items())), None)[0])
 
 
-log = logging.getLogger(__name__)
-
-PAYLOAD_SLACK_BYTES = 1 << 20
 ROUND_END, SERVER_TRAINING = "round end", "server training"
 """What the server's own calculations are called where their time is charged."""
 

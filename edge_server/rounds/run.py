@@ -61,6 +61,8 @@ from shared.runtime.executor import background
 from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 
+log = logging.getLogger(__name__)
+
 
 def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
     """Learn from a run's journal who was ever there, who cannot do its tasks, and who said nothing."""
@@ -129,9 +131,6 @@ def known_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:
         return RunInputs(agreed[-1], "the run began with")
     planned = planned_inputs(plan)
     return None if planned is None else RunInputs(planned, "the plan has")
-
-
-log = logging.getLogger(__name__)
 
 
 async def run_plan(  # noqa: PLR0913 - everything that a run is made of

@@ -31,6 +31,13 @@ Correction: TypeAlias = Callable[[nn.Module, Tree], None]
 Number by number: a replay may hand it several devices' parameters in stacks, with an axis in front that these lack.
 """
 
+RECEIVED = (
+    "the model that came is the cause, not this device's training, unless its examples are not finite; see whose "
+    "updates the server's log and report name in the round before"
+)
+
+REMEDY = "lower hyper.learning_rate, or look for examples of this device that are not finite"
+
 
 def local_sgd(
     model: Model,
@@ -119,13 +126,6 @@ def descend_batches(
         seen += len(labels)
         loss_sum += require_finite_loss(loss.item(), step) * len(labels)
     return loss_sum / seen if seen else None
-
-
-RECEIVED = (
-    "the model that came is the cause, not this device's training, unless its examples are not finite; see whose "
-    "updates the server's log and report name in the round before"
-)
-REMEDY = "lower hyper.learning_rate, or look for examples of this device that are not finite"
 
 
 def require_finite_loss(loss: float, step: int) -> float:

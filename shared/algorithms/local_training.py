@@ -43,6 +43,11 @@ from shared.protocol.messages import Assignment, Hyper, Scalar
 from shared.tensors.placement import to_device
 from shared.tensors.tree import Mean, State, Tree, check_like
 
+LEFT = "left/"
+AT_ONCE = 512
+STOPPING_OPTIONS = ("early_stopping", "share", "min_alive")
+"""Of a task: what `[early_stopping]` of its plan became."""
+
 
 def epochs(batches: Batches) -> Iterator[Iterator[Batch]]:
     """Yield the batches of one epoch after the other; each must be used up before the next is asked for."""
@@ -110,11 +115,9 @@ class Tally:
 STOPPED, LOSS = "stopped", "stopping_loss"
 """What a device says it did, and what it remembers: the loss L of its last participation."""
 
-LEFT = "left/"
 MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
 """Of the server's facts and of a task's values: how all models began. Without the second torch's generator drew them,
 as in runs that are older than it."""
-AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -181,10 +184,6 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
         for inputs, labels in parts
     ]
     return sum(losses) / len(batch[1])
-
-
-STOPPING_OPTIONS = ("early_stopping", "share", "min_alive")
-"""Of a task: what `[early_stopping]` of its plan became."""
 
 
 def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:

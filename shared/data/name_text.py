@@ -19,6 +19,11 @@ IGNORABLE = (
 Default_Ignorable_Code_Point of https://www.unicode.org/Public/UCD/latest/ucd/DerivedCoreProperties.txt."""
 _FIRST = tuple(first for first, _ in IGNORABLE)
 
+_SIMILAR = str.maketrans(
+    "АВЕКМНОРСТУХЅІЈԁаеорсухѕіјһԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧοναϲ‐‑‒–—−’‘“”",  # noqa: RUF001 - the similar ones are the point
+    "ABEKMHOPCTYXSIJdaeopcyxsijhqwABEZHIKMNOPTYXovac------''\"\"",
+)
+
 
 def normalise_name(name: str) -> str:
     """Return a name in the form NFC, without white space around it."""
@@ -73,9 +78,3 @@ def _print_form(name: str) -> str:
     """
     plain = unicodedata.normalize("NFKC", "".join(one for one in name if not _is_invisible(one)))
     return " ".join(plain.translate(_SIMILAR).split())
-
-
-_SIMILAR = str.maketrans(
-    "АВЕКМНОРСТУХЅІЈԁаеорсухѕіјһԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧοναϲ‐‑‒–—−’‘“”",  # noqa: RUF001 - the similar ones are the point
-    "ABEKMHOPCTYXSIJdaeopcyxsijhqwABEZHIKMNOPTYXovac------''\"\"",
-)

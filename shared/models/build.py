@@ -25,6 +25,16 @@ DRAW, TORCHS = "philox", ""
 """Who draws first weights: `shared.models.initial_weights`; or torch's generator, as in all runs begun before, whose
 records and tasks name none."""
 
+_DRAWS = frozenset(
+    {nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, Tensor.uniform_, Tensor.normal_}
+)
+
+PARAMETERS = frozenset({torch.float32})
+BUFFERS = frozenset({torch.float32, torch.int64, torch.int32})
+"""Types that every method and codec can subtract and average."""
+
+MOST_FAULTS = 4
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -112,11 +122,6 @@ class _Undrawn(TorchFunctionMode):
         return (args or tuple(kwargs.values()))[0] if func in _DRAWS else func(*args, **kwargs)
 
 
-_DRAWS = frozenset(
-    {nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, Tensor.uniform_, Tensor.normal_}
-)
-
-
 def _built(spec: Spec) -> Model:
     if not registry.is_custom(spec.name):
         return replace(build(MODELS, spec, "model"), spec=spec)
@@ -147,9 +152,3 @@ def _faults(layers: nn.Module) -> Iterator[str]:
             yield f"{kind} {name} is {dtype}: make it {remedy}"
         elif not is_parameter and name not in travelling:
             yield f"buffer {name} is not persistent: leave out persistent=False, or make it in forward"
-
-
-PARAMETERS = frozenset({torch.float32})
-BUFFERS = frozenset({torch.float32, torch.int64, torch.int32})
-"""Types that every method and codec can subtract and average."""
-MOST_FAULTS = 4

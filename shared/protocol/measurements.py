@@ -12,6 +12,10 @@ Lack: TypeAlias = Literal["not_present", "denied", "busy", "invalid"]
 SKIPPED = "skipped"
 """Among the metrics of an update: 1 where its device found nothing to learn from, and so sends no tensor; else 0."""
 
+JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
+"""The parts of a task's joules in a `Cost`. Together they are what it took, of the whole device and idle included: in
+this sense alone joules of tasks are predicted, limited, charged and shown. Waiting for others is no part of a task."""
+
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One measured figure: SI value, unit, where it comes from, how good it is, monotonic seconds.
@@ -83,11 +87,6 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exchange_joules: float | None = None
     idle_w: float | None = None
     provenance: dict[str, Provenance] = {}
-
-
-JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
-"""The parts of a task's joules in a `Cost`. Together they are what it took, of the whole device and idle included: in
-this sense alone joules of tasks are predicted, limited, charged and shown. Waiting for others is no part of a task."""
 
 
 def joule_parts(*, split: bool) -> tuple[str, ...]:

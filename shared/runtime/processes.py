@@ -29,6 +29,9 @@ HEAVY = "torch"
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
+EXIT_THREAD = 71
+"""Of a process in which a thread has failed."""
+
 
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
     """End a child process that was started here: politely, then not; return when it is gone."""
@@ -85,10 +88,6 @@ def _stamped_lines() -> logging.Formatter:
     formatter = logging.Formatter(line, datefmt="%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
     return formatter
-
-
-EXIT_THREAD = 71
-"""Of a process in which a thread has failed."""
 
 
 def end_on_thread_failure() -> None:

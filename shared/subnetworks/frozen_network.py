@@ -51,6 +51,11 @@ _VECTORS = 2
 """Axes of a batch that has no images."""
 _POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
+_WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_IMAGES = 4
+"""Axes of a weight whose input channels shall lie side by side in memory."""
+
 
 def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int]) -> bool:
     """Tell whether own layers are worth it.
@@ -100,12 +105,6 @@ def _through(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, in
         case nn.Flatten():
             return plane.new_zeros(1, 1), channels * plane.numel()
     return (layer(plane) if isinstance(layer, _POOLING) else plane), channels
-
-
-_WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_IMAGES = 4
-"""Axes of a weight whose input channels shall lie side by side in memory."""
 
 
 @dataclass(frozen=True)

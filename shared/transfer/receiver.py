@@ -19,6 +19,13 @@ from shared.transfer import frames
 from shared.transfer.frames import MAX_FRAME_BYTES, MAX_WINDOW, Frame
 from shared.transfer.pace import Pace
 
+FIRST_WINDOW = 1
+EXPECTED_WINDOWS = 4
+"""Of one sender, asked for and not come, that are remembered."""
+
+ON_ITS_WAY_S = 1.5
+"""For so long a wish for frames may have been under way itself, when its receiver says something that crosses it."""
+
 
 class Sink(Protocol):
     """Where the blocks of one payload come together."""
@@ -40,12 +47,6 @@ class Sink(Protocol):
 S = TypeVar("S", bound=Sink)
 
 _LACKING, _ASKED, _HERE = 0, 1, 2
-FIRST_WINDOW = 1
-
-EXPECTED_WINDOWS = 4
-"""Of one sender, asked for and not come, that are remembered."""
-ON_ITS_WAY_S = 1.5
-"""For so long a wish for frames may have been under way itself, when its receiver says something that crosses it."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ Delivery: TypeAlias = tuple[str, bytes]
 UInt16: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 16)]
 """What MQTT and TCP write in 16 bits, and is not zero."""
 
+ENTRY_BYTES = 1 << 10
+"""What a delivery takes in memory besides its payload, roughly."""
+
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The MQTT broker and how to log in to it.
@@ -77,10 +80,6 @@ class Presence:
     topic: str
     birth: bytes
     will: bytes
-
-
-ENTRY_BYTES = 1 << 10
-"""What a delivery takes in memory besides its payload, roughly."""
 
 
 class Inbox:

@@ -51,6 +51,20 @@ FIRST_S, LAST_S = 0.5, 30.0
 STEADY_S = 5.0
 """A connection that lasted this long was a success; two clients of one id throw each other out much sooner."""
 
+log = logging.getLogger(__name__)
+CONNECT_S = 10.0
+HEAL_S = 1.0
+"""Between a false word about our presence and our own."""
+
+GOODBYE_S = 2.0
+MOST_TOPICS = 1024
+MOST_WAITING_BYTES = 256 << 20
+"""Of one subscription; what is more is dropped, as a broker drops what it cannot deliver."""
+
+ONE_EACH = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
+BRIEF = 2
+"""So many connections in a row that the broker closed soon: brokers that say nothing part two clients of one id so."""
+
 
 def longest_wait(before_s: float, *, anew: bool) -> float:
     """Return the upper end of the next wait.
@@ -60,20 +74,6 @@ def longest_wait(before_s: float, *, anew: bool) -> float:
         anew: Whether there was a connection since then that lasted, or whose end has a cause that is mended now.
     """
     return FIRST_S if anew else min(LAST_S, max(FIRST_S, 2 * before_s))
-
-
-log = logging.getLogger(__name__)
-
-CONNECT_S = 10.0
-HEAL_S = 1.0
-"""Between a false word about our presence and our own."""
-GOODBYE_S = 2.0
-MOST_TOPICS = 1024
-MOST_WAITING_BYTES = 256 << 20
-"""Of one subscription; what is more is dropped, as a broker drops what it cannot deliver."""
-ONE_EACH = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
-BRIEF = 2
-"""So many connections in a row that the broker closed soon: brokers that say nothing part two clients of one id so."""
 
 
 @dataclass

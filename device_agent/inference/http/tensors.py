@@ -26,6 +26,9 @@ NOT_SUPPORTED = ("classification", "shared_memory_region")
 KNOWN_BYTES, KNOWN = 1024, 64
 """JSON up to this size that stood before tensors as bytes is not read again, where it was among the last ones."""
 
+_NUMBERS = msgspec.json.Decoder(list[float])
+_NESTED = msgspec.json.Decoder(list[Any])
+
 
 class _Tensor(msgspec.Struct):
     name: str
@@ -48,8 +51,6 @@ class _Inference(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Inference)
-_NUMBERS = msgspec.json.Decoder(list[float])
-_NESTED = msgspec.json.Decoder(list[Any])
 
 
 class _Question(NamedTuple):

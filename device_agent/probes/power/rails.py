@@ -13,6 +13,9 @@ from device_agent.profile.schema import Power
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
 
+NAME_PROFILE = "name the board's firmware profile in [board], see `device-agent profile list`"
+NAME_CHIP = 'name the chip that measures it in [board.meter] (kind = "chip")'
+
 
 class Rails(msgspec.Struct, frozen=True, kw_only=True):
     """Watts of a sensor's rails now.
@@ -29,9 +32,6 @@ class Rails(msgspec.Struct, frozen=True, kw_only=True):
     whole: tuple[str, ...] = ()
     volts: dict[str, float] = {}
 
-
-NAME_PROFILE = "name the board's firmware profile in [board], see `device-agent profile list`"
-NAME_CHIP = 'name the chip that measures it in [board.meter] (kind = "chip")'
 
 RailReader: TypeAlias = Callable[[Collection[str] | None], Rails]
 """Asks a sensor for some of its rails, or with None for all of them; raises NoData."""

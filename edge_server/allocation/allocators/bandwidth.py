@@ -34,6 +34,8 @@ from edge_server.journal.decision import Decision, Given, kept_share
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Value
 
+FEW = 24
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -177,9 +179,6 @@ def _given(options: BandwidthOptions, case: Case, device: str, asked: Columns, s
         binding=Bound(int(shares.bound[place])).name.lower(),
         multiplier=gain if np.isfinite(gain) else None,
     )
-
-
-FEW = 24
 
 
 def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str, float]:

@@ -25,6 +25,13 @@ from edge_server.allocation.task_joules import joule_estimates, work_estimates
 from edge_server.journal.decision import Figure
 from shared.protocol.messages import Allocated, Scalar
 
+STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
+"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
+on both parts are the same ones."""
+
+LEAST = 1e-9
+"""Iterations of a task that has none."""
+
 
 class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
     """Of `bandwidth`: pruning ratios and shares of the bandwidth of paper 004.
@@ -82,14 +89,6 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
             both = min(personal, ours) if limits.get("updates_at_once") else 0.0
             return personal + warm + ours - both, 0.0, 0.0
         return personal * (1 - part), warm * part, ours * part
-
-
-STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
-"""Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
-on both parts are the same ones."""
-
-LEAST = 1e-9
-"""Iterations of a task that has none."""
 
 
 def limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:

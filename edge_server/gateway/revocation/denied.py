@@ -22,6 +22,9 @@ BUSY_S = 5.0
 LOOK_S = 0.5
 """Between two looks; within two seconds nothing of a revoked device passes, with time to spare for a busy gateway."""
 
+COUNTER = slice(24, 28)
+"""Of SQLite's header: it grows with every change, see https://www.sqlite.org/fileformat2.html, section 1.3."""
+
 
 class _Account(msgspec.Struct, frozen=True):
     denied: bool = False
@@ -36,8 +39,6 @@ class _State(msgspec.Struct, frozen=True):
 
 ACCOUNTS, ASKED = "accounts.sqlite", "SELECT name FROM accounts WHERE denied"
 """As `enrolment.accounts` has them, since version 2."""
-COUNTER = slice(24, 28)
-"""Of SQLite's header: it grows with every change, see https://www.sqlite.org/fileformat2.html, section 1.3."""
 
 
 def read_denied(folder: Path) -> frozenset[str]:

@@ -33,6 +33,9 @@ Order: TypeAlias = Literal["pause", "resume", "abort", "back", "stop"]
 Outcome: TypeAlias = Literal["finished", "stopped", "aborted", "taken-back"]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 
+MARK = 16
+"""Hexadecimal digits of a line's mark, which stands before the record with a blank behind."""
+
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollout is to do.
@@ -162,8 +165,6 @@ AnyRolloutRecord: TypeAlias = (
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[AnyRolloutRecord] = msgspec.json.Decoder(AnyRolloutRecord)
-MARK = 16
-"""Hexadecimal digits of a line's mark, which stands before the record with a blank behind."""
 
 
 def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:

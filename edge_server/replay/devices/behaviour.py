@@ -21,6 +21,8 @@ Compute: TypeAlias = "Callable[[Work, float], Effort]"
 Radio: TypeAlias = Callable[[Direction, float, float], float | None]
 """(direction, from second, to second) -> joules of a transfer; None where nobody knows."""
 
+ALWAYS = ((0.0, math.inf),)
+
 
 class Flow(Protocol):
     """A rate over virtual time, in bit/s: a `Curve`, or what is drawn while it is asked."""
@@ -66,8 +68,6 @@ class Part:
 
 LinkOfRound: TypeAlias = Callable[[int], tuple[Flow | None, Flow | None]]
 """Round -> the rates up and down, from the moment its task is there."""
-
-ALWAYS = ((0.0, math.inf),)
 
 
 @dataclass(frozen=True)

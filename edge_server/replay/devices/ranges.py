@@ -24,6 +24,12 @@ from edge_server.replay.devices.random_draws import Blocks, draw_within
 
 MEGA = 1e6
 
+FORWARD = 1 / 3
+"""Of a training step's operations, those that only evaluate."""
+
+GRID = 64
+"""Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
+
 
 def given_pace(seconds: float, source: str = "plan, compute given") -> Pace:
     """Return the pace of a device whose tasks all take as long."""
@@ -50,12 +56,6 @@ def given_draw(table: GivenPower) -> Draw:
         radio=steady_radio(table.tx_w, table.rx_w),
         source="plan, power given",
     )
-
-
-FORWARD = 1 / 3
-"""Of a training step's operations, those that only evaluate."""
-GRID = 64
-"""Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
 
 
 def cycles(table: Cycles, work: Work) -> float:

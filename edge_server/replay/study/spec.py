@@ -18,6 +18,9 @@ from shared.protocol.topics import check_name
 
 SEED = "seed"
 
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+
 
 class Variant(Section, frozen=True, kw_only=True):
     """One way to run the plan; a baseline is a variant like any other.
@@ -86,10 +89,6 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
 def canonical(value: object) -> str:
     """Return a value as JSON, the same for equal values."""
     return msgspec.json.encode(value, order="deterministic").decode()
-
-
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
-_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
 
 def line_of(text: str, wanted: tuple[str, ...], place: int = 0) -> int:

@@ -58,6 +58,9 @@ from shared.protocol.messages import steps_of
 DIGITS = 6
 """Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""
 
+BOARD = "board"
+"""The name under which the id of a board's profile stands among the facts."""
+
 
 @dataclass
 class IndexedJournal:
@@ -140,10 +143,6 @@ def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     for record, second in timed_records(kept):
         journal.take(record, None if second is None else round(second, DIGITS))
     return journal
-
-
-BOARD = "board"
-"""The name under which the id of a board's profile stands among the facts."""
 
 
 def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:

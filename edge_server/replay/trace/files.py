@@ -38,6 +38,10 @@ TREES = ("metrics", "refused", "values")
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
+MAX_FILE_BYTES = 1 << 30
+MAX_ROWS = 1_000_000
+MAX_LINE = 1 << 20
+
 
 def cells(table: str, row: TableRow) -> list[str]:
     """Return a row's cells in the order of `columns`."""
@@ -118,11 +122,6 @@ def _require_true(name: str, value: object) -> None:
             raise ConfigError(f"column `{name}`: {one} cannot be true")
         if isinstance(one, float) and unit_of(name) == "s" and one > MAX_S:
             raise ConfigError(f"column `{name}`: {one:g} s cannot be true")
-
-
-MAX_FILE_BYTES = 1 << 30
-MAX_ROWS = 1_000_000
-MAX_LINE = 1 << 20
 
 
 def write(trace: Trace, folder: Path) -> None:

@@ -20,6 +20,41 @@ Purpose: TypeAlias = Literal["measure", "train", "evaluate", "statistics"]
 Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
 
+TOLD: Mapping[str, tuple[str, ...]] = {
+    "tasks": (
+        "download_s",
+        "compute_s",
+        "upload_s",
+        "exchange_s",
+        "cpu_s",
+        "cycles",
+        "hertz",
+        "download_joules",
+        "compute_joules",
+        "upload_joules",
+        "exchange_joules",
+        "idle_w",
+    ),
+    "steps": ("compute_s", "compute_joules", "cycles"),
+}
+"""Figures of which `<figure>_quality`, `_source` and `_uncertainty` are columns too."""
+
+PROVENANCE = ("quality", "source", "uncertainty")
+UNITS: Mapping[str, str] = {
+    "_s": "s",
+    "seconds": "s",
+    "joules": "J",
+    "_w": "W",
+    "watts": "W",
+    "hertz": "Hz",
+    "celsius": "°C",
+    "_bits_per_s": "bit/s",
+    "bytes": "B",
+    "bytes_down": "B",
+    "bytes_up": "B",
+}
+"""By the end of a name; the longest end that fits counts."""
+
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a table."""
@@ -157,42 +192,6 @@ TABLES: Mapping[str, type[TableRow]] = {
     "facts": Fact,
     "availability": Presence,
 }
-
-TOLD: Mapping[str, tuple[str, ...]] = {
-    "tasks": (
-        "download_s",
-        "compute_s",
-        "upload_s",
-        "exchange_s",
-        "cpu_s",
-        "cycles",
-        "hertz",
-        "download_joules",
-        "compute_joules",
-        "upload_joules",
-        "exchange_joules",
-        "idle_w",
-    ),
-    "steps": ("compute_s", "compute_joules", "cycles"),
-}
-"""Figures of which `<figure>_quality`, `_source` and `_uncertainty` are columns too."""
-
-PROVENANCE = ("quality", "source", "uncertainty")
-
-UNITS: Mapping[str, str] = {
-    "_s": "s",
-    "seconds": "s",
-    "joules": "J",
-    "_w": "W",
-    "watts": "W",
-    "hertz": "Hz",
-    "celsius": "°C",
-    "_bits_per_s": "bit/s",
-    "bytes": "B",
-    "bytes_down": "B",
-    "bytes_up": "B",
-}
-"""By the end of a name; the longest end that fits counts."""
 
 
 def unit_of(name: str) -> str:

@@ -28,6 +28,12 @@ from shared.errors import ConfigError
 from shared.protocol.messages import mix
 from shared.protocol.topics import check_name
 
+OWN_NAME = "device"
+"""Among the values of an assignment, in traces of versions that told a device its own name there."""
+
+SORTED = ("tasks", "steps", "decisions")
+"""Tables in order of round and device."""
+
 
 def portable(plan: Plan, data_root: Path) -> Plan:
     """Return a plan of which what lies below `data_root` is named relative to it; `plan.placed` undoes it."""
@@ -46,12 +52,6 @@ def _relative(section: Any, data_root: Path) -> Any:
     if not path or not Path(path).is_relative_to(data_root):
         return section
     return msgspec.structs.replace(section, path=Path(path).relative_to(data_root).as_posix())
-
-
-OWN_NAME = "device"
-"""Among the values of an assignment, in traces of versions that told a device its own name there."""
-SORTED = ("tasks", "steps", "decisions")
-"""Tables in order of round and device."""
 
 
 def anonymised(trace: Trace) -> Trace:

@@ -16,6 +16,8 @@ from edge_server.report.tables import names, seconds_of
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
 
+OWN = "accuracy on the devices' own data, %, each with its own model"
+
 
 def _percent(name: str) -> Height:
     def height(one: RoundDigest) -> float | None:
@@ -29,7 +31,6 @@ def _term(name: str) -> Height:
     return lambda one: one.terms.get(name)
 
 
-OWN = "accuracy on the devices' own data, %, each with its own model"
 HEIGHTS: Sequence[tuple[str, Height]] = (
     ("accuracy on test data, %", _percent("accuracy")),
     ("loss on test data", lambda one: one.test_loss),

@@ -22,6 +22,14 @@ SAID = {
     "waiting": "waiting for the others",
 }
 
+MOST: Mapping[str, str] = {
+    "gpu.load_ratio": "highest GPU load",
+    "gpu.hottest_celsius": "hottest GPU",
+    "gpu.rail_watts": "most of the GPU's rail",
+    "memory.swap_used_bytes": "most swap",
+}
+"""Headings of what was highest, by reading; a column is there where some device had more than nothing of it."""
+
 
 def parts(run: Digest) -> list[str]:
     """Return what a run's time and energy went into: an exchange and a measurement only where there was one."""
@@ -126,15 +134,6 @@ def _energy(one: DeviceDigest, names: Sequence[str]) -> list[Slice]:
 
 def _slice(one: DeviceDigest, part: str, amount: Amount, kind: str) -> Slice:
     return Slice(part, amount.value or 0.0, f"{one.device}: {part} {formatting.amount(amount, kind)}")
-
-
-MOST: Mapping[str, str] = {
-    "gpu.load_ratio": "highest GPU load",
-    "gpu.hottest_celsius": "hottest GPU",
-    "gpu.rail_watts": "most of the GPU's rail",
-    "memory.swap_used_bytes": "most swap",
-}
-"""Headings of what was highest, by reading; a column is there where some device had more than nothing of it."""
 
 
 def _most(device: DeviceDigest, name: str) -> str:

@@ -51,6 +51,9 @@ MATRIX = 2
 
 OWN = "personal/"
 
+MOMENTUM = "momentum/"
+ENDLESS = 1 << 62
+
 
 @dataclass(frozen=True)
 class PersonalizationSettings:
@@ -151,11 +154,6 @@ def personal_part(split: str, model: Model, state: State, assignment: Assignment
     if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in wanted.items()}:
         raise TaskFailed("the personal part that this device has kept is of another model; remove its state")
     return own
-
-
-MOMENTUM = "momentum/"
-
-ENDLESS = 1 << 62
 
 
 @dataclass

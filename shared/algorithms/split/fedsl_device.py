@@ -44,6 +44,9 @@ from shared.tensors.tree import State, Tree
 PRUNED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Whose weights are pruned; biases and what normalises are not."""
 
+BYTE = 255
+"""The largest label that has room in one."""
+
 
 class Bottom:
     """A device's own copy of the layers below the cut; it lives for one session.
@@ -175,10 +178,6 @@ def _pieces(network: nn.Sequential) -> list[nn.Sequential]:
     ]
     ends = [*starts[1:], len(layers)]
     return [nn.Sequential(OrderedDict(layers[start:end])) for start, end in zip(starts, ends, strict=True)]
-
-
-BYTE = 255
-"""The largest label that has room in one."""
 
 
 class Mask:

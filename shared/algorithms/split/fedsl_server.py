@@ -36,6 +36,19 @@ MOST_NUMBERS = 1 << 28
 """Of a batch at the cut, dropped ones included: 1 GiB of them."""
 MOST_AXES = 8
 
+ROWWISE = frozenset(
+    (
+        *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LayerNorm, nn.GroupNorm),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    )
+)
+"""Layers that take each example for itself and draw nothing, so that devices may share a batch."""
+
+PASS_EXAMPLES = 512
+"""Examples of a pass that devices share: more take memory and gain no time."""
+
 
 @dataclass(frozen=True)
 class Smashed:
@@ -113,20 +126,6 @@ def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
     shape = (len(features), *up["shape"].tolist())
     delta = _delta(settings, up, shape)
     return Smashed(spread(features, delta, shape), labels, delta)
-
-
-ROWWISE = frozenset(
-    (
-        *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LayerNorm, nn.GroupNorm),
-        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-    )
-)
-"""Layers that take each example for itself and draw nothing, so that devices may share a batch."""
-
-PASS_EXAMPLES = 512
-"""Examples of a pass that devices share: more take memory and gain no time."""
 
 
 @dataclass(frozen=True)

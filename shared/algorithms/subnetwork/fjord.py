@@ -61,6 +61,9 @@ from shared.tensors.tree import Mean, State, Tree, check_like
 MARK = "@"
 STATISTICS = (".running_mean", ".running_var")
 
+PICTURE = 4
+"""Dimensions of a weight that has kernels of two."""
+
 
 @dataclass(frozen=True)
 class Widths:
@@ -121,10 +124,6 @@ def parse_widths(text: str) -> Widths:
     if not isinstance(text, str):
         raise ValueError(f'widths must be a text such as "0.5,1", not {text!r}')  # noqa: TRY004
     return Widths(tuple(float(one) for one in text.split(",")))
-
-
-PICTURE = 4
-"""Dimensions of a weight that has kernels of two."""
 
 
 @dataclass(frozen=True)
