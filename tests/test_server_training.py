@@ -11,7 +11,7 @@ import torch
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan import plan as plans
 from edge_server.replay.run import replay
-from edge_server.replay.trace.transfer import portable
+from edge_server.replay.trace.portable_plan import portable
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.data import load as data

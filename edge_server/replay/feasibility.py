@@ -17,8 +17,9 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, share
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.sites import devices_by_site
-from edge_server.replay.devices.behaviour import Behaviour, Flow, Work
-from edge_server.replay.trainer import Scale
+from edge_server.replay.devices.behaviour import Behaviour, Work
+from edge_server.replay.devices.flow import Flow
+from edge_server.replay.workload import Scale
 from edge_server.rounds import assign
 from edge_server.rounds.neighbours import plan_of_site
 from shared.algorithms import ALGORITHMS

@@ -1,40 +1,18 @@
-"""Jobs between virtual time and the processes that do them.
+"""Job queue between virtual time and the processes that train.
 
-A job is given away when its device begins it. What it takes in virtual seconds is known beforehand, so its result is
-asked for only when that time has come and nothing else is left to do at that moment: one result after the other, of
-those that are due the job first that was begun first. So the same happens in the same order, however many processes
-there are.
-
-What is done with an order: the same training as on a device, at a cost that is given.
+A job is handed to the pool when its device begins it. Its duration in virtual seconds is known beforehand, so its
+result is collected only when virtual time has reached its end and nothing else remains to be done at that moment. Jobs
+that are due are collected one by one in the order in which they were submitted. The order of events is therefore the
+same for any number of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from device_agent.measurement.task_meter import GivenMeter
-from device_agent.trainer.interface import Job
-from device_agent.trainer.task import perform, read_parameters
-from device_agent.trainer.workspace import Workspace
 from edge_server.replay.pool import Ending, Pool, TrainingOrder
-from edge_server.replay.stacked_training import correction_of, stack_networks, train
-from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Result
-from shared.data.cache import DataCache
-from shared.errors import FieldFleetError
-from shared.protocol.messages import Task
-from shared.registry import FAULTS, build
-
-log = logging.getLogger(__name__)
-FAILURES = (FieldFleetError, MemoryError, *FAULTS)
-"""What a trainer's process reports as its task's."""
 
 
 @dataclass(eq=False)
@@ -134,59 +112,3 @@ class Jobs:
         if not self._batches[ticket.batch]:
             del self._batches[ticket.batch]
             self._endings.pop(ticket.batch, None)
-
-
-class Desk:
-    """Does orders for whatever device; keeps the data set and one network.
-
-    Args:
-        together: Whether jobs of one batch may be trained in one pass; else one after the other, as on the devices.
-    """
-
-    def __init__(self, shelf: DataCache, *, together: bool = False) -> None:
-        self._workspace, self._may = Workspace(read=shelf.load), together
-
-    def do(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
-        """Leave the update of every order in its draft; return how each ended."""
-        trained = self._together([order.job for order in orders]) if self._may else {}
-        return [self._one(order, trained.get(place)) for place, order in enumerate(orders)]
-
-    def _one(self, order: TrainingOrder, trained: Result | None) -> Ending:
-        meter = GivenMeter(order.spent, order.step)
-        try:
-            perform(order.job, self._workspace, meter.task, lambda: False, trained=trained)
-        except FAILURES as error:
-            return f"{type(error).__name__}: {error}"
-        return None
-
-    def _together(self, jobs: Sequence[Job]) -> dict[int, Result]:
-        """Train those in one pass that begin with the same parameters and do the same; return results by place."""
-        alike = defaultdict[bytes, list[int]](list)
-        for place, job in enumerate(jobs):
-            if job.task.train:
-                alike[_kind(job.task)].append(place)
-        results: dict[int, Result] = {}
-        for places in alike.values():
-            if len(places) > 1:
-                results |= zip(places, self._pass([jobs[place] for place in places]), strict=False)
-        return results
-
-    def _pass(self, jobs: Sequence[Job]) -> list[Result]:
-        """Train devices at once; nothing where that cannot be, whatever the reason: each then says it for itself."""
-        task = jobs[0].task
-        try:
-            algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
-            is_sgd, correct = correction_of(algorithm)
-            own = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
-            network = stack_networks(model.layers, own[0].examples.inputs.shape[1:])
-            if not is_sgd or network is None:
-                return []
-            start = read_parameters(jobs[0], self._workspace, algorithm)
-            return train(network, start, own, task.assignment.hyper, correct)
-        except FAILURES as error:
-            log.warning("round %d: trained one by one, because together: %s", task.round, error)
-            return []
-
-
-def _kind(task: Task) -> bytes:
-    return msgspec.msgpack.encode((task.run, task.params, task.algorithm, task.model, task.assignment.hyper))

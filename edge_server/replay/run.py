@@ -1,7 +1,4 @@
-"""Composition of a replay: files in, record out.
-
-A folder for what a replay has on disk or in memory; what replays that were killed have left there is removed.
-"""
+"""Run a replay: plan, trace or recorded run in, run folder and records out."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,10 +28,10 @@ from edge_server.replay.devices import recorded_run as recorded
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
-from edge_server.replay.jobs import Desk, Jobs
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.play import Cast, play
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
-from edge_server.replay.site import Cast, play
 from edge_server.replay.sites import Decided, play_sites
 from edge_server.replay.source import (
     SiteTraces,
@@ -47,8 +43,10 @@ from edge_server.replay.source import (
     require_replayable,
 )
 from edge_server.replay.stacked_training import divide_cohort
+from edge_server.replay.temporary_folder import PART_PREFIX, folder_in
 from edge_server.replay.trace.trace import Trace
-from edge_server.replay.trainer import Scale
+from edge_server.replay.training_executor import Desk
+from edge_server.replay.workload import Scale
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.errors import ConfigError
@@ -57,42 +55,21 @@ from shared.models.evaluate import build_skeleton
 from shared.registry import build
 from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.folder_lock import hold_lock
 from shared.tensors.tree import State
 
-MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
-"""Of what a replay needs while it lasts, and of the record that it makes."""
-LOCK = "lock"
-"""The file that `held` makes: what has none is not ours to remove."""
-
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+
+
 COPIES = 4
 """Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
+
 
 ROOM_BYTES = 256 << 20
 
 
-@contextmanager
-def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]:
-    """Lend a folder in `place`, None for the usual temporary one; it is held, and gone after the block."""
-    if place is not None:
-        sweep(place, prefix)
-    with tempfile.TemporaryDirectory(prefix=f"{prefix}-{os.getpid()}-", dir=place) as name, hold_lock(Path(name)):
-        yield Path(name)
-
-
-def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
-    """Remove the folders that nobody holds any more: the lock of a process falls with it, however it ends."""
-    for lock in place.glob(f"{prefix}-*-*/{LOCK}"):
-        try:
-            with hold_lock(lock.parent):
-                shutil.rmtree(lock.parent, ignore_errors=True)
-        except (ConfigError, OSError):
-            continue  # somebody is at it, or it is another user's
-
-
 Tell = Callable[[AnyRecord, float], None]
 """Is told of every record, and the virtual second."""
+
 
 Replayed: TypeAlias = tuple[Path, list[AnyRecord]]
 """A run's folder and its records."""

@@ -1,20 +1,16 @@
-"""Where replayed devices come and go. A device is there by its birth alone; its agent lives while it has work.
+"""Replayed devices of a site: connect, disconnect and run an agent on demand.
 
-An agent is put together when the server sends the device a task, and taken away when the server has heard what that
-task cost: by then nothing of it is left but, for some algorithms, a state on disk. So memory grows with the cohort.
-
-Replay a plan: the real server and the real agents, with five seams exchanged.
-
-Transport: memory behind each device's link. Clock: the loop's virtual time. Worker: inline; training in processes
-beside, at the seconds that the device takes. Sensing: none. Store: the same one, without waiting for the disk.
+A device is online from its birth message alone. Its agent is created when the server sends the device a task and
+removed when the server has received that task's cost, so memory grows with the cohort rather than the fleet. Between
+tasks only a state on disk remains, for algorithms that need one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,30 +20,26 @@ from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
-from edge_server.fleet.hub import Server
-from edge_server.journal.checkpoints import Store
-from edge_server.journal.records import RoundOpened
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, planned_data, share
-from edge_server.plan.server_config import LinkConfig
-from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.devices.behaviour import Behaviour, Part
+from edge_server.replay.devices.behaviour import Behaviour
+from edge_server.replay.devices.flow import Part
 from edge_server.replay.jobs import Jobs
-from edge_server.replay.trainer import ReplayTrainer, Scale
-from edge_server.rounds.run import run_plan
-from shared.models.build import DRAW
+from edge_server.replay.trainer import ReplayTrainer
+from edge_server.replay.workload import Scale
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import parse_channel, parse_device, topic
-from shared.runtime.clock import Clock, VirtualLoop
-from shared.runtime.executor import background, build_charging_worker, inline
-from shared.tensors.tree import State
+from shared.runtime.clock import Clock
+from shared.runtime.executor import inline
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
 from shared.transport.presence import build_presence
 from shared.transport.simulated_link import Link, Rate
 
 SITE = "replay"
+
+
 REPORT_S = 3600.0
 
 
@@ -214,75 +206,3 @@ def _rate(behaviour: Behaviour, task: Task) -> Rate:
     if up and share and 0 < share < 1:
         return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)
-
-
-@dataclass(frozen=True)
-class Cast:
-    """Who takes part in a replay.
-
-    Attributes:
-        behaviours: What each of them does with work and bytes.
-        jobs: Has their tasks done.
-        scale: Tells how much work they are.
-        folder: For what their agents keep on disk.
-        server_s: Seconds that the server's own calculations take, by their names; others take none.
-        draw: Who draws first weights.
-    """
-
-    fleet: Sequence[DevicePlan]
-    behaviours: Sequence[Behaviour]
-    jobs: Jobs
-    scale: Scale
-    folder: Path
-    server_s: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    draw: str = DRAW
-
-
-@dataclass(frozen=True)
-class ReplaySite:
-    """One site of a replay.
-
-    Attributes:
-        members: Its devices; None for all.
-        broker: On which its server and they meet.
-    """
-
-    site: str = SITE
-    members: frozenset[str] | None = None
-    broker: MemoryTransport = field(default_factory=MemoryTransport)
-
-
-@asynccontextmanager
-async def server_among_devices(plan: Plan, run: str, cast: Cast, place: ReplaySite) -> AsyncIterator[Server]:
-    """Let a server listen, and the devices of its site come and go, while the block lasts.
-
-    Args:
-        plan: What will be done.
-        cast: Who takes part, at whichever site.
-    """
-    folder, clock = (cast.folder / place.site if place.members else cast.folder), asyncio.get_running_loop().time
-    us = plan, cast.fleet, cast.behaviours, folder, place.broker, cast.jobs, cast.scale, clock
-    stage, worker = Stage(*us, place.site, place.members), build_charging_worker(cast.server_s)
-    server = Server(place.site, stage, clock, worker, was_run=lambda name: name == run, keep=[stage.heard])
-    async with background(stage.run()), server.listening():
-        yield server
-
-
-def wait_for_jobs(cast: Cast) -> None:
-    """Have the running loop's virtual time wait for what is computed beside it."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    loop.before_time_moves(cast.jobs.settle)
-
-
-async def play(plan: Plan, run: str, store: Store, cast: Cast, told: Mapping[int, RoundOpened] | None = None) -> State:
-    """Run a plan on the running loop's virtual time; return the final server state.
-
-    Args:
-        store: Where it is recorded.
-        told: What is told in each round, in place of what is decided here.
-    """
-    wait_for_jobs(cast)
-    us, graph = (plan, run), make_evaluation_graph(plan)
-    async with server_among_devices(*us, cast, ReplaySite()) as server:
-        return await run_plan(*us, server, store, LinkConfig(), started="", draw=cast.draw, graph=graph, told=told)

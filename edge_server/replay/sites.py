@@ -22,7 +22,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.site import Cast, ReplaySite, server_among_devices, wait_for_jobs
+from edge_server.replay.play import Cast, ReplaySite, server_among_devices, wait_for_jobs
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves

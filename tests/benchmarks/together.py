@@ -17,7 +17,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from edge_server.replay.stacked_training import devices_per_pass, stack_networks, train
+from edge_server.replay.stacked_networks import stack_networks
+from edge_server.replay.stacked_training import devices_per_pass, train
 from shared.algorithms.base import Batch
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model

@@ -1,8 +1,6 @@
-"""What a replayed device does with work and bytes: the seam between a replay and where its figures come from.
+"""Behaviour of a replayed device: the interface between a replay and its data sources.
 
-Seconds and joules follow from the work, the behaviour and virtual time alone; no clock of this machine enters.
-
-The three parts that a device's behaviour is put together from: what a task takes, how bytes move, what both draw.
+Seconds and joules follow from the work, the behaviour and virtual time alone, never from a clock of this machine.
 """
 
 from __future__ import annotations
@@ -10,60 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
+from edge_server.replay.devices.flow import Flow
 from shared.protocol.measurements import Provenance
 from shared.protocol.messages import split_epoch
 
 Direction: TypeAlias = Literal["up", "down"]
+
+
 Compute: TypeAlias = "Callable[[Work, float], Effort]"
 """(work, virtual second at which it begins) -> what it takes."""
+
+
 Radio: TypeAlias = Callable[[Direction, float, float], float | None]
 """(direction, from second, to second) -> joules of a transfer; None where nobody knows."""
 
+
 ALWAYS = ((0.0, math.inf),)
-
-
-class Flow(Protocol):
-    """A rate over virtual time, in bit/s: a `Curve`, or what is drawn while it is asked."""
-
-    @property
-    def most(self) -> float:
-        """Return what it never exceeds."""
-        ...
-
-    def at(self, t: float) -> float:
-        """Return the rate at second `t`."""
-        ...
-
-    def integral(self, t0: float, t1: float) -> float:
-        """Return the bits between two seconds."""
-        ...
-
-    def when(self, t0: float, amount: float) -> float:
-        """Return the earliest second by which `amount` bits since `t0` have passed; infinite if they never have."""
-        ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """A share of a flow."""
-
-    whole: Flow
-    share: float
-
-    @property
-    def most(self) -> float:
-        return self.share * self.whole.most
-
-    def at(self, t: float) -> float:
-        return self.share * self.whole.at(t)
-
-    def integral(self, t0: float, t1: float) -> float:
-        return self.share * self.whole.integral(t0, t1)
-
-    def when(self, t0: float, amount: float) -> float:
-        return self.whole.when(t0, amount / self.share)
 
 
 LinkOfRound: TypeAlias = Callable[[int], tuple[Flow | None, Flow | None]]
@@ -165,86 +127,3 @@ class Behaviour:
     present: tuple[tuple[float, float], ...] = ALWAYS
     provenance: dict[str, Provenance] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-
-class Busy(NamedTuple):
-    """What a task takes.
-
-    Attributes:
-        seconds: Of virtual time.
-        cycles: Of all cores together; None where nobody counts them.
-        hertz: Mean clock; None where nobody knows it.
-    """
-
-    seconds: float
-    cycles: float | None = None
-    hertz: float | None = None
-    cores: float = 1.0
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast a device computes.
-
-    Attributes:
-        takes: (work, virtual second at which it begins) -> what it takes.
-        source: Where that comes from; empty for a plan that only gives seconds.
-        least: Everything that work can take, whenever it begins: the quickest and the thriftiest are among it.
-    """
-
-    takes: Callable[[Work, float], Busy]
-    source: str
-    least: Callable[[Work], list[Busy]]
-
-
-@dataclass(frozen=True)
-class Ways:
-    """How bytes move. The attributes are those of `Behaviour`, with the watts that the device sends with.
-
-    Attributes:
-        tx_w: None where the link's source does not say.
-    """
-
-    up: Flow | None = None
-    down: Flow | None = None
-    delay_s: float = 0.0
-    loss: float = 0.0
-    of_round: LinkOfRound | None = None
-    source: str = ""
-    tx_w: float | None = None
-    warnings: tuple[str, ...] = ()
-
-
-Charge: TypeAlias = Callable[[Busy], float | None]
-
-
-def unknown_power(_busy: Busy) -> float | None:
-    """Be the power of which nobody knows."""
-    return None
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What a device draws.
-
-    Attributes:
-        charge: What a task takes -> joules of the whole device, idle included.
-        idle_w: Watts while it does nothing; None where nobody knows.
-        radio: Joules of a transfer.
-        source: Where that comes from.
-    """
-
-    charge: Charge = unknown_power
-    idle_w: float | None = None
-    radio: Radio = unknown_radio
-    source: str = ""
-
-
-def steady_radio(tx_w: float | None, rx_w: float | None) -> Radio:
-    """Return the radio that draws so many watts for as long as it sends or receives; None: nobody knows."""
-
-    def radio(way: str, t0: float, t1: float) -> float | None:
-        watts = tx_w if way == "up" else rx_w
-        return None if watts is None else watts * (t1 - t0)
-
-    return radio

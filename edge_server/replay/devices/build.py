@@ -16,9 +16,9 @@ from edge_server.plan.simulated_devices import (
     RangeCompute,
     TracePower,
 )
-from edge_server.replay.devices import link_trace, power_trace, profile, ranges, wireless
-from edge_server.replay.devices import ranges as given
-from edge_server.replay.devices.behaviour import Behaviour, Busy, Draw, Effort, Pace, Ways
+from edge_server.replay.devices import given, link_trace, power_trace, profile, ranges, wireless
+from edge_server.replay.devices.behaviour import Behaviour, Effort
+from edge_server.replay.devices.components import Busy, Draw, Pace, Ways
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from edge_server.plan.links import TraceLink
 from edge_server.plan.simulated_devices import After
-from edge_server.replay.devices.behaviour import Ways
+from edge_server.replay.devices.components import Ways
 from edge_server.replay.devices.csv_series import Where, choose_name, columns, mean_by_moment, require_possible, series
 from edge_server.replay.devices.curve import Curve, steps
+from edge_server.replay.devices.given import MEGA
 from edge_server.replay.devices.random_draws import draw_within
-from edge_server.replay.devices.ranges import MEGA
 from shared.errors import ConfigError
 
 HOLD_S = 5.0

@@ -8,7 +8,8 @@ from itertools import pairwise
 import msgspec
 
 from edge_server.plan.simulated_devices import TracePower
-from edge_server.replay.devices.behaviour import Direction, Draw
+from edge_server.replay.devices.behaviour import Direction
+from edge_server.replay.devices.components import Draw
 from edge_server.replay.devices.csv_series import choose_name, mean_by_moment, require_possible, series
 from edge_server.replay.devices.curve import Curve, steps
 from shared.errors import ConfigError

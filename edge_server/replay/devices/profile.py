@@ -9,7 +9,7 @@ from device_agent.probes.power.model import compute_watts
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import PowerModel, Profile
 from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
-from edge_server.replay.devices.behaviour import Busy, Draw, Pace, steady_radio
+from edge_server.replay.devices.components import Busy, Draw, Pace, steady_radio
 from edge_server.replay.devices.ranges import Clock, cycles
 from shared.errors import ConfigError
 

@@ -1,14 +1,13 @@
-"""Figures drawn from ranges, as papers draw them: f in [lo, hi] Hz, a link in [lo, hi] Mbit/s, kappa C f^2 joules.
+"""Compute, link and power models whose figures are drawn from ranges, as in papers.
 
-Time and energy of a task of C cycles at clock f, and of an upload of t seconds at power p, are
+Clocks f are drawn from [lo, hi] Hz, links from [lo, hi] Mbit/s. A task of C cycles at clock f, with an upload of t
+seconds at power p, takes the time and energy
 
     t = C / f,    E = kappa C f^2 + p t
 
 (A. P. Miettinen, J. K. Nurminen, "Energy Efficiency of Mobile Clients in Cloud Computing", HotCloud 2010,
 https://www.usenix.org/conference/hotcloud-10/energy-efficiency-mobile-clients-cloud-computing; N. H. Tran et al.,
 "Federated Learning over Wireless Networks: Optimization Model Design and Analysis", INFOCOM 2019, eq. 1 to 4).
-
-Figures that a plan states: seconds of a task, rates of a link, watts of a device.
 """
 
 from __future__ import annotations
@@ -16,46 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_server.plan.links import GivenLink, RangeLink
-from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, GivenPower, RangeCompute, Span, ends
-from edge_server.replay.devices.behaviour import Busy, Draw, Flow, Pace, Ways, Work, steady_radio
-from edge_server.replay.devices.curve import Curve, constant
+from edge_server.plan.links import RangeLink
+from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, RangeCompute, Span, ends
+from edge_server.replay.devices.behaviour import Work
+from edge_server.replay.devices.components import Busy, Draw, Pace, Ways, steady_radio
+from edge_server.replay.devices.curve import constant
+from edge_server.replay.devices.flow import Flow
+from edge_server.replay.devices.given import MEGA
 from edge_server.replay.devices.random_draws import Blocks, draw_within
-
-MEGA = 1e6
 
 FORWARD = 1 / 3
 """Of a training step's operations, those that only evaluate."""
 
+
 GRID = 64
 """Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
-
-
-def given_pace(seconds: float, source: str = "plan, compute given") -> Pace:
-    """Return the pace of a device whose tasks all take as long."""
-    busy = Busy(seconds)
-    return Pace(takes=lambda _work, _t: busy, source=source, least=lambda _work: [busy])
-
-
-def given_ways(table: GivenLink, source: str = "plan, link given") -> Ways:
-    """Return the link with two fixed rates."""
-    up, down = megabits(table.up_mbit_s), megabits(table.down_mbit_s)
-    return Ways(up=up, down=down, delay_s=table.delay_s, loss=table.loss, source=source)
-
-
-def megabits(rate: float | None) -> Curve | None:
-    """Return a fixed rate; None for no limit."""
-    return None if rate is None else constant(rate * MEGA)
-
-
-def given_draw(table: GivenPower) -> Draw:
-    """Return what a device draws that computes at one power, busy_w * t, and sends at another."""
-    return Draw(
-        charge=lambda busy: table.busy_w * busy.seconds,
-        idle_w=table.idle_w,
-        radio=steady_radio(table.tx_w, table.rx_w),
-        source="plan, power given",
-    )
 
 
 def cycles(table: Cycles, work: Work) -> float:

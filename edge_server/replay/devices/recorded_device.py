@@ -1,9 +1,4 @@
-"""What a trace knows of one device, asked by round and by second.
-
-A recorded device's link: the rates of its transfers, and of what its split sessions exchanged meanwhile.
-
-What a recorded task had to compute: of how many weights, and which share of a whole network's steps.
-"""
+"""Recorded device: one device's rows of a trace, by round and by second."""
 
 from __future__ import annotations
 
@@ -14,22 +9,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 from device_agent.measurement.link_rate import STEP_SHARE
-from edge_server.replay.devices.behaviour import ALWAYS, Direction, Flow
-from edge_server.replay.devices.curve import Curve, constant, steps
-from edge_server.replay.trace.schema import DecisionRow, Presence, Sample, Step, TaskRow
+from edge_server.replay.devices.behaviour import ALWAYS
+from edge_server.replay.devices.curve import Curve, steps
+from edge_server.replay.trace.schema import Presence, Sample, Step, TaskRow
 from edge_server.replay.trace.trace import Trace
-from shared.algorithms import ALGORITHMS
-from shared.models.build import blank
-from shared.models.evaluate import build_skeleton
-from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper
-from shared.registry import build
+from shared.protocol.messages import MERGES_SINGLE
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
 
 AWAY_S = 5.0
 """A device that is away for longer measures something else when it is back."""
+
 
 LATE_S = 0.1
 """After the close of its round a late update came, at the least; when, nobody recorded."""
@@ -251,116 +243,3 @@ def connected_intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], 
     if since is not None:
         found.append((since, math.inf))
     return tuple(found) if rows else ALWAYS
-
-
-def link(one: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
-    """Return the rates up and down of a round; None where nothing took time."""
-    up_bps, down_bps = link_rates(one, number)
-    return _limit(up_bps), _limit(down_bps)
-
-
-def link_rates(one: RecordedDevice, number: int) -> tuple[float, float]:
-    """Return bit/s up and down of a round, else of the nearest; infinite where nothing took time.
-
-    They are those of the model's transfers, but never so low that a split session's exchange would have lasted longer
-    than it did: a small model's transfers are more latency than rate.
-    """
-    up_bps, down_bps = _rate(one, number, "up"), _rate(one, number, "down")
-    session = min(filter(one.done, one.tasks.values()), key=lambda task: _far(task, number), default=None)
-    if session is None or not session.exchange_s:
-        return up_bps, down_bps
-    room_s = session.exchange_s - 2 * one.delay_s * one.done(session)
-    faster = max(1.0, moving_s(session, up_bps, down_bps) / room_s) if room_s > 0 else 1.0
-    return up_bps * faster, down_bps * faster
-
-
-def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
-    """Return the seconds that a split session's features and gradients take at these rates.
-
-    Args:
-        up_bps: Bit/s of features.
-        down_bps: Bit/s of gradients.
-    """
-    return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
-
-
-def spare_s(one: RecordedDevice, task: TaskRow) -> float | None:
-    """Return what one step's exchange took beyond its link: the server, and waiting for others; None if not known."""
-    steps = one.done(task)
-    if not steps or task.exchange_s is None or not task.features_bytes or not task.gradient_bytes:
-        return None
-    return max(0.0, (task.exchange_s - moving_s(task, *link_rates(one, task.round))) / steps - 2 * one.delay_s)
-
-
-def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
-    """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
-
-    Args:
-        t0: Second at which the transfer begins.
-        t1: Second at which it ends.
-    """
-    joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
-    found = [task for task in one.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
-    if not found:
-        return None
-    task = min(found, key=lambda each: (abs(one.moment(each) - t1), each.round))
-    watts: float = getattr(task, joules) / getattr(task, span)
-    return watts * (t1 - t0)
-
-
-def exchange_w(task: TaskRow) -> float | None:
-    """Return the watts of a split session's exchange, the whole device's; None where nobody knows."""
-    if task.exchange_joules is None or not task.exchange_s:
-        return None
-    return task.exchange_joules / task.exchange_s
-
-
-def _rate(one: RecordedDevice, number: int, way: Direction) -> float:
-    size, span = {"down": ("bytes_down", "download_s"), "up": ("arrived_bytes", "upload_s")}[way]
-    found = [task for task in one.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
-    if not found:
-        return math.inf
-    task = min(found, key=lambda each: _far(each, number))
-    seconds = max(0.0, getattr(task, span) - 2 * one.delay_s)
-    rate_bps = 8 * getattr(task, size) / seconds if seconds else math.inf
-    return max(rate_bps, one.told_bps(task)) if way == "down" else rate_bps
-
-
-def _far(task: TaskRow, number: int) -> tuple[int, int]:
-    """Return what the task nearest to a round has least of."""
-    return abs(task.round - number), task.round
-
-
-def _limit(bits_per_s: float) -> Flow | None:
-    return constant(bits_per_s) if math.isfinite(bits_per_s) else None
-
-
-Shares: TypeAlias = dict[tuple[str, int], float]
-"""By device and round."""
-
-
-def weights_of(trace: Trace) -> int:
-    """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
-    plan = trace.header.plan
-    leaves = dict(build_skeleton(plan.model).named_parameters())
-    if any(one.steps for one in trace.decisions):
-        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-        told = Assignment(seed=plan.seed, hyper=plan.hyper)
-        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", told)
-        leaves = {name: leaf for name, leaf in leaves.items() if name in start}
-    return sum(leaf.numel() for leaf in leaves.values())
-
-
-def shares_of(trace: Trace) -> Shares:
-    """Return the share of a whole network's step that a step was; nothing where the algorithm computes all of it."""
-    plan = trace.header.plan
-    step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
-    if step_share is None:
-        return {}
-    model = blank(plan.model)
-    return {(one.device, one.round): step_share(model, _told(one)) for one in trace.decisions}
-
-
-def _told(one: DecisionRow) -> Assignment:
-    hyper = Hyper(local_epochs=one.local_epochs, batch_size=one.batch_size, learning_rate=one.learning_rate)
-    return Assignment(seed=one.seed, hyper=hyper, values=one.values)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from edge_server.replay.devices.recorded_device import parts_s, recorded_devices, spare_s, training_seconds
+from edge_server.replay.devices.recorded_device import parts_s, recorded_devices, training_seconds
+from edge_server.replay.devices.recorded_link import spare_s
 from edge_server.replay.trace.schema import Round, TaskRow
 from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.round import ROUND_END, SERVER_TRAINING

@@ -23,16 +23,9 @@ from statistics import median
 
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
-from edge_server.replay.devices.recorded_device import (
-    RecordedDevice,
-    Shares,
-    exchange_w,
-    link,
-    radio,
-    recorded_devices,
-    shares_of,
-    weights_of,
-)
+from edge_server.replay.devices.recorded_device import RecordedDevice, recorded_devices
+from edge_server.replay.devices.recorded_link import exchange_w, link, radio
+from edge_server.replay.devices.recorded_work import Shares, shares_of, weights_of
 from edge_server.replay.trace.schema import TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError

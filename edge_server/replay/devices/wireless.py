@@ -9,8 +9,9 @@ with bandwidth B and the device's share b of it, power p, noise power N, gain h 
 from __future__ import annotations
 
 from edge_server.plan.links import WirelessLink, path_gain, shannon, watts
-from edge_server.replay.devices.behaviour import Flow, Ways
+from edge_server.replay.devices.components import Ways
 from edge_server.replay.devices.curve import constant
+from edge_server.replay.devices.flow import Flow
 from edge_server.replay.devices.random_draws import Blocks, draw_exponential, draw_within
 from shared.errors import ConfigError
 

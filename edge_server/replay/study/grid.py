@@ -13,7 +13,8 @@ import msgspec
 import xxhash
 
 from edge_server.plan.plan import Plan, devices, placed
-from edge_server.replay.study.spec import SEED, Study, Variant, canonical, line_of
+from edge_server.replay.study.spec import SEED, Study, Variant, canonical
+from edge_server.replay.study.toml_lines import line_of
 from edge_server.rounds.check_plan import check
 from shared.config import parse
 from shared.errors import ConfigError

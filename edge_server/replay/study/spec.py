@@ -1,11 +1,7 @@
-"""A study's file: one plan, what of it is varied, what is asked of its results (`edge_server/replay/README.md`).
-
-Where in a TOML file a key stands, so that an error can name its line.
-"""
+"""Study file: a plan, its variations and the report (`edge_server/replay/README.md`)."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,6 @@ from shared.errors import ConfigError
 from shared.protocol.topics import check_name
 
 SEED = "seed"
-
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
-_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
 
 class Variant(Section, frozen=True, kw_only=True):
@@ -89,29 +82,3 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
 def canonical(value: object) -> str:
     """Return a value as JSON, the same for equal values."""
     return msgspec.json.encode(value, order="deterministic").decode()
-
-
-def line_of(text: str, wanted: tuple[str, ...], place: int = 0) -> int:
-    """Return the line, from 1, in which a key is set, or the table or inline table that holds it; 1 if none is found.
-
-    Args:
-        wanted: The key's parts, those of its table first; dots within quotes part them like others.
-        place: Of several tables `[[...]]` of the key's first part, which one, from 0.
-    """
-    best, found, count = 0, 1, -1
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        path: tuple[str, ...] = ()
-        if header := _HEADER.match(line):
-            table = path = _parts(header[2])
-            count += header[1] == "[[" and table == wanted[:1]
-        elif key := _KEY.match(line):
-            path = (*table, *_parts(key[1]))
-        in_place = count in (-1, place) or path[:1] != wanted[:1]
-        if in_place and best < len(path) <= len(wanted) and path == wanted[: len(path)]:
-            best, found = len(path), number
-    return found
-
-
-def _parts(key: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in re.sub("[\"']", "", key).split("."))

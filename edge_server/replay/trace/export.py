@@ -1,15 +1,9 @@
-"""A run's journal as a trace: which record becomes which row.
-
-A run's journal, its valid records sorted by kind, all moments in seconds of the run.
-
-What a server saw of its devices, as rows.
-"""
+"""Export a run's journal as a trace: one table row per record."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,195 +11,26 @@ import msgspec
 from edge_server.journal.claims import plausible
 from edge_server.journal.records import (
     AnyRecord,
-    CostSettled,
-    Evaluated,
     Joined,
-    Left,
-    Measured,
-    Noted,
-    Rewound,
-    RoundClosed,
-    RoundOpened,
-    RunClosed,
-    RunOpened,
-    Sensed,
-    ServerBegan,
     UpdateAccepted,
-    valid,
 )
-from edge_server.journal.run_clock import timed_records
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.replay.trace.files import described
-from edge_server.replay.trace.header import Back, End, Evaluation, Known, Process, Statistics, Trial
+from edge_server.replay.trace.header import Evaluation, Known, Statistics, Trial
+from edge_server.replay.trace.journal_index import DIGITS, IndexedJournal, sorted_journal
+from edge_server.replay.trace.observations import facts, presences, samples
 from edge_server.replay.trace.schema import (
     DecisionRow,
-    Fact,
-    Presence,
     Purpose,
     Round,
-    Sample,
     Step,
     TableRow,
     TaskRow,
-    unit_of,
 )
 from edge_server.replay.trace.trace import Trace
-from shared.errors import ConfigError
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import steps_of
-
-DIGITS = 6
-"""Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""
-
-BOARD = "board"
-"""The name under which the id of a board's profile stands among the facts."""
-
-
-@dataclass
-class IndexedJournal:
-    """A run's valid records by kind, with their seconds of the run."""
-
-    opened: RunOpened
-    rounds: dict[int, tuple[RoundOpened, float | None]] = field(default_factory=dict)
-    closed: dict[int, tuple[RoundClosed, float | None]] = field(default_factory=dict)
-    accepted: dict[tuple[int, str], tuple[UpdateAccepted, float | None]] = field(default_factory=dict)
-    settled: dict[tuple[int, str], Cost] = field(default_factory=dict)
-    measured: Measured | None = None
-    evaluated: list[Evaluated] = field(default_factory=list)
-    sensed: list[tuple[Sensed, float]] = field(default_factory=list)
-    presence: list[tuple[Joined | Left, float]] = field(default_factory=list)
-    processes: list[Process] = field(default_factory=list)
-    rewound: list[Back] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    ended: End | None = None
-
-    def take(self, record: AnyRecord, second: float | None) -> None:  # noqa: C901 - one case a kind of record
-        """Sort one record in."""
-        match record:
-            case RoundOpened():
-                self.rounds[record.round] = record, second
-            case RoundClosed():
-                self.closed[record.round] = record, second
-            case UpdateAccepted():
-                self.accepted[record.round, record.device] = record, second
-            case CostSettled():
-                self.settled[record.round, record.device] = record.cost
-            case Sensed() if second is not None:
-                self.sensed.append((record, second))
-            case Joined() | Left() if second is not None:
-                self.presence.append((record, second))
-            case Measured():
-                self.measured = record
-            case Evaluated():
-                self.evaluated.append(record)
-            case _:
-                self._take_word(record)
-
-    def _take_word(self, record: AnyRecord) -> None:
-        match record:
-            case ServerBegan():
-                utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
-                self.processes.append(Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions))
-            case Rewound() if not record.missed:
-                self.rewound.append(Back(round=record.round, cause=record.cause))
-            case Noted():
-                self.notes.append(record.what)
-            case RunClosed():
-                self.ended = End(outcome=record.outcome, cause=record.cause)
-            case _:
-                pass
-
-    def at_work(self) -> dict[str, list[tuple[float, float, int]]]:
-        """Return when each device was at work for which round: from its opening to the update, or to its close."""
-        spans: dict[str, list[tuple[float, float, int]]] = {}
-        for number, (opened, opened_s) in sorted(self.rounds.items()):
-            closed_s = self.closed[number][1] if number in self.closed else None
-            for device in opened.assignments:
-                arrived_s = self.accepted.get((number, device), (None, None))[1]
-                end_s = min((one for one in (arrived_s, closed_s) if one is not None), default=float("inf"))
-                if opened_s is not None:
-                    spans.setdefault(device, []).append((opened_s, end_s, number))
-        return spans
-
-
-def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
-    """Sort a journal's records.
-
-    Raises:
-        ConfigError: It does not hold a run's beginning.
-    """
-    kept = valid(records)
-    opened = next((record for record in kept if isinstance(record, RunOpened)), None)
-    if opened is None:
-        raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
-    journal = IndexedJournal(opened)
-    for record, second in timed_records(kept):
-        journal.take(record, None if second is None else round(second, DIGITS))
-    return journal
-
-
-def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
-    """Yield a row for every figure, with the source and quality that were told last."""
-    known: dict[tuple[str, str], Provenance] = {}
-    for record, second in _once(sensed):
-        for name, value in sorted(record.readings.items()):
-            if name in record.provenance:
-                known[record.device, name] = record.provenance[name]
-            told = known.get((record.device, name), Provenance(source="", quality="measured"))
-            yield Sample(
-                at_s=second,
-                device=record.device,
-                name=name,
-                value=value,
-                unit=unit_of(name),
-                age_s=record.ages.get(name),
-                quality=told.quality,
-                source=told.source,
-            )
-
-
-def facts(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
-    """Yield a row for every word that was news."""
-    for record, second in _once(sensed):
-        told = {**record.facts, **({BOARD: record.board} if record.board else {})}
-        for name, value in sorted(told.items()):
-            yield Fact(at_s=second, device=record.device, name=name, value=value)
-
-
-def _once(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, float]]:
-    """Leave out what came of one device within the same microsecond as something before it."""
-    last: dict[str, float] = {}
-    for record, second in sensed:
-        if last.get(record.device) != second:
-            last[record.device] = second
-            yield record, second
-
-
-def presences(
-    seen: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
-) -> Iterator[Presence]:
-    """Yield a row for every coming and going.
-
-    Args:
-        seen: The records, with their seconds of the run.
-        spans: For every device from when to when it was at work for which round; who leaves meanwhile interrupts it.
-    """
-    before: set[Presence] = set()
-    for record, second in seen:
-        is_birth = isinstance(record, Joined)
-        at_work = [number for begin, end, number in spans.get(record.device, ()) if begin <= second < end]
-        row = Presence(
-            at_s=second,
-            device=record.device,
-            event="joined" if is_birth else "left",
-            cause=record.cause,
-            interrupts=at_work[-1] if at_work and not (is_birth and record.cause == "connected") else None,
-            version=record.version if isinstance(record, Joined) else "",
-        )
-        if row not in before:
-            yield row
-        before = {one for one in before if one.at_s == second} | {row}
 
 
 def trace_of(records: Sequence[AnyRecord]) -> Trace:

@@ -1,127 +1,32 @@
-"""A trace's files: written row by row, read with bounds, every mistake named by file and line.
-
-A row as the text of its cells, and back: what is read is exactly what was written.
-"""
+"""Read and write a trace's files; every error names the file and line."""
 
 from __future__ import annotations
 
 import csv
-import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO
 
 import msgspec
 
 from edge_server.replay.trace import header as headers
+from edge_server.replay.trace.cells import cells, row
 from edge_server.replay.trace.header import Table, Trial
-from edge_server.replay.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns, unit_of
+from edge_server.replay.trace.schema import TABLES, TableRow, columns, unit_of
 from edge_server.replay.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
-from shared.protocol.measurements import Provenance
 from shared.runtime.durable import explain_disk_errors
 
-T = TypeVar("T")
-
-MAX_S = 1e10
-"""Three hundred years; no run is longer, and beyond it a clock of doubles loses its microseconds."""
-
-FORMULA = ("=", "+", "-", "@", "'")
-"""What a spreadsheet computes at the head of a text, and the mark that we put before such a text."""
-
-TREES = ("metrics", "refused", "values")
-"""Columns whose cells are JSON objects."""
-
-_encoder = msgspec.json.Encoder(order="deterministic")
-
 MAX_FILE_BYTES = 1 << 30
+
+
 MAX_ROWS = 1_000_000
+
+
 MAX_LINE = 1 << 20
-
-
-def cells(table: str, row: TableRow) -> list[str]:
-    """Return a row's cells in the order of `columns`."""
-    known: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
-    for figure, one in known.pop("provenance", {}).items():
-        known |= {f"{figure}_{part}": getattr(one, part) for part in PROVENANCE}
-    return [_text(known.get(column)) for column in columns(table)]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return _encoder.encode(value).decode() if value else ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        line = "".join(one if one.isprintable() else " " for one in value)  # a row is a line
-        return f"'{line}" if line.startswith(FORMULA) else line
-    return "" if value is None else repr(value)
-
-
-def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRow:
-    """Return the row of some cells by column; columns that are not ours are left out.
-
-    Args:
-        marked: Whether texts that a spreadsheet would compute have a mark before them, which is taken away.
-
-    Raises:
-        ConfigError: A cell does not hold what its column must; the message names the column.
-    """
-    known = {column: found[column].removeprefix("'" * marked) for column in columns(table) if found.get(column)}
-    fields: dict[str, Any] = {name: cell for name, cell in known.items() if name in TABLES[table].__struct_fields__}
-    for name in TREES:
-        if name in fields:
-            fields[name] = _tried(partial(msgspec.json.decode, fields[name]), f"{name}`")
-    provenance = {figure: _provenance(figure, known) for figure in TOLD.get(table, ())}
-    if any(provenance.values()):
-        fields["provenance"] = {figure: one for figure, one in provenance.items() if one}
-    read = _tried(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
-    for name in read.__struct_fields__:
-        _require_true(name, getattr(read, name))
-        _require_storable(name, getattr(read, name))
-    return read
-
-
-def _require_storable(name: str, value: object) -> None:
-    """Refuse an integer that no record could hold, wherever it stands in a cell."""
-    try:
-        msgspec.msgpack.encode(value)
-    except OverflowError as error:
-        raise ConfigError(f"column `{name}`: an integer of more than 64 bits") from error
-
-
-def _tried(read: Callable[[], T], column: str) -> T:
-    """Return what is read, with the name of its column in the error."""
-    try:
-        return read()
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        cause, _, place = str(error).rstrip("`").partition(" - at `$")
-        raise ConfigError(f"column `{column or place.removeprefix('.') + '`'}: {cause}") from error
-
-
-def _provenance(figure: str, known: Mapping[str, str]) -> Provenance | None:
-    parts = {part: known[f"{figure}_{part}"] for part in PROVENANCE if f"{figure}_{part}" in known}
-    if not parts:
-        return None
-    return _tried(
-        lambda: msgspec.convert({"source": ""} | parts, Provenance, strict=False),
-        f"{figure}_quality` or its neighbours",
-    )
-
-
-def _require_true(name: str, value: object) -> None:
-    figures: list[object] = [value]
-    if isinstance(value, dict):
-        figures = [*value.values(), *(getattr(one, "uncertainty", None) for one in value.values())]
-    for one in figures:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise ConfigError(f"column `{name}`: {one} cannot be true")
-        if isinstance(one, float) and unit_of(name) == "s" and one > MAX_S:
-            raise ConfigError(f"column `{name}`: {one:g} s cannot be true")
 
 
 def write(trace: Trace, folder: Path) -> None:

@@ -28,7 +28,7 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
 )
-from edge_server.replay.trace.export import BOARD
+from edge_server.replay.trace.observations import BOARD
 from edge_server.replay.trace.schema import DecisionRow, Fact, Round, Sample, Step, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError

@@ -14,7 +14,7 @@ from edge_server.plan.simulated_devices import CyclesPower, RangeCompute, TraceP
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
 from edge_server.replay.trace.export import sort_by_fleet
-from edge_server.replay.trainer import Scale
+from edge_server.replay.workload import Scale
 from edge_server.rounds.check_plan import load
 from shared.data.cache import DataCache
 from shared.errors import ConfigError

@@ -6,7 +6,7 @@ import signal
 import subprocess  # noqa: TID251 - a process that is killed
 import sys
 
-from edge_server.replay.run import folder_in, sweep
+from edge_server.replay.temporary_folder import folder_in, sweep
 
 HOLD = """
 import sys

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_agent.exchange import outbox
-from edge_server.replay.jobs import Desk
+from edge_server.replay.training_executor import Desk
 from shared.codecs.dense import dense
 from shared.data.cache import DataCache
 from shared.data.spec import Data, Even

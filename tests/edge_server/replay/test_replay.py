@@ -16,8 +16,8 @@ from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import ORDER
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import devices
-from edge_server.replay.jobs import Desk
 from edge_server.replay.run import memory_folder, name_of, replay, run_replay
+from edge_server.replay.training_executor import Desk
 from shared.errors import ConfigError
 from shared.runtime.state_formats import FILE as FORMATS_FILE
 from tests.edge_server.harness import write_examples

@@ -15,10 +15,11 @@ from edge_server.journal.records import Measured, closed_rounds
 from edge_server.plan.plan import devices
 from edge_server.replay.devices.behaviour import Behaviour, Effort
 from edge_server.replay.devices.curve import constant
-from edge_server.replay.jobs import Desk, Jobs
+from edge_server.replay.jobs import Jobs
+from edge_server.replay.play import Cast, play
 from edge_server.replay.pool import Here
-from edge_server.replay.site import Cast, play
-from edge_server.replay.trainer import Scale
+from edge_server.replay.training_executor import Desk
+from edge_server.replay.workload import Scale
 from shared.data.cache import DataCache
 from shared.models.cost import step_flops
 from shared.protocol.measurements import Provenance

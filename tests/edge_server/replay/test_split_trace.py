@@ -14,8 +14,10 @@ from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
-from edge_server.replay.devices.recorded_device import link_rates, recorded_devices, weights_of
+from edge_server.replay.devices.recorded_device import recorded_devices
+from edge_server.replay.devices.recorded_link import link_rates
 from edge_server.replay.devices.recorded_run import behaviours
+from edge_server.replay.devices.recorded_work import weights_of
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.trace import Trace

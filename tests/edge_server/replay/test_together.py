@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, stack_networks, train
+from edge_server.replay.stacked_networks import stack_networks
+from edge_server.replay.stacked_training import MOST, correction_of, devices_per_pass, train
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd

@@ -30,9 +30,9 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
 from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import replay as play_replay
+from edge_server.replay.trace.anonymise import anonymised
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import records_of
-from edge_server.replay.trace.transfer import anonymised
 from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from edge_server.replay.study.grid import cells, setting_of
-from edge_server.replay.study.spec import line_of
 from edge_server.replay.study.spec import load as load_study
+from edge_server.replay.study.toml_lines import line_of
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol.topics import is_name

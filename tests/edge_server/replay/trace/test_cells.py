@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.replay.trace import files
-from edge_server.replay.trace.export import BOARD
-from edge_server.replay.trace.files import FORMULA, cells, row
+from edge_server.replay.trace.cells import FORMULA, cells, row
 from edge_server.replay.trace.header import FILE
+from edge_server.replay.trace.observations import BOARD
 from edge_server.replay.trace.schema import Fact, Sample, columns
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export, import_trace

@@ -1,0 +1,48 @@
+"""Transfer rate over virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Flow(Protocol):
+    """A rate over virtual time, in bit/s: a `Curve`, or what is drawn while it is asked."""
+
+    @property
+    def most(self) -> float:
+        """Return what it never exceeds."""
+        ...
+
+    def at(self, t: float) -> float:
+        """Return the rate at second `t`."""
+        ...
+
+    def integral(self, t0: float, t1: float) -> float:
+        """Return the bits between two seconds."""
+        ...
+
+    def when(self, t0: float, amount: float) -> float:
+        """Return the earliest second by which `amount` bits since `t0` have passed; infinite if they never have."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of a flow."""
+
+    whole: Flow
+    share: float
+
+    @property
+    def most(self) -> float:
+        return self.share * self.whole.most
+
+    def at(self, t: float) -> float:
+        return self.share * self.whole.at(t)
+
+    def integral(self, t0: float, t1: float) -> float:
+        return self.share * self.whole.integral(t0, t1)
+
+    def when(self, t0: float, amount: float) -> float:
+        return self.whole.when(t0, amount / self.share)

@@ -1,0 +1,43 @@
+"""Size of recorded tasks: trained weights and the share of a full training step."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from edge_server.replay.trace.schema import DecisionRow
+from edge_server.replay.trace.trace import Trace
+from shared.algorithms import ALGORITHMS
+from shared.models.build import blank
+from shared.models.evaluate import build_skeleton
+from shared.protocol.messages import Assignment, Hyper
+from shared.registry import build
+
+Shares: TypeAlias = dict[tuple[str, int], float]
+"""By device and round."""
+
+
+def weights_of(trace: Trace) -> int:
+    """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
+    plan = trace.header.plan
+    leaves = dict(build_skeleton(plan.model).named_parameters())
+    if any(one.steps for one in trace.decisions):
+        algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
+        told = Assignment(seed=plan.seed, hyper=plan.hyper)
+        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", told)
+        leaves = {name: leaf for name, leaf in leaves.items() if name in start}
+    return sum(leaf.numel() for leaf in leaves.values())
+
+
+def shares_of(trace: Trace) -> Shares:
+    """Return the share of a whole network's step that a step was; nothing where the algorithm computes all of it."""
+    plan = trace.header.plan
+    step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
+    if step_share is None:
+        return {}
+    model = blank(plan.model)
+    return {(one.device, one.round): step_share(model, _told(one)) for one in trace.decisions}
+
+
+def _told(one: DecisionRow) -> Assignment:
+    hyper = Hyper(local_epochs=one.local_epochs, batch_size=one.batch_size, learning_rate=one.learning_rate)
+    return Assignment(seed=one.seed, hyper=hyper, values=one.values)

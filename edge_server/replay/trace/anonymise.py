@@ -1,0 +1,89 @@
+"""Anonymise a trace: replace device names, drop texts that may contain them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_server.plan.devices import expanded
+from edge_server.plan.plan import Plan
+from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
+from edge_server.replay.trace.trace import Trace
+from shared.errors import ConfigError
+from shared.protocol.messages import mix
+
+OWN_NAME = "device"
+"""Among the values of an assignment, in traces of versions that told a device its own name there."""
+
+
+SORTED = ("tasks", "steps", "decisions")
+"""Tables in order of round and device."""
+
+
+def anonymised(trace: Trace) -> Trace:
+    """Return the trace with devices named by their place, without causes of failures, notes and absolute paths.
+
+    Raises:
+        ConfigError: The names decide which device has which examples.
+    """
+    header = trace.header
+    if header.plan.partition.kind == "client":
+        raise ConfigError("the plan's partition is by client: the devices' names say whose data they have; keep them")
+    names = _names([device.name for device in header.devices], "device")
+    unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
+    names |= _names(unheard, "unheard")
+    seed = header.plan.seed
+    tables = {table: tuple(_renamed(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
+    tables |= {table: tuple(sorted(tables[table], key=_place)) for table in SORTED}
+    return Trace(_header(header, names), tables)
+
+
+def _names(known: list[str], word: str) -> dict[str, str]:
+    width = len(str(len(known)))  # of equal length, so that they sort as they are counted
+    return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
+
+
+def _renamed(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
+    changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
+    if isinstance(row, TaskRow) and row.cause:
+        changes["cause"] = "failed"
+    if isinstance(row, DecisionRow):  # a seed is a function of the name: whoever guesses that would see it there
+        changes["seed"] = mix(seed, row.round, names[row.device])
+        if row.values.get(OWN_NAME) == row.device:
+            changes["values"] = row.values | {OWN_NAME: names[row.device]}
+    renamed: TableRow = msgspec.structs.replace(row, **changes)
+    return renamed
+
+
+def _place(row: Any) -> tuple[int, str]:
+    return (0 if isinstance(row, Step) else row.round), row.device
+
+
+def _without_folders(plan: Plan) -> Plan:
+    """Return a plan that does not say where anything lay on its machine: of absolute paths the last name is left."""
+    return msgspec.convert(_bare(msgspec.to_builtins(plan)), Plan)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _bare(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _header(header: Trial, names: Mapping[str, str]) -> Trial:
+    devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
+    planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
+    return msgspec.structs.replace(
+        header,
+        anonymous=True,
+        devices=devices,
+        plan=_without_folders(msgspec.structs.replace(header.plan, device=planned)),
+        rewound=[msgspec.structs.replace(one, cause="") for one in header.rewound],
+        notes=[],
+    )

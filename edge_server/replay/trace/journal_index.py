@@ -1,0 +1,115 @@
+"""Index of a run's valid journal records by kind, with their seconds of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from edge_server.journal.records import (
+    AnyRecord,
+    CostSettled,
+    Evaluated,
+    Joined,
+    Left,
+    Measured,
+    Noted,
+    Rewound,
+    RoundClosed,
+    RoundOpened,
+    RunClosed,
+    RunOpened,
+    Sensed,
+    ServerBegan,
+    UpdateAccepted,
+    valid,
+)
+from edge_server.journal.run_clock import timed_records
+from edge_server.replay.trace.header import Back, End, Process
+from shared.errors import ConfigError
+from shared.protocol.measurements import Cost
+
+DIGITS = 6
+"""Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""
+
+
+@dataclass
+class IndexedJournal:
+    """A run's valid records by kind, with their seconds of the run."""
+
+    opened: RunOpened
+    rounds: dict[int, tuple[RoundOpened, float | None]] = field(default_factory=dict)
+    closed: dict[int, tuple[RoundClosed, float | None]] = field(default_factory=dict)
+    accepted: dict[tuple[int, str], tuple[UpdateAccepted, float | None]] = field(default_factory=dict)
+    settled: dict[tuple[int, str], Cost] = field(default_factory=dict)
+    measured: Measured | None = None
+    evaluated: list[Evaluated] = field(default_factory=list)
+    sensed: list[tuple[Sensed, float]] = field(default_factory=list)
+    presence: list[tuple[Joined | Left, float]] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    rewound: list[Back] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ended: End | None = None
+
+    def take(self, record: AnyRecord, second: float | None) -> None:  # noqa: C901 - one case a kind of record
+        """Sort one record in."""
+        match record:
+            case RoundOpened():
+                self.rounds[record.round] = record, second
+            case RoundClosed():
+                self.closed[record.round] = record, second
+            case UpdateAccepted():
+                self.accepted[record.round, record.device] = record, second
+            case CostSettled():
+                self.settled[record.round, record.device] = record.cost
+            case Sensed() if second is not None:
+                self.sensed.append((record, second))
+            case Joined() | Left() if second is not None:
+                self.presence.append((record, second))
+            case Measured():
+                self.measured = record
+            case Evaluated():
+                self.evaluated.append(record)
+            case _:
+                self._take_word(record)
+
+    def _take_word(self, record: AnyRecord) -> None:
+        match record:
+            case ServerBegan():
+                utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
+                self.processes.append(Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions))
+            case Rewound() if not record.missed:
+                self.rewound.append(Back(round=record.round, cause=record.cause))
+            case Noted():
+                self.notes.append(record.what)
+            case RunClosed():
+                self.ended = End(outcome=record.outcome, cause=record.cause)
+            case _:
+                pass
+
+    def at_work(self) -> dict[str, list[tuple[float, float, int]]]:
+        """Return when each device was at work for which round: from its opening to the update, or to its close."""
+        spans: dict[str, list[tuple[float, float, int]]] = {}
+        for number, (opened, opened_s) in sorted(self.rounds.items()):
+            closed_s = self.closed[number][1] if number in self.closed else None
+            for device in opened.assignments:
+                arrived_s = self.accepted.get((number, device), (None, None))[1]
+                end_s = min((one for one in (arrived_s, closed_s) if one is not None), default=float("inf"))
+                if opened_s is not None:
+                    spans.setdefault(device, []).append((opened_s, end_s, number))
+        return spans
+
+
+def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
+    """Sort a journal's records.
+
+    Raises:
+        ConfigError: It does not hold a run's beginning.
+    """
+    kept = valid(records)
+    opened = next((record for record in kept if isinstance(record, RunOpened)), None)
+    if opened is None:
+        raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
+    journal = IndexedJournal(opened)
+    for record, second in timed_records(kept):
+        journal.take(record, None if second is None else round(second, DIGITS))
+    return journal

@@ -1,0 +1,84 @@
+"""Rows for the readings, facts and presence that a server observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from edge_server.journal.records import (
+    Joined,
+    Left,
+    Sensed,
+)
+from edge_server.replay.trace.schema import (
+    Fact,
+    Presence,
+    Sample,
+    unit_of,
+)
+from shared.protocol.measurements import Provenance
+
+BOARD = "board"
+"""The name under which the id of a board's profile stands among the facts."""
+
+
+def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
+    """Yield a row for every figure, with the source and quality that were told last."""
+    known: dict[tuple[str, str], Provenance] = {}
+    for record, second in _once(sensed):
+        for name, value in sorted(record.readings.items()):
+            if name in record.provenance:
+                known[record.device, name] = record.provenance[name]
+            told = known.get((record.device, name), Provenance(source="", quality="measured"))
+            yield Sample(
+                at_s=second,
+                device=record.device,
+                name=name,
+                value=value,
+                unit=unit_of(name),
+                age_s=record.ages.get(name),
+                quality=told.quality,
+                source=told.source,
+            )
+
+
+def facts(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
+    """Yield a row for every word that was news."""
+    for record, second in _once(sensed):
+        told = {**record.facts, **({BOARD: record.board} if record.board else {})}
+        for name, value in sorted(told.items()):
+            yield Fact(at_s=second, device=record.device, name=name, value=value)
+
+
+def _once(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, float]]:
+    """Leave out what came of one device within the same microsecond as something before it."""
+    last: dict[str, float] = {}
+    for record, second in sensed:
+        if last.get(record.device) != second:
+            last[record.device] = second
+            yield record, second
+
+
+def presences(
+    seen: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
+) -> Iterator[Presence]:
+    """Yield a row for every coming and going.
+
+    Args:
+        seen: The records, with their seconds of the run.
+        spans: For every device from when to when it was at work for which round; who leaves meanwhile interrupts it.
+    """
+    before: set[Presence] = set()
+    for record, second in seen:
+        is_birth = isinstance(record, Joined)
+        at_work = [number for begin, end, number in spans.get(record.device, ()) if begin <= second < end]
+        row = Presence(
+            at_s=second,
+            device=record.device,
+            event="joined" if is_birth else "left",
+            cause=record.cause,
+            interrupts=at_work[-1] if at_work and not (is_birth and record.cause == "connected") else None,
+            version=record.version if isinstance(record, Joined) else "",
+        )
+        if row not in before:
+            yield row
+        before = {one for one in before if one.at_s == second} | {row}
