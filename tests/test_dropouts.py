@@ -6,7 +6,8 @@ import pytest
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.replay.run import replay
-from shared.algorithms.subnetwork.ranked_pruning import CHAIN, MASK
+from shared.algorithms.subnetwork.ranked_pruning import MASK
+from shared.algorithms.subnetwork.server_half import CHAIN
 from tests.edge_server.fleets import Network, Site
 from tests.edge_server.textbook import NAMES, SLOW, require_equal
 from tests.test_fedspu import make

@@ -14,7 +14,7 @@ from device_agent.trainer import device_state
 from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened
 from edge_server.plan.sections import Chosen
-from shared.algorithms.local_training import personal_model
+from shared.algorithms.personal_model import personal_model
 from shared.models.build import initial
 from shared.protocol.inference.release import PROBES
 from shared.protocol.messages import Assignment, Hyper

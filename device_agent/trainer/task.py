@@ -31,7 +31,7 @@ from device_agent.trainer.threads import Threads
 from device_agent.trainer.workspace import TaskBatches, Workspace
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Outcome, Personal, Result, Session
-from shared.algorithms.local_training import require_finite
+from shared.algorithms.personal_model import require_finite
 from shared.codecs import CODECS
 from shared.codecs.base import Memory, decode_bounded
 from shared.data.classes import with_classes

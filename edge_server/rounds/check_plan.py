@@ -15,7 +15,7 @@ from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, re
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated
-from shared.algorithms.local_training import can_stop_early
+from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
 from shared.config import read
 from shared.errors import ConfigError

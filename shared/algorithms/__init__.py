@@ -17,10 +17,13 @@ from shared.algorithms.semisupervised.semisfl import VARIANTS as SEMISFL
 from shared.algorithms.semisupervised.semisfl import semisfl
 from shared.algorithms.semisupervised.supervised_only import supervised_only
 from shared.algorithms.split.fedsl import VARIANTS, fedsl
+from shared.algorithms.subnetwork.fedmp import fedmp
 from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.fjord import fjord
-from shared.algorithms.subnetwork.random_dropout import fjord_fixed, random_dropout
-from shared.algorithms.subnetwork.ranked_pruning import fedmp, hermes, prunefl
+from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
+from shared.algorithms.subnetwork.hermes import hermes
+from shared.algorithms.subnetwork.prunefl import prunefl
+from shared.algorithms.subnetwork.random_dropout import random_dropout
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "fedavg": fedavg,

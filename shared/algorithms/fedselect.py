@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import Stopping, Tally, epochs, origin, require_finite, stops_early
+from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal.sparse_update import most_important
+from shared.algorithms.personal_model import origin, require_finite
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper

@@ -10,8 +10,9 @@ No tensor travels in either direction; the server's model stays as it began.
 from __future__ import annotations
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import train_copies
-from shared.algorithms.local_training import Stopping, origin, personal_model, require_finite, stops_early
+from shared.algorithms.personal_model import origin, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

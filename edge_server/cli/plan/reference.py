@@ -19,7 +19,7 @@ import msgspec
 from edge_server.allocation.coordinator import ALLOCATORS
 from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
+from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early
 from shared.codecs import CODECS
 from shared.config_reference import (
     ABSENT,

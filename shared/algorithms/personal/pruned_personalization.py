@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Personal, Resources, Result, assign_alike
-from shared.algorithms.local_training import MODEL_SEED, origin, origin_in
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization_device import (
     Importance,
@@ -47,6 +46,7 @@ from shared.algorithms.personal.pruned_personalization_device import (
     train_unpruned,
     weights_of,
 )
+from shared.algorithms.personal_model import MODEL_SEED, origin, origin_in
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors import tree

@@ -26,8 +26,8 @@ from torch.nn import functional
 
 from shared.algorithms.base import Batch, Batches, Outcome, Result
 from shared.algorithms.fedavg import require_finite_loss
-from shared.algorithms.local_training import first, require_finite
 from shared.algorithms.personal import sparse_update
+from shared.algorithms.personal_model import first, require_finite
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import seeded

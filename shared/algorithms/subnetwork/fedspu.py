@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import descend_batches, train_copies
-from shared.algorithms.local_training import Stopping, personal_model, require_finite, stops_early
+from shared.algorithms.personal_model import personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import begin, is_whole, keep_share, neurons, read_download
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

@@ -1,19 +1,10 @@
-"""Random dropout: FedSPU's sampling, but neurons that are not drawn are not there, and no device keeps a model.
+"""Random dropout: devices train a random, physically smaller network and store no model.
 
-What Niu, Dong, Qin compare FedSPU with in their code, as `feddrop`: AAAI 2025, https://arxiv.org/abs/2403.11464. The
-idea is Caldas, Konecny, McMahan, Talwalkar. Expanding the Reach of Federated Learning by Reducing Client Resource
+Niu, Dong, Qin compare FedSPU with it, in their code as `feddrop`: AAAI 2025, https://arxiv.org/abs/2403.11464. The
+idea is from Caldas, Konecny, McMahan, Talwalkar. Expanding the Reach of Federated Learning by Reducing Client Resource
 Requirements. 2018. https://arxiv.org/abs/1812.07210
 
-Devices train a network that is physically smaller. What travels is exactly what FedSPU sends.
-
-FjORD as FedSPU's authors compare with it: the first neurons of every layer, trained at that width alone.
-
-Niu, Dong, Qin, AAAI 2025, https://arxiv.org/abs/2403.11464, simplify FjORD (see `fjord`): no width is
-drawn, there is no distillation, and no device keeps anything.
-
-    S_l = {1, ..., floor(p_k n_l)}
-
-It is random dropout with that choice of neurons. A device uses the part of the common network that it was given last.
+Neurons are drawn as in FedSPU, and exactly the same bytes travel.
 """
 
 from __future__ import annotations
@@ -24,20 +15,18 @@ from functools import partial
 from torch import nn
 
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
+from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import descend_batches
-from shared.algorithms.local_training import Stopping, stops_early
 from shared.algorithms.subnetwork.server_half import (
     Choice,
     draw_active,
-    keep_share,
     neurons,
     read_download,
     smaller_step,
-    stored_chain,
 )
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import PREFIX, Active, build_narrowed, first_neurons
+from shared.subnetworks.neurons import PREFIX, Active, build_narrowed
 from shared.tensors.tree import State, Tree
 
 
@@ -98,14 +87,3 @@ def parameters_in_use(_model: Model, _state: State, down: Tree, _assignment: Ass
         _state: What the device kept.
     """
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
-
-
-@stops_early
-def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
-    """Build the algorithm; for its options see `fedspu`."""
-    return build_dropout(first, stopping, keep=keep)
-
-
-def first(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the first neurons of every layer, as many as a device's share of them is."""
-    return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

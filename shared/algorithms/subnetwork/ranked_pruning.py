@@ -1,57 +1,18 @@
-"""Devices that prune a common model once and for all, each by its own data, and average where their parts overlap.
+"""Ranked pruning: each device prunes the common model once, by its local data.
 
-What Hermes, FedMP and PruneFL come down to where Niu, Dong, Qin compare FedSPU with them (AAAI 2025,
-https://arxiv.org/abs/2403.11464): they differ in which neurons matter. At a device's first participation
+Common base of Hermes, FedMP and PruneFL as Niu, Dong, Qin compare FedSPU with them (AAAI 2025,
+https://arxiv.org/abs/2403.11464): the three differ only in the ranking of neurons. At a device's first participation
 
-    w       the whole model comes; one epoch on all of it
-    S_l     the floor(p_k n_l) neurons of each hidden layer that matter most, at least one; never chosen again
-    w_k     the part that belongs to S: the remaining epochs train that alone, in a network that is physically smaller
-    up      the part, and one bit a neuron: sum_l ceil(n_l / 8) + 4 |A_k| bytes
+    w       the whole model is sent to the device, which trains all of it for one epoch
+    S_l     the floor(p_k n_l) neurons of each hidden layer with the highest merit, at least one; chosen only once
+    w_k     the parameters that belong to S: the remaining epochs train these alone, in a physically smaller network
+    up      these parameters, and one bit a neuron: sum_l ceil(n_l / 8) + 4 |A_k| bytes
 
-Ever after both ways carry the part alone, as FedSPU's do, whatever p_k is decided later: a device keeps the share of
-its first participation, and its tasks say so. Each coordinate is averaged over those who hold it; a device uses its
-part as it left it. The authors' code ranks a network that it has just made anew, after one step or none, so
-that its choice has nothing to do with data; here, as their text says, the received model is trained and ranked.
-
-Which neurons matter most: figures of merit, neuron by neuron, and the share of each layer that has the highest.
-
-A hidden layer's weights have the shape (n, ...): a row is all that comes into one neuron, without its bias.
-
-Z. Niu, H. Dong, A. K. Qin: FedSPU, which compares them. https://arxiv.org/abs/2403.11464
-
-Hermes: devices keep the neurons whose weights are the largest, and average where their parts overlap.
-
-Li, Sun, Li, Pu, Li, Chen. Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients. MobiCom
-2021.
-https://doi.org/10.1145/3447993.3483278
-
-    a neuron matters by |w_i|_2, w_i being the weights that come into it
-
-As FedSPU's authors compare with it: see above. The original prunes step by step, towards a target,
-by group-lasso training.
-
-FedMP: devices keep the neurons whose weights are the largest by absolute sum.
-
-Jiang, Xu, Xu, Wang, Qiao, Zhao. FedMP: Federated Learning through Adaptive Model Pruning in Heterogeneous Edge
-Computing. ICDE 2022.
-https://doi.org/10.1109/ICDE53745.2022.00062
-
-    a neuron matters by |w_i|_1, w_i being the weights that come into it
-
-As FedSPU's authors compare with it: see above. The original chooses ratios by a multi-armed bandit
-and gives devices back what they have pruned (R2SP).
-
-PruneFL: devices keep the neurons with the largest gradients.
-
-Jiang, Wang, Valls, Ko, Lee, Leung, Tassiulas. Model Pruning Enables Efficient Federated Learning on Edge Devices. IEEE
-Transactions on Neural Networks and Learning Systems, 2022.
-https://arxiv.org/abs/1909.12326
-
-    a neuron matters by |sum_b g_ib|_2, over the batches b of an epoch
-
-where g_i is the gradient of the weights that come into it. As FedSPU's authors compare with it: see
-the beginning. The original prunes single weights by one mask for all devices, chosen by squared gradients
-against time and reconfigured every fifty rounds.
+Afterwards both directions carry these parameters alone, as in FedSPU, whatever p_k is decided later: a device keeps
+the share of its first participation, and its tasks state it. Each coordinate is averaged over the devices that have
+it; a device is evaluated with its parameters as it last trained them. The authors' code ranks a freshly initialised
+network after one step or none, so that its choice does not depend on data; here, as their text describes, the
+received model is trained and then ranked.
 """
 
 from __future__ import annotations
@@ -60,15 +21,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain as following
-from typing import TypeAlias
 
 import msgspec
 import torch
 from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Batch, Batches, Cohort, Outcome, Personal, Result
-from shared.algorithms.local_training import Stopping, Tally, epochs, require_finite, stops_early
+from shared.algorithms.early_stopping import Stopping
+from shared.algorithms.local_training import Tally, epochs
+from shared.algorithms.personal_model import require_finite
 from shared.algorithms.subnetwork import server_half
+from shared.algorithms.subnetwork.neuron_ranking import Merit, select_strongest
 from shared.algorithms.subnetwork.random_dropout import build_smaller, parameters_in_use, train_what_came
 from shared.algorithms.subnetwork.server_half import CHAIN, KEEP, keep_share, read_download, stored_chain
 from shared.errors import TaskFailed, WireError
@@ -87,38 +50,6 @@ from shared.subnetworks.neurons import (
     unpack,
 )
 from shared.tensors.tree import Mean, State, Tree, check_like
-
-Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(weights, their gradient) of shape (n, ...) -> of shape (n,), the higher the more a neuron matters."""
-
-
-def weight_l2(weights: Tensor, _gradient: Tensor) -> Tensor:
-    """Return the Euclidean norm of the weights that come into each neuron."""
-    return weights.flatten(1).square().sum(1).sqrt()
-
-
-def weight_l1(weights: Tensor, _gradient: Tensor) -> Tensor:
-    """Return the sum of the absolute weights that come into each neuron."""
-    return weights.flatten(1).abs().sum(1)
-
-
-def gradient_l2(_weights: Tensor, gradient: Tensor) -> Tensor:
-    """Return the Euclidean norm of the gradient of the weights that come into each neuron."""
-    return gradient.flatten(1).square().sum(1).sqrt()
-
-
-def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
-    """Return the floor(keep n) neurons of each layer, and at least one, that matter most; of equal ones the first.
-
-    Args:
-        merits: Of shape (n,), by name of a hidden layer.
-        keep: Share of each layer's neurons, above zero.
-    """
-    return {
-        name: merit.argsort(descending=True, stable=True)[: count_kept(len(merit), keep)].sort().values
-        for name, merit in merits.items()
-    }
-
 
 MASK, KEPT = "mask/", "kept/"
 """What the server remembers of a device: its bitmaps, as hexadecimal digits, and of which share they are."""
@@ -321,21 +252,3 @@ def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
         masks[PREFIX + name] = torch.frombuffer(left[:size], dtype=torch.uint8)
         left = left[size:]
     return masks
-
-
-@stops_early
-def hermes(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
-    """Build the algorithm; for its options see `fedspu`."""
-    return build_ranked(weight_l2, stopping, keep=keep)
-
-
-@stops_early
-def fedmp(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
-    """Build the algorithm; for its options see `fedspu`."""
-    return build_ranked(weight_l1, stopping, keep=keep)
-
-
-@stops_early
-def prunefl(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
-    """Build the algorithm; for its options see `fedspu`."""
-    return build_ranked(gradient_l2, stopping, keep=keep)

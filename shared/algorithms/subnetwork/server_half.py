@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Resources, Result, assign_alike
-from shared.algorithms.local_training import origin, origin_in
+from shared.algorithms.personal_model import origin, origin_in
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar

@@ -11,7 +11,7 @@ from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
-from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
+from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.models.build import DRAW, initial
 from shared.models.evaluate import score
 from shared.protocol.messages import Assignment, Hyper, Spec

@@ -25,7 +25,7 @@ from edge_server.cli.plan.reference import CHOICES, INTRODUCTION, builder_meanin
 from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
-from shared.algorithms.local_training import STOPPING_OPTIONS, can_stop_early
+from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early
 from shared.config_reference import as_markdown, struct_keys, type_words, unit_of
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from edge_server.report.page import page
 from edge_server.report.sections.decisions import BOOKKEEPING
 from edge_server.report.summarise import digest_run
 from edge_server.trial.tables import rounds_table
-from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
+from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.algorithms.split.settings import FedslSettings
 from shared.algorithms.subnetwork.server_half import CHAIN
 from shared.protocol.messages import STATISTICS, Assignment, Hyper

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
+from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.models.build import seeded
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import torch
 
+from shared.algorithms.early_stopping import STOPPED
 from shared.algorithms.fedavg import fedavg, local_sgd
 from shared.algorithms.fedselect import BEFORE, CHOSEN, OWN, Growth, fedselect
-from shared.algorithms.local_training import STOPPED
 from shared.codecs import CODECS
 from shared.protocol.messages import Spec
 from shared.registry import build

@@ -10,7 +10,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedselect import fedselect
 from shared.algorithms.local_only import local_only
 from shared.algorithms.subnetwork.fedspu import fedspu
-from shared.algorithms.subnetwork.ranked_pruning import hermes
+from shared.algorithms.subnetwork.hermes import hermes
 from shared.errors import TaskFailed
 from shared.models.build import seeded
 from shared.tensors.tree import State, Tree

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shared.algorithms.local_training import MODEL_DRAW, MODEL_SEED
 from shared.algorithms.personal import sparse_update
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
+from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import DRAW, blank, initial

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.algorithms.subnetwork.ranked_pruning import fedmp
+from shared.algorithms.subnetwork.fedmp import fedmp
 from tests.shared.algorithms.dropouts import require_choice
 
 

@@ -11,9 +11,11 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from shared.algorithms.local_training import STOPPED
-from shared.algorithms.subnetwork.fjord import Nested, Widths, fjord, parse_widths
-from shared.algorithms.subnetwork.random_dropout import fjord_fixed
+from shared.algorithms.early_stopping import STOPPED
+from shared.algorithms.subnetwork.fjord import fjord
+from shared.algorithms.subnetwork.fjord_device import Nested
+from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
+from shared.algorithms.subnetwork.fjord_widths import Widths, parse_widths
 from shared.codecs import CODECS
 from shared.errors import WireError
 from shared.models.base import Model

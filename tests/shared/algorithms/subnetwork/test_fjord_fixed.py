@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.algorithms.subnetwork.random_dropout import fjord_fixed, random_dropout
+from shared.algorithms.subnetwork.fjord_fixed import fjord_fixed
+from shared.algorithms.subnetwork.random_dropout import random_dropout
 from shared.codecs.dense import dense
 from shared.subnetworks.neurons import count_parameters, extract, first_neurons
 from shared.tensors.tree import State

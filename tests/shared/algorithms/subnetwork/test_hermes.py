@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shared.algorithms.subnetwork.ranked_pruning import hermes
+from shared.algorithms.subnetwork.hermes import hermes
 from tests.shared.algorithms.dropouts import require_choice
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shared.algorithms.subnetwork.ranked_pruning import prunefl
+from shared.algorithms.subnetwork.prunefl import prunefl
 from tests.shared.algorithms.dropouts import require_choice
 
 

@@ -7,7 +7,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms.base import Cohort
-from shared.algorithms.local_training import LOSS, STOPPED
+from shared.algorithms.early_stopping import LOSS, STOPPED
 from shared.algorithms.subnetwork.random_dropout import random_dropout
 from shared.models.build import initial
 from shared.protocol.messages import Hyper, Spec

@@ -10,10 +10,10 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from shared.algorithms.early_stopping import STOPPED
 from shared.algorithms.fedavg import fedavg
-from shared.algorithms.local_training import STOPPED
 from shared.algorithms.subnetwork.fedspu import fedspu
-from shared.algorithms.subnetwork.ranked_pruning import hermes
+from shared.algorithms.subnetwork.hermes import hermes
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
 from shared.subnetworks.neurons import PREFIX, all_neurons, count_kept, count_parameters, extract, pack, spread, unpack

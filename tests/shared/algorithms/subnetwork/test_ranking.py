@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shared.algorithms.subnetwork.ranked_pruning import gradient_l2, select_strongest, weight_l1, weight_l2
+from shared.algorithms.subnetwork.neuron_ranking import gradient_l2, select_strongest, weight_l1, weight_l2
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5, 2, 3, 3), (1, 1)])

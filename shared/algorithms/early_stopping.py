@@ -1,0 +1,150 @@
+"""Early stopping: a device leaves for good when its loss rises from one participation to the next.
+
+Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
+Update. AAAI 2025. https://arxiv.org/abs/2403.11464 (equation 5)
+
+    L_t = lambda * L_train + (1 - lambda) * L_validation        stop if L_t > L_t-1
+
+L_train is the mean loss during training, L_validation that of the trained network in evaluation mode on examples that
+are used neither for training nor for testing. t - 1 is the device's previous participation, so the first one never
+stops. A device without validation examples uses L_train alone. The update of the stopping round is still aggregated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from shared.algorithms.base import Algorithm, Batch, Departure, Result
+from shared.protocol.messages import Assignment, Scalar
+from shared.tensors.tree import Mean, State, Tree
+
+LEFT = "left/"
+AT_ONCE = 512
+STOPPING_OPTIONS = ("early_stopping", "share", "min_alive")
+"""Of a task: what `[early_stopping]` of its plan became."""
+STOPPED, LOSS = "stopped", "stopping_loss"
+"""What a device says it did, and what it remembers: the loss L of its last participation."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a device stops.
+
+    Attributes:
+        is_on: Whether any ever does.
+        share: Of the training loss in L; lambda.
+        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
+    """
+
+    is_on: bool = False
+    share: float = 0.7
+    min_alive: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a share that is none, and a run without devices.
+
+        Raises:
+            ValueError: The share is not in [0, 1], `min_alive` is below 1, or the switch is no boolean: "false" in
+                quotes would be on.
+        """
+        if not isinstance(self.is_on, bool):
+            raise ValueError(f"early_stopping must be true or false, not {self.is_on!r}")  # noqa: TRY004
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], not {self.share}")
+        if self.min_alive < 1:
+            raise ValueError(f"min_alive must be >= 1, not {self.min_alive}")
+
+    def judge(
+        self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
+    ) -> tuple[dict[str, Scalar], dict[str, float]]:
+        """Return what a device remembers from now on, and what it tells: whether it stops, and by which losses.
+
+        Args:
+            facts: What it remembers of its participation before.
+            train_loss: Mean over this one's mini-batches; None where there were none, which says nothing.
+            layers: The network, for `tree`; it is left in evaluation mode.
+        """
+        if not self.is_on or train_loss is None:
+            return facts, {}
+        loss, metrics = train_loss, {}
+        if len(validation[1]):
+            metrics["validation_loss"] = mean_loss(layers, tree, validation)
+            loss = self.share * train_loss + (1 - self.share) * metrics["validation_loss"]
+        before = facts.get(LOSS)
+        stops = isinstance(before, float) and loss > before
+        return facts | {LOSS: loss}, metrics | {LOSS: loss, STOPPED: float(stops)}
+
+
+@torch.no_grad()
+def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
+    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are.
+
+    Args:
+        tree: Its parameters and buffers.
+        batch: Inputs of shape (B, ...), labels of shape (B,).
+    """
+    layers.eval()
+    parts = zip(batch[0].split(AT_ONCE), batch[1].split(AT_ONCE), strict=True)
+    losses = [
+        functional.cross_entropy(functional_call(layers, tree, (inputs,)), labels, reduction="sum").item()
+        for inputs, labels in parts
+    ]
+    return sum(losses) / len(batch[1])
+
+
+def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """Return a builder with the three options of early stopping in place of the `Stopping` that it takes.
+
+    Args:
+        builder: Takes `stopping`, and builds a device half that asks it (`Stopping.judge`).
+    """
+
+    @wraps(builder)
+    def built(
+        *own: object, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1, **options: object
+    ) -> Algorithm:
+        stopping = Stopping(early_stopping, share, min_alive)
+        return with_departures(builder(*own, **options, stopping=stopping), stopping)
+
+    shown, added = signature(builder), signature(built, follow_wrapped=False).parameters
+    kept = [option for name, option in shown.parameters.items() if name != "stopping"]
+    options = [*kept, *(added[name] for name in STOPPING_OPTIONS)]
+    built.__signature__ = shown.replace(parameters=options)  # type: ignore[attr-defined]  # what `signature` reads
+    return built
+
+
+def can_stop_early(builder: Callable[..., object]) -> bool:
+    """Tell whether a builder takes the options of early stopping."""
+    return signature(builder).parameters.keys() >= set(STOPPING_OPTIONS)
+
+
+def with_departures(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
+    """Return the algorithm, whose device half says in its metrics whether it stops, with a server that remembers it."""
+    if not stopping.is_on:
+        return algorithm
+
+    def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
+        mean = algorithm.absorb(mean, device, assignment, result)
+        gone = {f"{LEFT}{device}": True} if result.metrics.get(STOPPED) else {}
+        return replace(mean, facts=mean.facts | gone)
+
+    def aggregate(state: State, mean: Mean) -> State:
+        after = algorithm.aggregate(state, mean)
+        return State(after.tree, after.facts | {key: True for key in mean.facts if key.startswith(LEFT)})
+
+    return replace(
+        algorithm, absorb=absorb, aggregate=aggregate, departure=Departure(departed_devices, stopping.min_alive)
+    )
+
+
+def departed_devices(state: State) -> frozenset[str]:
+    """Return who has stopped."""
+    return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))

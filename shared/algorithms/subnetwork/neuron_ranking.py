@@ -1,0 +1,48 @@
+"""Neuron ranking: merit of each neuron, and the strongest share of each layer.
+
+A hidden layer's weights have the shape (n, ...): a row holds the incoming weights of one neuron, without its bias.
+
+Z. Niu, H. Dong, A. K. Qin: FedSPU, which compares these rankings. https://arxiv.org/abs/2403.11464
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from torch import Tensor
+
+from shared.subnetworks.neurons import (
+    count_kept,
+)
+
+Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(weights, their gradient) of shape (n, ...) -> of shape (n,), the higher the more a neuron matters."""
+
+
+def weight_l2(weights: Tensor, _gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of the weights that come into each neuron."""
+    return weights.flatten(1).square().sum(1).sqrt()
+
+
+def weight_l1(weights: Tensor, _gradient: Tensor) -> Tensor:
+    """Return the sum of the absolute weights that come into each neuron."""
+    return weights.flatten(1).abs().sum(1)
+
+
+def gradient_l2(_weights: Tensor, gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of the gradient of the weights that come into each neuron."""
+    return gradient.flatten(1).square().sum(1).sqrt()
+
+
+def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
+    """Return the floor(keep n) neurons of each layer, and at least one, that matter most; of equal ones the first.
+
+    Args:
+        merits: Of shape (n,), by name of a hidden layer.
+        keep: Share of each layer's neurons, above zero.
+    """
+    return {
+        name: merit.argsort(descending=True, stable=True)[: count_kept(len(merit), keep)].sort().values
+        for name, merit in merits.items()
+    }
