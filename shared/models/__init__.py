@@ -5,9 +5,11 @@ from functools import partial
 
 from shared.models.alexnet import alexnet
 from shared.models.base import Model
+from shared.models.cnn import cnn
+from shared.models.cnn1d import cnn1d
 from shared.models.lenet import lenet
+from shared.models.mlp import mlp
 from shared.models.resnet import resnet20
-from shared.models.small import cnn, cnn1d, mlp
 from shared.models.spu import spu_cifar, spu_emnist, spu_speech
 from shared.models.vgg import vgg
 

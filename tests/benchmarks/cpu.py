@@ -125,7 +125,7 @@ def train(side: int, batch: int) -> None:
     from device_agent.measurement.cpu_cycles import CycleCounter  # noqa: PLC0415
     from device_agent.measurement.task_meter import ProcessMeter  # noqa: PLC0415
     from device_agent.profile.load import load_for_board  # noqa: PLC0415
-    from shared.models.small import cnn  # noqa: PLC0415
+    from shared.models.cnn import cnn  # noqa: PLC0415
 
     torch.set_num_threads(THREADS)
     network = cnn(side=side or 8).layers

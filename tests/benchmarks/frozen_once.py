@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.models.small import cnn
+from shared.models.cnn import cnn
 from shared.models.spu import spu_emnist
 from shared.protocol.messages import Hyper
 from shared.runtime import malloc

@@ -22,7 +22,8 @@ from edge_server.replay.stacked_training import devices_per_pass, train
 from shared.algorithms.base import Batch
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
-from shared.models.small import cnn, mlp
+from shared.models.cnn import cnn
+from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper
 from shared.runtime import malloc
 from shared.tensors.tree import State, Tree

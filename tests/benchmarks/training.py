@@ -18,7 +18,7 @@ EPOCHS = {"small": 1, "large": 1, "perceptron": 10}
 
 
 def network(name: str) -> nn.Sequential:
-    """Return the network of `shared.models.small`, or with a width of zero of `mlp`, for images of 28 x 28."""
+    """Return the network `cnn`, or `mlp` for a width of zero, for images of 28 x 28."""
     width, hidden = SHAPES[name]
     if not width:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))

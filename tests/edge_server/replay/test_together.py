@@ -21,7 +21,8 @@ from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
 from shared.data.examples import Examples
 from shared.models.base import Model
 from shared.models.build import seeded
-from shared.models.small import cnn, mlp
+from shared.models.cnn import cnn
+from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import State
 

@@ -18,7 +18,8 @@ from shared.codecs.dense import dense
 from shared.data.examples import Examples, batches
 from shared.models.base import Model
 from shared.models.build import initial, seeded
-from shared.models.small import cnn, mlp
+from shared.models.cnn import cnn
+from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Value
 from shared.tensors.tree import Mean, State, Tree
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared.models.small import cnn
+from shared.models.cnn import cnn
 from shared.models.spu import spu_emnist
 from shared.subnetworks.frozen_network import is_worth_freezing
 from shared.subnetworks.neurons import first_neurons, read_chain
