@@ -24,8 +24,8 @@ from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
 from shared.algorithms.base import Cohort
+from shared.algorithms.split.client_part import Bottom
 from shared.algorithms.split.fedsl import splitfed
-from shared.algorithms.split.fedsl_device import Bottom
 from shared.codecs.base import Codec
 from shared.codecs.dense import dense
 from shared.codecs.masked import masked

@@ -34,18 +34,16 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Personal, Resources, Result, assign_alike
 from shared.algorithms.personal import sparse_update
-from shared.algorithms.personal.pruned_personalization_device import (
+from shared.algorithms.personal.network_parts import (
     Importance,
     PersonalizationSettings,
     Split,
     Updating,
-    local,
     personal_part,
-    pruned_share,
     shared_part,
-    train_unpruned,
     weights_of,
 )
+from shared.algorithms.personal.pruned_personalization_device import local, pruned_share, train_unpruned
 from shared.algorithms.personal_model import MODEL_SEED, origin, origin_in
 from shared.models.base import Model
 from shared.protocol.messages import Assignment

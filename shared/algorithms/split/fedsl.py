@@ -15,7 +15,7 @@ At step t of T, device k with client part w_k, mask m_k and a batch; A of shape 
     w_k <- 1/K sum_k w_k                            (14)  every I rounds, zeros included; the mask is looked at anew
 
 One round of ours is one period of I rounds of the paper. Labels leave the device: the server sees them. The quantized
-gradient does not; it costs accuracy and saves no byte. `split` has the settings, `fedsl_device` and `fedsl_server` the
+gradient does not; it costs accuracy and saves no byte. See `settings`, and `fedsl_device` and `fedsl_server` for the
 halves.
 """
 
@@ -30,8 +30,9 @@ from torch import Tensor
 
 from shared.algorithms.base import Algorithm, Allocation, Cohort, Resources, Result, Split, assign_alike
 from shared.algorithms.split.fedsl_device import local
-from shared.algorithms.split.fedsl_server import check_features, measure, serve
+from shared.algorithms.split.fedsl_server import measure, serve
 from shared.algorithms.split.settings import FLOAT_BITS, MATRIX, FedslSettings
+from shared.algorithms.split.smashed_data import check_features
 from shared.errors import ConfigError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar

@@ -12,8 +12,8 @@ from torch.nn import functional
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
+from shared.algorithms.personal.network_parts import PersonalizationSettings
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
-from shared.algorithms.personal.pruned_personalization_device import PersonalizationSettings
 from shared.errors import ConfigError
 from shared.models.build import blank, initial
 from shared.protocol.messages import Spec, steps_of

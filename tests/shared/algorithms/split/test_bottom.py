@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from shared.algorithms.split.client_part import Bottom
 from shared.algorithms.split.fedsl import fedsl
-from shared.algorithms.split.fedsl_device import Bottom
 from shared.errors import TaskFailed
 from shared.models.base import Model
 from shared.models.build import blank, initial, seeded

@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from shared.algorithms.split.client_part import Bottom
 from shared.algorithms.split.fedsl import fedsl, splitfed
-from shared.algorithms.split.fedsl_device import Bottom
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
 from shared.protocol.messages import Missed

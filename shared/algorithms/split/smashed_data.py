@@ -1,0 +1,104 @@
+"""Smashed data: check and unpack the features and labels that a device sends at a step.
+
+Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks. The term
+and the exchange are from Gupta and Raskar's split learning, https://arxiv.org/abs/1810.06060.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.algorithms.split.cut_shapes import count_outputs, features_at_cut
+from shared.algorithms.split.settings import FedslSettings
+from shared.errors import WireError
+from shared.models.base import Model
+from shared.protocol.messages import Assignment
+from shared.tensors import bits
+from shared.tensors.feature_dropout import spread
+from shared.tensors.tree import State, Tree, check_like
+
+MOST_NUMBERS = 1 << 28
+"""Of a batch at the cut, dropped ones included: 1 GiB of them."""
+MOST_AXES = 8
+
+
+@dataclass(frozen=True)
+class Smashed:
+    """A device's batch at the cut.
+
+    Attributes:
+        features: Of shape (B, ...), with zeros for what was dropped.
+        labels: int64 of shape (B,).
+        delta: Which columns or channels are there, boolean; None for all.
+    """
+
+    features: Tensor
+    labels: Tensor
+    delta: Tensor | None
+
+
+def check_features(settings: FedslSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> float:
+    """Refuse what no server part could take: see `Split.check_features`.
+
+    A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
+    `model.example` is known, features are as many as one like it has.
+
+    Raises:
+        WireError: A tensor is missing, unknown, or of another dtype or shape than the others say; there are more
+            examples than a batch has, a label is of no class, a number is NaN or infinite.
+    """
+    sparse = bool(settings.drop) and settings.granularity != "element"
+    if set(up) != {"features", "labels", *(("keep", "shape") if sparse else ())}:
+        raise WireError(f"tensors {', '.join(map(repr, sorted(up)))}", reason="unknown-tensor")
+    features, labels = up["features"], up["labels"]
+    if labels.dtype not in {torch.uint8, torch.int64} or features.dtype != torch.float32:
+        raise WireError(f"features of {features.dtype}, labels of {labels.dtype}", reason="dtype")
+    if not 1 <= labels.numel() <= assignment.largest_batch or labels.ndim != 1 or features.ndim < 2:  # noqa: PLR2004
+        raise WireError(f"labels of shape {tuple(labels.shape)} for batches of {assignment.largest_batch}")
+    if len(features) != len(labels):
+        raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
+    norm = check_like({"features": features}, {"features": features})
+    shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
+    if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
+        raise WireError(
+            f"an example has features of shape {shape[1:]}, one of {model.example} has {own}", reason="shape"
+        )
+    classes = count_outputs(model, cut, state.tree, shape)
+    if labels.min() < 0 or labels.max() >= classes:
+        raise WireError(f"a label is not in 0 to {classes - 1}", reason="label")
+    return norm
+
+
+def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
+    """Return the shape that features have with what was dropped."""
+    rows, keep, extents = up["features"], up["keep"], up["shape"]
+    if keep.dtype != torch.uint8 or extents.dtype != torch.int32 or keep.ndim != 1 or extents.ndim != 1:
+        raise WireError(f"keep of {keep.dtype}, shape of {extents.dtype}", reason="dtype")
+    if not 1 <= len(extents) < MOST_AXES or extents.min() < 1:
+        raise WireError(f"features of {len(extents)} axes", reason="shape")
+    shape = (len(rows), *extents.tolist())
+    if math.prod(shape) > MOST_NUMBERS:
+        raise WireError(f"features of shape {shape} are too many", reason="shape")
+    delta = _delta(settings, up, shape)
+    if rows.shape != (shape[0], int(delta.sum()) * (math.prod(shape[1:]) // len(delta))):
+        raise WireError(f"features of shape {tuple(rows.shape)}, where {int(delta.sum())} are kept", reason="shape")
+    return shape
+
+
+def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
+    count = shape[1] if settings.granularity == "channel" else math.prod(shape[1:])
+    return torch.from_numpy(bits.unpack(up["keep"].numpy(force=True), count, 1)).bool().to(up["keep"].device)
+
+
+def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
+    """Return a batch that was admitted."""
+    features, labels = up["features"], up["labels"].long()
+    if "keep" not in up:
+        return Smashed(features, labels, None)
+    shape = (len(features), *up["shape"].tolist())
+    delta = _delta(settings, up, shape)
+    return Smashed(spread(features, delta, shape), labels, delta)
