@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 MOVED := $(if $(shell head -n 2 .venv/bin/pip 2>/dev/null | grep -F '$(CURDIR)/.venv/bin/'),,moved)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix chaos compat deb fresh first-board image pythons arm resume bench fuzz trees mutants clean moved
+.PHONY: help setup demo test check fix chaos compat deb release fresh first-board image pythons arm resume bench fuzz trees mutants clean moved
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ compat: setup ## Show that an earlier version's runs go on here, and that it tal
 
 deb: setup ## Build Debian packages of agent and server, for amd64 and arm64, into build/deb; ARCH=... for one
 	@$(BIN)/python deploy/debian/build.py $(if $(ARCH),--arch $(ARCH))
+
+release: setup ## Check tree, version, changelog and tag, then build sdist, wheel and Debian packages into dist
+	@$(BIN)/python deploy/release.py
 
 fresh: setup ## Install on a bare gateway and board, train, serve, upgrade, purge; as root; RELEASE=13 (or 24.04); ARCH=arm64 CPU=cortex-a53; PURPOSE=infer; BOOT=1; ANSIBLE=1
 	@$(BIN)/python -m tests.install.$(if $(ANSIBLE),playbook,check $(if $(ARCH),--arch $(ARCH)) $(if $(BOOT),--boot) $(if $(RELEASE),--release $(RELEASE)) $(if $(CPU),--cpu $(CPU)) $(if $(PURPOSE),--purpose $(PURPOSE)))
