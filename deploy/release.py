@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -146,13 +146,13 @@ def find_problems(version: str, changelog: str, repository: Repository) -> list[
     ]
 
 
-def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:
-    """Run a command and return its output; exit with code 1 if it fails."""
+def run(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output; if it fails, print its last messages and exit with code 1."""
     words = list(map(str, command))
-    result = subprocess.run(
-        words, cwd=cwd, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, text=True, check=False
-    )
+    variables = {**os.environ, **(environment or {})}
+    result = subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
     if result.returncode:
+        sys.stderr.write(f"{result.stdout[-2000:]}{result.stderr[-4000:]}")
         sys.exit(f"release.py: '{' '.join(words)}' failed with code {result.returncode}; see its messages above")
     return result.stdout
 

@@ -151,9 +151,10 @@ def test_problems_end_the_command_with_code_2_before_anything_is_built(release, 
     assert not (checkout / "dist").exists()
 
 
-def test_a_failed_command_ends_with_its_name_and_code(release, checkout):
+def test_a_failed_command_is_named_after_its_messages(release, checkout, capsys):
     with pytest.raises(SystemExit, match=r"'git show absent' failed with code 128; see its messages above"):
         release.run("git", "show", "absent", cwd=checkout)
+    assert "ambiguous argument 'absent'" in capsys.readouterr().err
 
 
 def test_files_appear_only_if_all_builds_succeed(release, tmp_path, monkeypatch):
