@@ -41,6 +41,8 @@ WARM_UP_S = 0.3
 SHARES = (0.5, 0.95, 0.99)
 MOST_SHOWN = 200
 """Bytes of a refusal that are printed."""
+UNMETERED = "nothing tells its power"
+"""Source of the energy where no source measures it."""
 CHUNK = 1 << 16
 FORMATS = {"FP16": "e", "FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B"}
 
@@ -168,7 +170,7 @@ def _energy_of(board: Board, began: float, ended: float) -> tuple[float | None, 
     """Return a board's joules between two moments, and what tells them; None where nothing does."""
     energy = board.power.energy(began, ended) if board.power else None
     if board.power is None or energy is None:
-        return None, "nothing tells its power"
+        return None, UNMETERED
     return energy.joules, describe_energy(board.power.source, energy).source
 
 

@@ -17,6 +17,9 @@ from random import Random
 from device_agent.hardware.bounds import is_plausible
 from device_agent.probes.base import ProbeResult
 
+PARTIAL = re.compile(r"\d of \d")
+"""In the source of a reading that is a part of the board's: how many sensors of how many it lacks."""
+
 NO_FIGURES: tuple[str, ...] = (
     "",
     "garbage\n",
@@ -174,7 +177,7 @@ def find_false(whole: ProbeResult, found: ProbeResult, *, harmless: bool) -> lis
     for name, one in found.readings.items():
         same = round(one.value, 9) in values
         another = name.startswith("thermal.") and one.source.startswith(OTHER_THERMOMETERS)
-        marked = one.quality == "modelled" or "do not answer" in one.source or another
+        marked = one.quality == "modelled" or PARTIAL.search(one.source) is not None or another
         if not is_plausible(name, one.value) or (harmless and not same and not marked):
             wrong.append(f"{name} = {one.value:g} {one.quality} of {one.source}")
         elif harmless and name in whole.readings and not marked and one.value != whole.readings[name].value:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from device_agent.commands import doctor, probe
+from device_agent.probes.power.rails import NAME_PROFILE
 from tests.boards import material
 from tests.machine import command, grow
 
@@ -66,7 +67,7 @@ def test_a_power_chips_zone_alone_is_not_the_hottest_of_a_board(shown) -> None:
 def test_the_hottest_of_some_is_marked(shown) -> None:
     said = shown(ORIN_NX | zone(0, "cpu-thermal", 45000) | zone(1, "tj-thermal", "#lack busy"))
     hottest = said["readings"]["thermal.hottest_celsius"]
-    assert (hottest["value"], "1 of 2 thermometers do not answer" in hottest["source"]) == (45.0, True)
+    assert (hottest["value"], "1 of 2" in hottest["source"]) == (45.0, True)
 
 
 @pytest.mark.parametrize("refused", ["#lack denied", "-5", "garbage"])
@@ -157,9 +158,9 @@ def test_rails_that_no_profile_understands_are_shown_with_what_to_do(tmp_path, c
     assert "power.VDD_IN_watts" in out
     assert "9 W" in out
     assert "power.total_watts  9" not in out
-    assert "generic-arm does not know what the rails of this board feed: name the board's firmware profile" in out
+    assert NAME_PROFILE in out
     assert command(probe, "--root", root, "--profile", "jetson-orin-nx") == 0
-    assert "name the board's firmware profile" not in capsys.readouterr().out
+    assert NAME_PROFILE not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from shared.transfer import frames, to_file
 from shared.transfer.receiver import Policy
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
+from tests.naming import names_all
 
 SITE, DEVICE = "lab", "board"
 LIMIT_S = 300.0
@@ -97,9 +98,10 @@ async def stop(process: Process) -> tuple[float, list[str]]:
     return seconds, said.decode().splitlines()
 
 
-async def line_with(process: Process, words: str) -> str:
+async def line_with(process: Process, *words: str) -> str:
+    """Return the next line of a process's log that has all of these words."""
     async with asyncio.timeout(LIMIT_S):
-        while words not in (line := (await process.stderr.readline()).decode()):
+        while not names_all(line := (await process.stderr.readline()).decode(), *words):
             assert line, f"it ended without saying {words!r}"
     return line
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOT_YET = "no model is served yet"
 QUICK_S = 0.002
 """What takes longer is computed on a thread, so that others are answered meanwhile; going there costs 0.1 ms."""
 KNOWN_PATHS = 16
@@ -59,7 +60,7 @@ class Routes:
         name, number, what = found
         served = self._models.find(name, number)
         if served is None and not self._models.names():
-            return refusal(503, "no model is served yet")  # it has just been started: there may be in a moment
+            return refusal(503, NOT_YET)  # it has just been started: there may be in a moment
         if served is None:
             of = f"version {number} of model {name!r}" if number else f"model {name!r}"
             return refusal(404, f"{of} is not served here; there is {', '.join(self._models.names()) or 'none'}")
@@ -74,7 +75,7 @@ class Routes:
                 ),
             )
         is_well = path.endswith("live") or bool(self._models.names())
-        return Response(200, b"") if is_well else refusal(503, "no model is served yet")
+        return Response(200, b"") if is_well else refusal(503, NOT_YET)
 
     def _tell(self, served: ServedVersion, what: str) -> Response:
         """Return what is asked about a model."""

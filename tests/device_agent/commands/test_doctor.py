@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import subprocess  # noqa: TID251 - the command as an operator runs it
 import sys
 from itertools import islice
@@ -14,7 +15,7 @@ import pytest
 
 from device_agent.commands import doctor as command
 from device_agent.commands.diagnosis import examine
-from device_agent.commands.diagnosis.checks import Check
+from device_agent.commands.diagnosis.checks import BROKER_CURES, SIGILL_CURES, Check
 from device_agent.config import BoardConfig
 from device_agent.probes import runtime
 from edge_server.fleet.broker import running
@@ -93,16 +94,16 @@ def test_what_keeps_it_from_training_ends_with_1(tmp_path, libraries) -> None:
     code, checks = checked("--config", config)
     assert code == 1
     assert [name for name, check in checks.items() if check.state == "bad"] == ["torch", "data", "broker"]
-    assert "correct `path`" in checks["data"].remedy
+    assert "/srv/nowhere" in checks["data"].finding
     assert "SIGILL" in checks["torch"].finding
-    assert "install another release" in checks["torch"].remedy
-    assert "start the broker" in checks["broker"].remedy
+    assert checks["torch"].remedy == SIGILL_CURES["torch"]
+    assert checks["broker"].remedy == BROKER_CURES["connection refused",]
     assert runtime.read_verdicts(tmp_path / "state")["torch"].state == "sigill"
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("device = 7\n", "str"), (None, "existing TOML file"), ("devise = 'a'\n", "correct its spelling")],
+    [("device = 7\n", "device"), (None, "agent.toml"), ("devise = 'a'\n", "devise")],
 )
 def test_a_configuration_with_a_mistake_ends_with_2_and_the_board_is_examined_all_the_same(
     tmp_path, capsys, content, words
@@ -123,16 +124,18 @@ def test_the_table_has_a_line_for_each_check_and_one_for_its_fix(tmp_path) -> No
     code, printed, said = run("--root", grow(tmp_path, LAPTOP))
     assert (code, said) == (0, "")
     assert "\nOK    thermal                 61 °C, measured\n" in printed
-    assert "\n      -> name it with --config FILE\n" in printed
+    assert re.search(r"^ +-> .*--config FILE$", printed, re.MULTILINE)
     assert "\x1b" not in printed
-    assert printed.splitlines()[-1].endswith("in order")
+    states = [line.split()[0] for line in printed.splitlines()[:-1] if not line.startswith(" ")]
+    counts = [str(states.count(state)) for state in ("BAD", "WARN", "OK")]
+    assert re.findall(r"\d+", printed.splitlines()[-1]) == counts
     (line,) = command.format_check(Check(name="disk", state="bad", finding="full"), 80, in_colour=True)
     assert line.startswith("\x1b[31mBAD \x1b[0m  disk")
 
 
 def test_a_root_that_is_none_and_a_profile_that_is_none(tmp_path) -> None:
     code, printed, said = run("--root", tmp_path / "none")
-    assert (code, "no folder" in said) == (2, True)
+    assert (code, str(tmp_path / "none") in said) == (2, True)
     assert len(printed.splitlines()) == 2
     (check,) = examine.examine_board(tmp_path, BoardConfig(profile="none-such"))
     assert (check.name, check.state) == ("profile", "bad")
@@ -179,7 +182,7 @@ def test_who_may_not_read_a_sensor_gets_the_commands_that_mend_it() -> None:
     rapl = checks["power: rapl"]
     assert (rapl.state, rapl.finding.startswith("denied")) == ("warn", True)
     assert "usermod -aG powercap nobody" in rapl.remedy
-    assert "0440 root powercap" in rapl.remedy
+    assert "0440 root powercap" in rapl.remedy  # a line for tmpfiles.d
 
 
 def test_who_may_not_write_the_folder_is_told_how_to_get_it() -> None:

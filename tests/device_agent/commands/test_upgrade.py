@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import msgspec
@@ -19,6 +20,9 @@ from device_agent.upgrade.updater import Updater
 from shared.runtime.folder_lock import hold_lock
 from tests.device_agent.upgrade import services
 from tests.device_agent.upgrade.packages import UpgradeBoard, authorities
+
+NAMES = r"\b\d\b|committed|rolled-back"
+"""Versions and states in what the command prints."""
 
 
 @pytest.fixture
@@ -57,9 +61,9 @@ def test_a_version_is_installed_from_a_file_and_given_up_again(board, typed):
     board.fetch("2")
     deb = board.state / UPGRADE / "2.deb"
     code, out, err = typed("install", deb)
-    assert (code, out) == (0, "version 2 runs, 1 ran before and is kept\nversion 2: committed\n"), err
+    assert (code, re.findall(NAMES, out)) == (0, ["2", "1", "2", "committed"]), err
     code, out, _ = typed("back")
-    assert (code, out) == (0, "version 1 runs\nversion 2: rolled-back: asked for at the board\n")
+    assert (code, re.findall(NAMES, out)) == (0, ["1", "2", "rolled-back"])
     assert typed("back")[0] == 2
 
 
@@ -67,26 +71,26 @@ def test_one_that_fails_ends_with_1_and_one_that_is_refused_with_2(board, typed)
     board.fetch("2", "giving-up")
     deb = board.state / UPGRADE / "2.deb"
     code, out, _ = typed("install", deb)
-    assert (code, "its service gave up" in out) == (1, True)
+    assert (code, re.findall(NAMES, out)[:3]) == (1, ["1", "2", "rolled-back"])
     deb.write_bytes(b"!<arch>\n")
     code, out, _ = typed("install", deb, "--manifest", deb.with_suffix(".json"))
-    assert (code, "SHA-256 or size" in out) == (2, True)
+    assert (code, "SHA-256" in out) == (2, True)
     deb.with_suffix(".json").write_text("{}")
     code, _, err = typed("install", deb)
-    assert (code, "no signed manifest" in err) == (2, True)
+    assert (code, str(deb.with_suffix(".json")) in err) == (2, True)
     assert typed("install", deb, "--probation", "0")[0] == 2
 
 
 def test_only_one_upgrade_is_under_way(board, typed):
     with hold_lock(board.home):
         code, _, err = typed("back")
-    assert (code, "an upgrade is under way" in err) == (3, True)
+    assert (code, str(board.home) in err) == (3, True)
 
 
 def test_who_may_not_write_versions_is_told_to_be_root(board, typed, monkeypatch):
     monkeypatch.setattr(command.os, "access", lambda path, mode: False)
     code, _, err = typed("back")
-    assert (code, "run it as root" in err) == (2, True)
+    assert (code, str(board.home) in err) == (2, True)
 
 
 def test_what_is_wanted_is_taken_and_systemd_is_told_before_it_is_watched(board, typed, monkeypatch):
@@ -113,9 +117,9 @@ def test_the_root_of_the_joined_site_is_written_down(board, typed, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, "")
     roots, (root, _, chain) = board.folder / "roots.pem", authorities("roof")
     roots.unlink()
-    assert "trusts no packages" in typed("status")[1]
+    assert "`upgrade trust`" in typed("status")[1]
     code, _, err = typed("trust")
-    assert (code, "joined no site" in err) == (2, True)
+    assert (code, "`device-agent join`" in err) == (2, True)
     folder = board.state / FOLDER / CURRENT
     folder.mkdir(parents=True)
     pin = x509.load_pem_x509_certificate(root).fingerprint(SHA256()).hex()

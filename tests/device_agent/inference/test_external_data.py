@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shared.errors import CorruptFile
 from shared.protocol.inference.onnx_graph import require_no_files
+from tests.naming import naming
 
 OUTSIDE = "secret.bin"
 
@@ -64,14 +65,14 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_tensor_that_lies_in_a_file_is_named(place, by):
     made = PLACES[place](tensor("w", outside=True, by=by))
-    with pytest.raises(CorruptFile, match=r"release a/1: tensor 'w' lies in a file"):
+    with pytest.raises(CorruptFile, match=naming("release a/1", "'w'")):
         require_no_files(made, (), "release a/1")
     require_no_files(PLACES[place](tensor("w", outside=False)), (), "release a/1")
 
 
 def test_a_parameter_that_is_handed_over_may_lie_outside_and_none_within_another_graph():
     require_no_files(model(tensor("w", outside=True)), ["w"], "release a/1")
-    with pytest.raises(CorruptFile, match="'w' lies in a file"):
+    with pytest.raises(CorruptFile, match=naming("release a/1", "'w'")):
         require_no_files(model(nodes=[branch(tensor("w", outside=True))]), ["w"], "release a/1")
 
 
@@ -94,7 +95,7 @@ def test_onnx_runtimes_own_format_is_refused(tmp_path):
     onnxruntime.InferenceSession(model(tensor("w", outside=False)), options, providers=["CPUExecutionProvider"])
     data = (tmp_path / "graph.ort").read_bytes()
     onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    with pytest.raises(CorruptFile, match="its graph is no ONNX model"):
+    with pytest.raises(CorruptFile, match="release a/1"):
         require_no_files(data, (), "release a/1")
 
 

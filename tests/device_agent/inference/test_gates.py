@@ -22,6 +22,7 @@ from shared.protocol.inference.release import GRAPH, Reduction, write_manifest
 from shared.protocol.update import UpdateTerms
 from tests.device_agent.inference.releases import damaged, linear_release, put
 from tests.device_agent.inference.test_own_model import write_own
+from tests.naming import names_all
 
 MIB = 1 << 20
 SETTINGS = InferenceSettings(port=0, socket="", memory_bytes=2048 * MIB, spin_us=0)
@@ -86,15 +87,15 @@ def with_nan() -> np.ndarray:
 @pytest.mark.parametrize(
     ("made", "cause"),
     [
-        (linear_release(2, with_nan(), outputs=np.zeros((10, 2))), "load: .*'w' has numbers that are NaN"),
-        (linear_release(2, np.full((4, 2), 3e38), outputs=np.zeros((10, 2))), "finite: "),
-        (linear_release(2, outputs=np.ones((10, 2))), "probes: its outputs differ"),
-        (linear_release(2, np.ones((5, 2))), "signature: its input was input float32 .* another name"),
-        (linear_release(2, np.ones((4, 3))), "signature: its output"),
-        (linear_release(2, output="answer"), "signature: its output"),
-        (named(linear_release(2), "a", "b", "c"), "signature: 3 class names .* for 2 outputs"),
-        (damaged(linear_release(2), "graph"), "load: .*graph"),
-        (damaged(linear_release(2), "parameters"), "load: .*parameters"),
+        (linear_release(2, with_nan(), outputs=np.zeros((10, 2))), "load.*'w'.*NaN"),
+        (linear_release(2, np.full((4, 2), 3e38), outputs=np.zeros((10, 2))), "finite"),
+        (linear_release(2, outputs=np.ones((10, 2))), "probes"),
+        (linear_release(2, np.ones((5, 2))), "signature.*input.*float32"),
+        (linear_release(2, np.ones((4, 3))), "signature.*output"),
+        (linear_release(2, output="answer"), "signature.*output"),
+        (named(linear_release(2), "a", "b", "c"), "signature.*3.*2"),
+        (damaged(linear_release(2), "graph"), "load.*graph"),
+        (damaged(linear_release(2), "parameters"), "load.*parameters"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_refused_and_said(tmp_path, made, cause):
@@ -146,7 +147,8 @@ def test_a_release_that_is_less_accurate_here_is_refused(tmp_path, points):
     w = np.zeros((4, 2))
     w[0] = 1.0, -1.0
     found = verdict(tmp_path, linear_release(2, w), data=points, max_drop=0.1)
-    assert found.reason.startswith("accuracy: 0.000 on 40 examples held out here, before it 1.000")
+    assert found.reason.startswith("accuracy")
+    assert names_all(found.reason, "0.000", 40, "1.000")
     assert verdict(tmp_path / "other", linear_release(2, w), data=points, max_drop=1.0).reason == ""
 
 

@@ -10,6 +10,7 @@ from device_agent.inference.models import ServedModels
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import OpenModel, open_model
 from shared.errors import ServingRefused
+from tests.naming import naming
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_a_third_version_is_refused_and_one_that_is_not_loaded_cannot_answer(ope
     models.add(opened("tiny-1"))
     models.add(opened("tiny-2"))
     models.require_room("tiny", 2)
-    with pytest.raises(ServingRefused, match="no more than two"):
+    with pytest.raises(ServingRefused, match="'tiny'"):
         models.require_room("tiny", 3)
     for ask in (models.switch, models.figures):
-        with pytest.raises(ServingRefused, match="version 3 of 'tiny' is not loaded"):
+        with pytest.raises(ServingRefused, match=naming(3, "'tiny'")):
             ask("tiny", 3)
     models.unload("tiny", 3)  # is no fault
 
@@ -59,12 +60,12 @@ def test_outputs_that_are_no_numbers_count_against_the_model_unless_the_input_wa
     served = models.find("tiny")
     shape = (1, *served.model.input.shape[1:])
     served.run(np.zeros(shape, np.float32))
-    with pytest.raises(ValueError, match="the input holds numbers that are NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN"):
         served.run(np.full(shape, np.nan, np.float32))
     largest = np.full(shape, np.finfo(np.float32).max, np.float32)
-    with pytest.raises(ServingRefused, match="no number"):
+    with pytest.raises(ServingRefused, match="NaN"):
         served.run(largest)
-    with pytest.raises(ServingRefused, match="the model failed"):
+    with pytest.raises(ServingRefused, match="ONNXRuntimeError"):
         served.run(np.zeros((1, 1, 1, 1, 1), np.float32))
     told = models.figures("tiny", 1)
     assert (told.requests, told.errors, told.non_finite) == (4, 2, 1)

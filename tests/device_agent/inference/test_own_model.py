@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 
 import msgspec
@@ -70,15 +71,15 @@ def test_they_answer_from_one_request_to_the_next(made, files, settings, tmp_pat
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        ("digest", "does not have its digest"),
-        ("nan", "NaN or infinite"),
-        ("missing", "is None, and the release's"),
-        ("more", "and the release's None"),
-        ("shape", "and the release's"),
+        ("digest", "{own}"),
+        ("nan", "{name!r}"),
+        ("missing", "{name!r}"),
+        ("more", "'zzz'"),
+        ("shape", "{name!r}"),
         ("dtype", "float16"),
-        ("cut", "own"),
-        ("words", "does not say what parameters it holds"),
-        ("gone", "is gone"),
+        ("cut", "SafetensorError"),
+        ("words", "{own}"),
+        ("gone", "{own}"),
     ],
 )
 def test_what_cannot_take_the_release_s_place_leaves_it_there(spoil, cause, files, settings, tmp_path, caplog):
@@ -107,8 +108,8 @@ def test_what_cannot_take_the_release_s_place_leaves_it_there(spoil, cause, file
     probes = load_file(files.parts[PROBES])
     assert np.abs(model.run(probes["inputs"]) - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
     assert model.own == ""
-    assert cause in caplog.text
-    assert "its own parameters answer, not the device's" in caplog.text
+    [told] = [record.args for record in caplog.records if record.levelname == "WARNING"]
+    assert cause.format(name=name, own=own) in str(told)
 
 
 class MemoryProcess:
@@ -178,7 +179,7 @@ def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_p
 
     virtually(story())
     assert judged == [1, 2]
-    assert caplog.text.count("answers, not the model of run run: accuracy: 0.1") == 1
+    assert caplog.text.count("accuracy: 0.1") == 1
 
 
 def test_a_model_of_another_network_is_told_of_once_a_run(files, tmp_path, virtually, caplog):
@@ -196,7 +197,7 @@ def test_a_model_of_another_network_is_told_of_once_a_run(files, tmp_path, virtu
     with caplog.at_level(logging.WARNING):
         virtually(story())
     assert process.opened == []
-    assert caplog.text.count("no release here is of its network, cnn") == 1
+    assert ["cnn" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_model_is_the_newest_once_its_update_is_committed_whoever_does_so(tmp_path):
@@ -226,5 +227,5 @@ def test_a_file_that_is_not_there_is_no_model_and_one_that_says_nothing_is_corru
     path = tmp_path / "own"
     assert read_own(path) is None
     save_file({"w": np.zeros(1, np.float32)}, path)
-    with pytest.raises(CorruptFile, match="does not say"):
+    with pytest.raises(CorruptFile, match=re.escape(str(path))):
         read_own(path)

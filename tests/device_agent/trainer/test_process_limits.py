@@ -58,7 +58,7 @@ def test_a_model_too_large_for_the_limit_is_out_of_memory_and_no_more(tmp_path, 
     async def story() -> None:
         trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=1024, threads=1)
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
-        with pytest.raises(TaskFailed, match=r"out of memory.*raise trainer\.memory_mb"):
+        with pytest.raises(TaskFailed, match=r"trainer\.memory_mb"):
             await host.train(make_task(round=1, model=large, algorithm=Spec(name="local_only")))
         await host.train(make_task(round=2))
         assert [entry.update.round for entry in host.outbox.entries()] == [2]
@@ -98,7 +98,7 @@ def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, m
         trainer = TrainerProcess(tmp_path / "lock", idle_s=60.0, memory_mb=64, threads=1)
         host = Host(None, trainer, Outbox(tmp_path / "outbox", tmp_path / "state"), make_job)
         for number in (1, 2):
-            with pytest.raises(TrainerDied, match=r"the trainer (ended|died|was killed)"):
+            with pytest.raises(TrainerDied):
                 await host.train(make_task(round=number))
         assert host.outbox.entries() == []
         await trainer.close()

@@ -11,7 +11,7 @@ import torch
 from device_agent.exchange import outbox
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.trainer.split_training import SplitTraining
-from device_agent.trainer.task import begin_split_training
+from device_agent.trainer.task import ALONE, begin_split_training
 from shared.codecs.dense import dense
 from shared.errors import Superseded, TaskFailed
 from shared.protocol.messages import Missed, Spec, mix
@@ -150,13 +150,13 @@ def test_a_step_s_bytes_are_views_of_the_features_and_not_copies(make_task) -> N
 
 @pytest.mark.parametrize("fields", [{"evaluate": True}, {"measure_s": 1.0}, {"train": False}])
 def test_what_needs_the_whole_network_is_refused(begin, fields) -> None:
-    with pytest.raises(TaskFailed, match="only the part below the cut"):
+    with pytest.raises(TaskFailed, match=ALONE):
         finish(begin(**fields)[0])
 
 
 def test_who_cannot_exchange_steps_says_so(device, make_task, parameters) -> None:
     """`perform` is for jobs that a device does alone; and a method of one kind is not run as the other."""
-    with pytest.raises(TaskFailed, match="trains in a split session"):
+    with pytest.raises(TaskFailed, match=ALONE):
         device.perform(split(make_task()), params=below(device.folder, parameters))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import shutil
 import subprocess  # noqa: TID251 - dpkg-deb makes a package
 import tarfile
@@ -21,6 +22,7 @@ from tests.device_agent.upgrade.packages import (
     package,
     tree_of,
 )
+from tests.naming import naming
 
 FOLDER = "opt/fieldfleet/2"
 HOME = [folder_of(f"./{one}") for one in ("", "opt/", "opt/fieldfleet/", f"{FOLDER}/", f"{FOLDER}/bin/")]
@@ -61,33 +63,33 @@ def test_a_package_of_dpkg_is_read(tmp_path):
 
 
 REFUSED = {
-    "a link out": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="../../x"), "leads out"),
-    "a link to the root": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="/etc/shadow"), "leads out"),
-    "another interpreter": (member(f"./{FOLDER}/bin/python3", type=tarfile.SYMTYPE, linkname="/bin/sh"), "leads out"),
-    "an absolute name": (member(f"/{FOLDER}/a", b"x"), "leads out"),
-    "a name that climbs": (member(f"./{FOLDER}/../../../etc/x", b"x"), "leads out"),
-    "a name that climbs elsewhere": (member("./usr/../../x", b"x"), "leads out"),
-    "a device": (member(f"./{FOLDER}/a", type=tarfile.CHRTYPE), "neither a file"),
-    "a pipe": (member(f"./{FOLDER}/a", type=tarfile.FIFOTYPE), "neither a file"),
-    "a hard link": (member(f"./{FOLDER}/a", type=tarfile.LNKTYPE, linkname="/etc/shadow"), "neither a file"),
-    "set-user-id": (member(f"./{FOLDER}/a", b"x", mode=0o4755), "another user"),
-    "set-group-id": (member(f"./{FOLDER}/a", b"x", mode=0o2755), "another user"),
-    "a file without its folder": (member(f"./{FOLDER}/none/a", b"x"), "folder is not"),
-    "a folder twice": (folder_of(f"./{FOLDER}/bin/"), "twice"),
-    "a file as the folder": (member(f"./{FOLDER}", b"x"), "twice"),
-    "a name of two lines": (member(f"./{FOLDER}/a\nb", b"x"), "a character that no name"),
-    "a name with a zero": (member(f"./{FOLDER}/a\0b", b"x"), "a character that no name"),
-    "a long name with a zero": (member(f"./{FOLDER}/{'a' * 200}\0b", b"x"), "a character that no name"),
-    "a name with a bell": (member(f"./{FOLDER}/a\a", b"x"), "a character that no name"),
-    "a link to two lines": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="b\nc"), "a character that no name"),
-    "a header of POSIX": (member(f"./{FOLDER}/a", b"x", type=tarfile.XHDTYPE), "is no file"),
+    "a link out": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="../../x"), "../../x"),
+    "a link to the root": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="/etc/shadow"), "/etc/shadow"),
+    "another interpreter": (member(f"./{FOLDER}/bin/python3", type=tarfile.SYMTYPE, linkname="/bin/sh"), "/bin/sh"),
+    "an absolute name": (member(f"/{FOLDER}/a", b"x"), f"/{FOLDER}/a"),
+    "a name that climbs": (member(f"./{FOLDER}/../../../etc/x", b"x"), "../../../etc/x"),
+    "a name that climbs elsewhere": (member("./usr/../../x", b"x"), "./usr/../../x"),
+    "a device": (member(f"./{FOLDER}/a", type=tarfile.CHRTYPE), f"{FOLDER}/a"),
+    "a pipe": (member(f"./{FOLDER}/a", type=tarfile.FIFOTYPE), f"{FOLDER}/a"),
+    "a hard link": (member(f"./{FOLDER}/a", type=tarfile.LNKTYPE, linkname="/etc/shadow"), f"{FOLDER}/a"),
+    "set-user-id": (member(f"./{FOLDER}/a", b"x", mode=0o4755), f"{FOLDER}/a"),
+    "set-group-id": (member(f"./{FOLDER}/a", b"x", mode=0o2755), f"{FOLDER}/a"),
+    "a file without its folder": (member(f"./{FOLDER}/none/a", b"x"), f"{FOLDER}/none/a"),
+    "a folder twice": (folder_of(f"./{FOLDER}/bin/"), f"{FOLDER}/bin"),
+    "a file as the folder": (member(f"./{FOLDER}", b"x"), FOLDER),
+    "a name of two lines": (member(f"./{FOLDER}/a\nb", b"x"), "a\\nb"),
+    "a name with a zero": (member(f"./{FOLDER}/a\0b", b"x"), "a\\x00b"),
+    "a long name with a zero": (member(f"./{FOLDER}/{'a' * 200}\0b", b"x"), "a" * 90),
+    "a name with a bell": (member(f"./{FOLDER}/a\a", b"x"), "a\\x07"),
+    "a link to two lines": (member(f"./{FOLDER}/a", type=tarfile.SYMTYPE, linkname="b\nc"), "b\\nc"),
+    "a header of POSIX": (member(f"./{FOLDER}/a", b"x", type=tarfile.XHDTYPE), f"{FOLDER}/a"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_no_package_of_ours_holds_is_refused(what):
-    entry, why = REFUSED[what]
-    with pytest.raises(CorruptFile, match=why):
+    entry, named = REFUSED[what]
+    with pytest.raises(CorruptFile, match=re.escape(named)):
         unpacked(deb(archive(*HOME, entry)))
 
 
@@ -95,7 +97,7 @@ def test_a_link_below_its_folder_is_taken_and_nothing_is_written_through_it():
     link = member(f"./{FOLDER}/bin/a", type=tarfile.SYMTYPE, linkname="../bin/b")
     assert unpacked(deb(archive(*HOME, link)))[-1].content == b"../bin/b"
     through = member(f"./{FOLDER}/bin/a/x", b"x")
-    with pytest.raises(CorruptFile, match="folder is not"):
+    with pytest.raises(CorruptFile, match=f"{FOLDER}/bin/a/x"):
         unpacked(deb(archive(*HOME, link, through)))
 
 
@@ -104,31 +106,28 @@ def link_to(path, target):
 
 
 @pytest.mark.parametrize(
-    ("links", "why"),
+    ("links", "named"),
     [
-        ([("bin/x", ".."), ("__pycache__", "bin/x/..")], "leads out"),
-        ([("__pycache__", "bin/x/.."), ("bin/x", "..")], "leads out"),
-        ([("bin/x", ".."), ("__pycache__", "bin/x/bin")], "leads through a link"),
-        ([("__pycache__", "bin/x/bin"), ("bin/x", "..")], "leads through a link"),
-        ([("bin/y", "python3/lib"), ("bin/python3", INTERPRETER)], "leads through a link"),
-        ([("a", "bin//x")], "leads out"),
-        ([("a", "")], "leads out"),
+        ([("bin/x", ".."), ("__pycache__", "bin/x/..")], "'__pycache__'"),
+        ([("__pycache__", "bin/x/.."), ("bin/x", "..")], "'__pycache__'"),
+        ([("bin/x", ".."), ("__pycache__", "bin/x/bin")], "'__pycache__'"),
+        ([("__pycache__", "bin/x/bin"), ("bin/x", "..")], "'__pycache__'"),
+        ([("bin/y", "python3/lib"), ("bin/python3", INTERPRETER)], "'bin/y'"),
+        ([("a", "bin//x")], "'a'"),
+        ([("a", "")], "'a'"),
     ],
 )
-def test_links_that_lead_out_together_are_refused(links, why):
+def test_links_that_lead_out_together_are_refused(links, named):
     """Each for itself seems to stay below the folder, counted by the words of its target."""
-    with pytest.raises(CorruptFile, match=why):
+    with pytest.raises(CorruptFile, match=named):
         unpacked(deb(archive(*HOME, *(link_to(*one) for one in links))))
 
 
-@pytest.mark.parametrize(
-    ("name", "most", "why"),
-    [("MOST_FILE", 10, "bytes, more than"), ("MOST_UNPACKED", 9000, "unpacks to more"), ("MOST_ENTRIES", 3, "entries")],
-)
-def test_what_it_claims_to_hold_is_bounded(monkeypatch, name, most, why):
+@pytest.mark.parametrize(("name", "most"), [("MOST_FILE", 10), ("MOST_UNPACKED", 9000), ("MOST_ENTRIES", 3)])
+def test_what_it_claims_to_hold_is_bounded(monkeypatch, name, most):
     data = package("2", tree_of("2"))
     monkeypatch.setattr(deb_file, name, most)
-    with pytest.raises(CorruptFile, match=why):
+    with pytest.raises(CorruptFile, match=naming(most)):
         unpacked(data)
 
 
@@ -152,7 +151,7 @@ def test_an_archive_that_stands_for_hundreds_of_times_its_size_is_not_unpacked(m
             return found
 
     monkeypatch.setattr(deb_file.lzma, "LZMADecompressor", Counted)
-    with pytest.raises(CorruptFile, match="unpacks to more than 16777216 bytes, from"):
+    with pytest.raises(CorruptFile, match=naming(16 << 20)):
         unpacked(deb(bomb))
     assert sum(read) < 20 << 20
 
@@ -160,14 +159,14 @@ def test_an_archive_that_stands_for_hundreds_of_times_its_size_is_not_unpacked(m
 def test_a_file_of_the_largest_size_takes_no_memory_that_was_not_sent():
     info, _ = member(f"./{FOLDER}/a")
     info.size = deb_file.MOST_FILE
-    with pytest.raises(CorruptFile, match="too soon"):
+    with pytest.raises(CorruptFile):
         unpacked(deb(lzma.compress(b"".join(tarfile.TarInfo.tobuf(one[0]) for one in [*HOME, (info, b"")]))))
 
 
 def test_a_package_of_another_version_is_told_so():
-    with pytest.raises(CorruptFile, match="no folder opt/fieldfleet/2"):
+    with pytest.raises(CorruptFile, match=naming(FOLDER)):
         unpacked(package("3", tree_of("3")))
     data = package("2", tree_of("2"))
-    with pytest.raises(CorruptFile, match="follows its archive"):
+    with pytest.raises(CorruptFile):
         unpacked(deb(archive(*HOME) + b"\0"))
     assert unpacked(data)

@@ -33,6 +33,7 @@ from device_agent.upgrade.state_formats import (
 )
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.state_formats import FILE, MOST_BYTES, read_formats
+from tests.naming import naming
 
 TRIAL = UpgradeRecord(state="trial", from_="1", to="2", nonce="abc", boots=1)
 NEWER = {**FORMATS, "outbox": 2}
@@ -55,7 +56,7 @@ def test_a_damaged_record_is_refused(tmp_path, data):
 
 def test_a_record_of_a_newer_form_is_left_alone(tmp_path):
     (tmp_path / RECORD).write_bytes(b'{"format":2,"state":"flying"}')
-    with pytest.raises(ConfigError, match="format 2"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / RECORD, 2)):
         read_upgrade(tmp_path)
 
 
@@ -124,16 +125,16 @@ def test_a_version_does_not_begin_where_a_newer_one_wrote_what_it_cannot_read(tm
     assert raise_formats(tmp_path, "2", NEWER)
     assert not raise_formats(tmp_path, "1")
     check_formats(tmp_path, NEWER)
-    with pytest.raises(ConfigError, match=r"version 2.*outbox: updates that the server has not taken yet"):
+    with pytest.raises(ConfigError, match=naming("version 2", KINDS["outbox"].holds)):
         check_formats(tmp_path)
     (tmp_path / FILE).write_text("{")
-    with pytest.raises(ConfigError, match="delete it"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / FILE)):
         check_formats(tmp_path)
 
 
 def test_kinds_that_a_version_does_not_know_are_no_loss():
     assert find_losses({"outbox": 2, "moon": 7}, {"outbox": 1}) == {"outbox": KINDS["outbox"].holds}
-    assert find_losses({"moon": 7}, {"moon": 6}) == {"moon": "files of the kind moon"}
+    assert list(find_losses({"moon": 7}, {"moon": 6})) == ["moon"]
 
 
 def test_every_kind_has_a_form_and_a_gateway_can_read_them_off_the_source():

@@ -10,6 +10,7 @@ from device_agent.upgrade.verdict import advance, condemn
 from device_agent.upgrade.versions import is_older
 from shared.errors import CorruptFile, Unwritable
 from tests.device_agent.upgrade.test_updater import take
+from tests.naming import names_all
 
 
 def wish(board, text):
@@ -40,14 +41,14 @@ def test_a_wish_that_is_none_is_passed_over_and_root_forgets_nothing(board, text
     assert [path.name for path in board.home.glob(f"{RECORD}*")] == [RECORD]
     board.want("2")
     again = take(board)
-    assert (again.state, "is older than 3" in again.reason) == ("refused", True), again.reason
+    assert (again.state, names_all(again.reason, 2, 3)) == ("refused", True), again.reason
 
 
 def test_what_dpkg_laid_is_not_left_for_an_older_version_that_was_signed_once(board):
     board.fetch("0.9", serial=7)
     board.want("0.9")
     record = take(board)
-    assert (record.state, "is older than 1" in record.reason) == ("refused", True), record.reason
+    assert (record.state, names_all(record.reason, "0.9", 1)) == ("refused", True), record.reason
     board.fetch("0.9", serial=7)
     assert take(board, by_hand=True).state == "committed"
 

@@ -21,6 +21,7 @@ from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import read_manifest, read_signed, write_signed
 from shared.runtime.state_formats import FILE
 from tests.device_agent.upgrade.packages import authorities, manifest_of, package, tree_of
+from tests.naming import names_all, naming
 
 GUARD_S = 300.0
 
@@ -63,21 +64,19 @@ def test_the_last_two_versions_are_kept_and_what_dpkg_laid(board):
     assert read_upgrade(board.home).serials == {"3": 3, "4": 4}
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "why"),
-    [("crashing", "began anew"), ("mute", "not connected and heard"), ("giving-up", "gave up")],
-)
-def test_a_version_that_fails_is_gone_and_the_one_before_runs_again(board, behaviour, why):
+@pytest.mark.parametrize(("behaviour", "probation_s"), [("crashing", 60.0), ("mute", 0.2), ("giving-up", 60.0)])
+def test_a_version_that_fails_is_gone_and_the_one_before_runs_again(board, behaviour, probation_s):
     board.fetch("2", behaviour)
-    board.want("2", probation_s=0.2 if behaviour == "mute" else 60.0)
+    board.want("2", probation_s=probation_s)
     record = take(board)
-    assert (record.state, why in record.reason) == ("rolled-back", True), record.reason
+    assert (record.state, names_all(record.reason, "version 2")) == ("rolled-back", True), record.reason
+    assert (f"{probation_s:g} s" in record.reason) == (behaviour == "mute"), record.reason
     assert (board.current(), board.service.running()) == ("1", "1")
     assert board.versions() == {"1"}
     assert take(board) == record
     board.want("2", deployment="other")
     again = take(board)
-    assert (again.state, "failed here before" in again.reason) == ("refused", True)
+    assert (again.state, record.reason in again.reason) == ("refused", True)
     board.fetch("2")
     board.want("2", attempt=2)
     assert take(board).state == "committed"
@@ -90,7 +89,7 @@ def test_a_version_that_does_not_start_is_not_even_tried(board):
     updater.find_fault = find_fault  # there is no module of ours in such a package
     updater.settle()
     record = go(updater.take(board.request(updater)))
-    assert (record.state, "does not start" in record.reason) == ("refused", True)
+    assert (record.state, names_all(record.reason, "version 2")) == ("refused", True)
     assert board.current() == board.service.running() == "1"
     assert board.versions() == {"1"}
 
@@ -132,20 +131,20 @@ SPOILT = {
     "root of others": lambda board, deb, signed: (board.folder / "roots.pem").write_bytes(authorities("barn")[0]),
 }
 REFUSALS = {
-    "other package": "SHA-256 or size",
-    "longer package": "SHA-256 or size",
-    "no package": "is not there",
-    "link": "Too many levels",
-    "pipe": "no plain file",
-    "signature": "not what was signed",
-    "other site": "whose root is trusted",
-    "other version": "is of version 3, and 2 is wanted",
-    "other arch": "not for arm64 with Python 3.11",
-    "other python": "not for arm64 with Python 3.11",
-    "damaged": "damaged",
-    "none of ours": "no folder opt/fieldfleet/2",
-    "no root": "upgrade trust",
-    "root of others": "whose root is trusted",
+    "other package": ["SHA-256"],
+    "longer package": ["SHA-256"],
+    "no package": ["2.deb"],
+    "link": ["Too many levels of symbolic links"],
+    "pipe": ["2.deb"],
+    "signature": ["manifest"],
+    "other site": ["upgrade trust"],
+    "other version": ["manifest", 3, 2],
+    "other arch": ["arm64", "3.11"],
+    "other python": ["arm64", "3.11"],
+    "damaged": ["package"],
+    "none of ours": ["opt/fieldfleet/2"],
+    "no root": ["roots.pem"],
+    "root of others": ["upgrade trust"],
 }
 
 
@@ -157,7 +156,7 @@ def test_what_the_site_did_not_sign_for_this_board_is_refused_and_the_agent_goes
     running = (board.kept / "pid").read_text()
     record = take(board)
     assert record.state == "refused"
-    assert REFUSALS[what] in record.reason
+    assert names_all(record.reason, *REFUSALS[what])
     assert (board.current(), board.versions()) == ("1", {"1"})
     assert (board.kept / "pid").read_text() == running
 
@@ -184,13 +183,12 @@ def test_an_older_version_is_refused_but_the_one_before_by_a_rollout_and_any_by_
     board.fetch("1.5")
     board.want("1.5")
     record = take(board)
-    assert (record.state, "is older" in record.reason) == ("refused", True)
+    assert (record.state, names_all(record.reason, "1.5", 3)) == ("refused", True)
     raise_formats(board.state, "9", {**FORMATS, "outbox": 2})
     board.fetch("1.5", formats=dict(FORMATS))
     board.want("1.5", deployment="says what it costs")
     record = take(board)
-    assert "is older than 3, which runs, and would lose (outbox: updates that the server" in record.reason
-    assert record.reason.endswith("; at the board: `sudo device-agent upgrade install FILE.deb --lose`")
+    assert names_all(record.reason, "1.5", 3, "outbox", "`sudo device-agent upgrade install FILE.deb --lose`")
     (board.state / FILE).unlink()
     board.fetch("1.5")
     board.want("3", deployment="again")
@@ -214,7 +212,7 @@ def test_going_back_by_hand_and_no_further(board):
     assert (record.state, record.from_, record.to, board.current()) == ("rolled-back", "1", "2", "1")
     assert board.service.running() == "1"
     assert (board.home / "updater").readlink().name == "1"
-    with pytest.raises(ConfigError, match="no version before"):
+    with pytest.raises(ConfigError, match="apt install"):
         updater.go_back("asked for")
 
 
@@ -230,12 +228,12 @@ def test_nobody_goes_back_to_a_version_that_cannot_read_what_the_one_after_wrote
     (board.state / "outbox/update").write_text("waits")
     updater = board.updater()
     updater.settle()
-    with pytest.raises(ConfigError, match=r"version 2 cannot read .*would lose \(outbox: updates .* --lose` sets it"):
+    with pytest.raises(ConfigError, match=naming("version 2", "outbox", "--lose")):
         updater.go_back("asked for")
     board.want("2", deployment="back")
     record = take(board)
     assert (record.state, record.deployment, record.previous, board.current()) == ("refused", "back", "2", "3")
-    assert "would lose (outbox: updates that the server" in record.reason
+    assert names_all(record.reason, "version 2", "outbox")
     assert take(board) == record
     board.fetch("2", formats={"outbox": 1, "state": 1})
     board.want("2", deployment="by hand")
@@ -254,7 +252,7 @@ def test_a_version_that_cannot_read_what_is_there_is_refused_unless_that_may_be_
     board.want("2")
     record = take(board)
     assert record.state == "refused"
-    assert "outbox: updates that the server has not taken yet" in record.reason
+    assert names_all(record.reason, "version 2", "outbox")
     assert take(board, by_hand=True, lose=True).state == "committed"
     assert not (board.state / "outbox").exists()
     assert (board.state / FOLDER / "aside-2/outbox/update").read_text() == "waits"
@@ -332,7 +330,7 @@ def test_a_board_that_is_started_too_often_during_a_trial_goes_back(board):
         board.updater().settle()
     assert boots == 3
     record = read_upgrade(board.home)
-    assert (record.state, "was started 4 times" in record.reason) == ("rolled-back", True)
+    assert (record.state, names_all(record.reason, 4, "version 2")) == ("rolled-back", True)
     assert board.service.running() == "1"
 
 
@@ -348,7 +346,7 @@ def test_what_dpkg_puts_in_place_during_a_trial_stays(board):
     (board.home / "current").unlink()
     (board.home / "current").symlink_to("7")
     record = board.updater().settle()
-    assert (record.state, "version 7 was put" in record.reason) == ("rolled-back", True)
+    assert (record.state, names_all(record.reason, "version 7")) == ("rolled-back", True)
     assert board.current() == "7"
 
 
@@ -392,7 +390,7 @@ def test_a_version_is_refused_where_the_disk_has_no_room(board, monkeypatch):
     board.fetch("2")
     board.want("2")
     record = take(board)
-    assert (record.state, "make room there" in record.reason) == ("refused", True)
+    assert (record.state, names_all(record.reason, board.home, "MiB")) == ("refused", True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read what the agent's user cannot")
@@ -407,6 +405,6 @@ def test_root_reads_nothing_there_that_the_agents_user_could_not():
         (state / FOLDER).symlink_to(secret)
         assert AgentFolder(state).wanted() is not None
         os.chown(state, 65534, 65534)
-        with pytest.raises(ConfigError, match="denied"):
+        with pytest.raises(ConfigError, match="Permission denied"):
             AgentFolder(state).wanted()
         assert os.geteuid() == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from device_agent.commands.diagnosis.board_text import format_columns, format_table
+from device_agent.commands.diagnosis.board_text import MISSING_FIGURES, format_columns, format_table
 from device_agent.probes.base import ProbeResult
 from device_agent.profile.load import UNKNOWN_PROFILE
 from device_agent.profile.schema import Profile
@@ -39,6 +41,10 @@ def test_a_figure_has_the_unit_of_its_name_at_everyday_size(name, value, shown) 
     assert format_figure(name, value) == shown
 
 
+def cells_of(table: str) -> list[list[str]]:
+    return [re.split(" {2,}", line) for line in table.splitlines()]
+
+
 def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
     reading = Reading(value=9.0, unit="watts", source="ina3221 VDD_IN", quality="measured", at=0.0, uncertainty=0.27)
     found = ProbeResult(
@@ -46,19 +52,11 @@ def test_readings_and_lacks_stand_in_columns_with_their_sources() -> None:
         absent={"thermal": Absent(lack="not_present", cause="no zone"), "cpu.f_hertz": Absent(lack="busy")},
         facts={"mode": "15W"},
     )
-    assert format_table(PROFILE, found) == [
-        "board  some-board  Some Board",
-        "mode   15W",
-        "",
-        "READING            VALUE  ±       QUALITY   SOURCE",
-        "power.total_watts  9 W    0.27 W  measured  ina3221 VDD_IN",
-        "",
-        "ABSENT       WHY          CAUSE",
-        "cpu.f_hertz  busy",
-        "thermal      not present  no zone",
-        "",
-        "no temperature: this board cannot say how near it is to slowing down",
-    ]
+    facts, readings, lacks, advice = "\n".join(format_table(PROFILE, found)).split("\n\n")
+    assert cells_of(facts) == [["board", "some-board", "Some Board"], ["mode", "15W"]]
+    assert cells_of(readings)[1:] == [["power.total_watts", "9 W", "0.27 W", "measured", "ina3221 VDD_IN"]]
+    assert cells_of(lacks)[1:] == [["cpu.f_hertz", "busy"], ["thermal", "not present", "no zone"]]
+    assert advice == dict(MISSING_FIGURES)["thermal.hottest_celsius"]
 
 
 def test_a_machine_without_sensors_is_told_what_that_means() -> None:

@@ -12,6 +12,7 @@ from shared.protocol.measurements import Absent, Reading
 from shared.runtime.support.table import System, read_table
 from shared.transport.base import Broker
 from tests.machine import profile
+from tests.naming import names_all
 
 MIB = doctor.MIB
 
@@ -28,7 +29,7 @@ def lack(kind: str, cause: str = "why") -> Absent:
 def test_a_fallback_profile_says_so() -> None:
     own = Profile(schema=1, id="pi", name="Pi", match=Match(compatible=("raspberrypi,4-model-b",)))
     assert doctor.check_profile(own) == doctor.Check(name="profile", state="ok", finding="pi, Pi")
-    assert "a fallback" in doctor.check_profile(profile()).finding
+    assert "probe --record" in doctor.check_profile(profile()).remedy
 
 
 @pytest.mark.parametrize(("synchronised", "state"), [(True, "ok"), (False, "warn"), (None, "warn")])
@@ -39,32 +40,32 @@ def test_a_wrong_calendar_is_no_more_than_a_warning(synchronised, state) -> None
 @pytest.mark.parametrize(
     ("refused", "free_mib", "state", "words"),
     [
-        ("", 5000, "ok", "4.883 GiB free"),
-        ("", 999, "warn", "set outbox_mb to 499"),
-        ("", 63, "bad", "make room"),
-        ("Permission denied", 0, "bad", "install -d -o USER /srv/state"),
+        ("", 5000, "ok", ["4.883 GiB"]),
+        ("", 999, "warn", ["outbox_mb", "499"]),
+        ("", 63, "bad", ["63 MiB"]),
+        ("Permission denied", 0, "bad", ["Permission denied", "install -d -o USER /srv/state"]),
     ],
 )
 def test_the_disk(refused, free_mib, state, words) -> None:
     check = doctor.check_disk("/srv/state", refused, free_mib * MIB, 1000 * MIB)
     assert check.state == state
-    assert words in check.finding + check.remedy
+    assert names_all(f"{check.finding} {check.remedy}", *words)
 
 
 @pytest.mark.parametrize(
     ("free_mib", "limit_mib", "state", "words"),
     [
-        (1000, 0, "ok", "1000 MiB available"),
-        (399, 0, "warn", "training takes 400 MiB"),
-        (1000, 1500, "warn", "training takes 1.465 GiB"),
-        (1000, 300, "warn", "memory_mb of [trainer] to 400"),
-        (1000, 900, "ok", "available"),
+        (1000, 0, "ok", ["1000 MiB"]),
+        (399, 0, "warn", ["399 MiB", "400 MiB"]),
+        (1000, 1500, "warn", ["1000 MiB", "1.465 GiB"]),
+        (1000, 300, "warn", ["300 MiB", "memory_mb", "[trainer]", "400"]),
+        (1000, 900, "ok", ["1000 MiB"]),
     ],
 )
 def test_memory(free_mib, limit_mib, state, words) -> None:
     check = doctor.check_memory(found("memory.available_bytes", free_mib * MIB), limit_mib * MIB)
     assert check.state == state
-    assert words in check.finding + check.remedy
+    assert names_all(f"{check.finding} {check.remedy}", *words)
 
 
 def test_memory_that_nothing_tells() -> None:
@@ -74,18 +75,17 @@ def test_memory_that_nothing_tells() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "cure"),
     [
-        ("throttle.undervoltage_flag", "undervoltage, throttled", "supply"),
-        ("throttle.now_flag", "over-current on VDD_IN", "supply"),
-        ("throttle.since_boot_flag", "throttled since boot", "cooling"),
-        ("throttle.now_flag", "clock capped, soft temperature limit", "heat sink"),
-        ("throttle.now_flag", "thermal-cpufreq-0 cools by slowing down", "heat sink"),
-        ("throttle.now_flag", "clock capped at 1200 of 1500 MHz", "on purpose"),
+        ("throttle.undervoltage_flag", "undervoltage, throttled", "undervoltage"),
+        ("throttle.now_flag", "over-current on VDD_IN", "over-current"),
+        ("throttle.since_boot_flag", "throttled since boot", "throttled"),
+        ("throttle.now_flag", "clock capped, soft temperature limit", "temperature"),
+        ("throttle.now_flag", "thermal-cpufreq-0 cools by slowing down", "cools"),
+        ("throttle.now_flag", "clock capped at 1200 of 1500 MHz", ""),
     ],
 )
 def test_each_evidence_of_throttling_has_its_cure(name, words, cure) -> None:
     check = doctor.check_throttle(found(name, 1.0, throttle=words))
-    assert (check.state, check.finding) == ("warn", words)
-    assert cure in check.remedy
+    assert (check.state, check.finding, check.remedy) == ("warn", words, doctor.THROTTLE_CURES[cure])
     assert doctor.check_throttle(found(name, 0.0, throttle=words)).state == "ok"
 
 
@@ -98,7 +98,7 @@ def test_a_source_that_is_not_needed_is_no_warning() -> None:
         ("power: tegrastats", "ok"),
         ("power: model", "ok"),
     ]
-    assert checks[1].finding == "not present: why; ina3221 serves"
+    assert names_all(checks[1].finding, "why", "ina3221")
 
 
 def test_a_better_source_that_is_denied_is_one_with_the_fix() -> None:
@@ -122,8 +122,8 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
     text = doctor.describe_grant(needs, "ff", {"video"})
     assert "usermod -aG i2c ff" in text
     assert "video" not in text
-    assert 'rules.d/60-fieldfleet.rules: KERNEL=="x"' in text
-    assert "tmpfiles.d/fieldfleet.conf: z /sys/x 0440 root i2c" in text
+    assert names_all(text, "/etc/udev/rules.d/60-fieldfleet.rules", *needs.udev)
+    assert names_all(text, "/etc/tmpfiles.d/fieldfleet.conf", *needs.tmpfiles)
     assert "systemd-tmpfiles --create" in text
     assert text.endswith("Note.")
     assert "ff" in doctor.describe_grant(Permissions(), "ff", set())
@@ -136,10 +136,10 @@ def test_the_fix_names_the_groups_that_the_user_lacks_and_the_lines_of_the_profi
         ("torch", "missing", "aarch64", "bad", "pip install 'torch<2.10,!=2.6.0'"),
         ("torch", "missing", "x86_64", "bad", "pip install 'torch'"),
         ("onnxruntime", "missing", "aarch64", "warn", "pip install 'onnxruntime<1.21'"),
-        ("torch", "sigill", "aarch64", "bad", "2.10.0 are known to die"),
+        ("torch", "sigill", "aarch64", "bad", "2.10.0"),
         ("onnxruntime", "sigill", "aarch64", "warn", "onnxruntime<1.21"),
         ("torch", "out_of_memory", "aarch64", "bad", "swap"),
-        ("torch", "timeout", "aarch64", "bad", "try again"),
+        ("torch", "timeout", "aarch64", "bad", ""),
         ("torch", "broken", "aarch64", "bad", "import torch"),
     ],
 )
@@ -148,21 +148,22 @@ def test_each_verdict_on_a_library_has_its_cure(library, verdict, machine, state
     check = doctor.check_library(told, "atomics", machine, is_needed=library == "torch")
     assert (check.name, check.state) == (library, state)
     assert cure in check.remedy
-    assert ("no atomics" in check.finding) == (state != "ok")
+    assert bool(check.remedy) == ("atomics" in check.finding) == (state != "ok")
 
 
 @pytest.mark.parametrize(("library", "cure"), [("torch", "torch<2.11"), ("onnxruntime", "onnxruntime")])
 def test_what_is_missing_on_a_cpu_that_lacks_nothing_is_a_newer_one(library, cure) -> None:
     told = Verdict(library=library, state="missing", version="", finding="not installed")
     check = doctor.check_library(told, "", "aarch64", is_needed=True)
-    assert check.remedy == f"`pip install '{cure}'` into this environment"
+    assert f"`pip install '{cure}'`" in check.remedy
 
 
 @pytest.mark.parametrize(("library", "purpose"), [("torch", "train"), ("onnxruntime", "infer")])
 def test_the_agent_of_a_package_is_told_of_setup(library, purpose) -> None:
     told = Verdict(library=library, state="missing", version="", finding="not installed")
     check = doctor.check_library(told, "", "aarch64", is_needed=True, is_packaged=True)
-    assert check.remedy == f"`sudo device-agent setup {purpose}`"
+    assert f"`sudo device-agent setup {purpose}`" in check.remedy
+    assert "pip install" not in check.remedy
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_the_agent_of_a_package_is_told_of_setup(library, purpose) -> None:
         (System("aarch64", "3.11"), "ok", "Raspberry Pi 5"),
         (System("aarch64", "3.11", lacks="atomics"), "ok", "Raspberry Pi 3, 4"),
         (System("armv7l", "3.11"), "bad", "32-bit"),
-        (System("aarch64", "3.9"), "warn", "nothing is known"),
+        (System("aarch64", "3.9"), "warn", "3.9"),
     ],
 )
 def test_the_system_is_one_of_the_table(system, state, words) -> None:
@@ -189,20 +190,20 @@ def test_a_container_that_hides_the_cpus_is_told() -> None:
 @pytest.mark.parametrize(
     ("refusal", "cure"),
     [
-        ("[Errno 111] Connection refused", "start the broker"),
-        ("[Errno -2] Name or service not known", "correct host"),
-        ("timed out", "firewall"),
-        ("no answer within 5 s", "firewall"),
-        ("[Errno 101] Network is unreachable", "network up"),
-        ("[Errno 113] No route to host", "network up"),
-        ("Not authorized", "`password_file`"),
-        ("Bad user name or password", "`password_file`"),
-        ("denies subscribing to x: Not authorized", "access list"),
-        ("Server busy", "log"),
+        ("[Errno 111] Connection refused", "connection refused"),
+        ("[Errno -2] Name or service not known", "name or service"),
+        ("timed out", "timed out"),
+        ("no answer within 5 s", "timed out"),
+        ("[Errno 101] Network is unreachable", "unreachable"),
+        ("[Errno 113] No route to host", "unreachable"),
+        ("Not authorized", "authori"),
+        ("Bad user name or password", "authori"),
+        ("denies subscribing to x: Not authorized", "denies"),
+        ("Server busy", ""),
     ],
 )
 def test_each_refusal_of_a_broker_has_its_cure(refusal, cure) -> None:
     check = doctor.check_broker(Broker(host="gateway"), refusal)
     assert (check.state, check.finding) == ("bad", f"gateway:1883: {refusal}")
-    assert cure in check.remedy
+    assert check.remedy == {words[0]: remedy for words, remedy in doctor.BROKER_CURES.items()}[cure]
     assert doctor.check_broker(Broker(), "").state == "ok"

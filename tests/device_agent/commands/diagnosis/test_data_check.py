@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from shared.data import summary
 from shared.data.load import load
 from shared.data.spec import Data, Even
 from shared.errors import ConfigError
+from tests.naming import names_all
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is absent")
 
@@ -39,24 +41,24 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(28)
 X, Y = np.ones((4, 3), np.float32), np.arange(4) % 2
 UNREADABLE: dict[str, tuple[str, Mapping[str, bytes], str]] = {
     "semicolons": ("csv", {"t.csv": b"a;b;label\n1,5;2;x\n"}, 'separator = ";"'),
-    "an empty cell": ("csv", {"t.csv": b"a,b,label\n1,2,x\n1,,y\n"}, "line 3, column 'b': empty"),
+    "an empty cell": ("csv", {"t.csv": b"a,b,label\n1,2,x\n1,,y\n"}, "column 'b'"),
     "UTF-16": ("csv", {"t.csv": "a,label\n1,x\n".encode("utf-16")}, "UTF-8"),
     "float labels": ("csv", {"t.csv": b"a,label\n1,0.0\n2,1.0\n"}, "'0.0'"),
-    "an index": ("csv", {"t.csv": b",a,label\n0,1,x\n"}, "no name"),
-    "a cut JPEG": ("folder", {"cat/0.jpg": JPEG, "dog/0.jpg": JPEG[: len(JPEG) // 2]}, "dog/0.jpg: damaged"),
-    "a JPEG with zeros": ("folder", {"cat/0.jpg": JPEG[:3000] + bytes(len(JPEG) - 3000)}, "cat/0.jpg: damaged"),
-    "an empty file": ("folder", {"cat/0.jpg": b""}, "it is empty"),
-    "16 bits": ("folder", {"cat/0.png": picture(pixels=np.ones((8, 8), np.uint16))}, "8 bits"),
-    "two sizes": ("folder", {"a/0.png": picture(), "b/0.png": picture(pixels=NOISE[:9])}, "resize"),
-    "one level too deep": ("folder", {"all/cat/0.png": picture(), "all/dog/0.png": picture()}, "set path to"),
-    "no class folder": ("folder", {"0.png": picture()}, "put each into a folder"),
-    "sounds": ("folder", {"cat/0.wav": WAV, "dog/0.wav": WAV}, "formats read: .bmp"),
+    "an index": ("csv", {"t.csv": b",a,label\n0,1,x\n"}, "index=False"),
+    "a cut JPEG": ("folder", {"cat/0.jpg": JPEG, "dog/0.jpg": JPEG[: len(JPEG) // 2]}, "dog/0.jpg"),
+    "a JPEG with zeros": ("folder", {"cat/0.jpg": JPEG[:3000] + bytes(len(JPEG) - 3000)}, "cat/0.jpg"),
+    "an empty file": ("folder", {"cat/0.jpg": b""}, "cat/0.jpg"),
+    "16 bits": ("folder", {"cat/0.png": picture(pixels=np.ones((8, 8), np.uint16))}, "I;16"),
+    "two sizes": ("folder", {"a/0.png": picture(), "b/0.png": picture(pixels=NOISE[:9])}, "64x9"),
+    "one level too deep": ("folder", {"all/cat/0.png": picture(), "all/dog/0.png": picture()}, "all/cat"),
+    "no class folder": ("folder", {"0.png": picture()}, ""),
+    "sounds": ("folder", {"cat/0.wav": WAV, "dog/0.wav": WAV}, ".wav"),
     "one-hot labels": ("npz", {"t.npz": zipped(x=X, y=np.eye(4, dtype=int))}, "argmax"),
     "floats for labels": ("npz", {"t.npz": zipped(x=X, y=Y.astype(float))}, "float64"),
     "NaN": ("npz", {"t.npz": zipped(x=np.where(X > 0, np.nan, X), y=Y)}, "NaN"),
-    "too few labels": ("npz", {"t.npz": zipped(x=X, y=Y[:3])}, "differ in length"),
-    "a cut file": ("npz", {"t.npz": zipped(x=X, y=Y)[:-40]}, "npz"),
-    "no digits": ("idx", {"train-images-idx3-ubyte": b"\0\0\x08\x03"}, "header"),
+    "too few labels": ("npz", {"t.npz": zipped(x=X, y=Y[:3])}, "3 y"),
+    "a cut file": ("npz", {"t.npz": zipped(x=X, y=Y)[:-40]}, "t.npz"),
+    "no digits": ("idx", {"train-images-idx3-ubyte": b"\0\0\x08\x03"}, "train-images-idx3-ubyte"),
 }
 
 
@@ -64,6 +66,10 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
+
+
+def numbers_of(text: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def checked(spec: Data, memory_mb: int = 0) -> list[Check]:
@@ -90,10 +96,14 @@ def test_what_can_be_read_is_counted(tmp_path) -> None:
     (tmp_path / "eel").mkdir()
     ok, *warned = checked(Data(source="folder", path=str(tmp_path), holdout=0.25))
     assert ok.state == "ok"
-    assert "4 examples of 2 classes (cat: 3, dog: 1); shape 3x64x64, values 0 to 1; 3 to train on, 1 held" in ok.finding
+    assert numbers_of(ok.finding.removeprefix(str(tmp_path))) == [4, 2, 3, 1, 3, 64, 64, 0, 1, 3, 1]
+    assert names_all(ok.finding, "cat: 3", "dog: 1", "3x64x64")
     assert {check.state for check in warned} == {"warn"}
-    skipped = "skipped .heic files: 1, .txt files outside class folders: 1, system folder lost+found: 1"
-    assert [check.finding for check in warned] == [skipped, "class folder eel holds no picture", "no example is of eel"]
+    skipped, empty, absent = (check.finding for check in warned)
+    assert names_all(skipped, ".heic", ".txt", "lost+found")
+    assert "eel" in empty
+    assert "eel" in absent
+    assert empty != absent
 
 
 @pytest.mark.parametrize("source", ["csv", "npz", "folder", "idx"])
@@ -114,19 +124,18 @@ def test_of_much_a_part_is_read(tmp_path, monkeypatch, source) -> None:
         (tmp_path / "t.csv").write_text("\n".join([header, *lines]))
     path = tmp_path / f"t.{source}" if source in ("csv", "npz") else tmp_path
     whole = summary.summarise(Data(source=source, path=str(path))).finding
-    assert whole.startswith("50 examples of 5 classes")
+    assert numbers_of(whole)[:2] == [50, 5]
     monkeypatch.setattr(summary, "MOST_VALUES", 160)
     monkeypatch.setattr(summary, "MOST_CELLS", 160)
     part = summary.summarise(Data(source=source, path=str(path))).finding
-    assert part.startswith("more than 10 examples" if source == "csv" else "50 examples")
-    assert "; read were " in part
-    assert (" 10 examples, " in part) == (source != "folder")
+    assert numbers_of(part)[0] == (10 if source == "csv" else 50)
+    assert numbers_of(part)[1] == 10, "that were read"
 
 
 def test_a_share_is_told(tmp_path) -> None:
     (tmp_path / "t.npz").write_bytes(zipped(x=X, y=Y))
     spec = Data(source="npz", path=str(tmp_path / "t.npz"), partition=Even(parts=2, index=0))
-    assert "2 examples (this device's share of 4)" in checked(spec)[0].finding
+    assert numbers_of(checked(spec)[0].finding.removeprefix(spec.path))[:2] == [2, 4]
     (tmp_path / "t.npz").write_bytes(zipped(x=X[:1], y=Y[:1]))
     assert checked(Data(source="npz", path=str(tmp_path / "t.npz"), partition=Even(parts=9, index=0)))[0].state == "bad"
 
@@ -135,12 +144,10 @@ def test_a_class_folder_whose_name_is_not_utf8_is_bad(tmp_path) -> None:
     write(tmp_path, {"cat/0.png": picture(), "dog/0.png": picture()})
     os.rename(os.fsencode(tmp_path / "dog"), os.fsencode(tmp_path) + b"/M\xfcll")  # noqa: PTH104 - bytes
     [check] = checked(Data(source="folder", path=str(tmp_path)))
-    assert (check.state, check.remedy) == ("bad", "rename it")
-    assert "M\\udcfcll' is not UTF-8 text" in check.finding
+    assert (check.state, "M\\udcfcll" in check.finding, bool(check.remedy)) == ("bad", True, True)
 
 
 def test_where_memory_is_too_small_it_says_so(tmp_path) -> None:
     np.savez(tmp_path / "t.npz", x=np.ones((20_000_000, 1), np.float32), y=np.zeros(20_000_000, np.int8))
     [check] = checked(Data(source="npz", path=str(tmp_path / "t.npz")), memory_mb=100)
-    assert (check.state, "out of memory" in check.finding) == ("bad", True)
-    assert "memory_mb" in check.remedy
+    assert (check.state, "trainer.memory_mb" in check.remedy) == ("bad", True)

@@ -11,6 +11,7 @@ from device_agent.identity.credentials import Membership
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import write_config
 from tests.edge_server.gateway.enrolments import Authority
+from tests.naming import names_all
 
 NOW = 1_800_000_000.0
 JOINED = Membership(
@@ -30,30 +31,42 @@ JOINED = Membership(
 @pytest.mark.parametrize(
     ("days", "may_judge", "state", "words"),
     [
-        (100, True, "ok", "valid from"),
-        (340, True, "warn", "25 days are left"),
-        (366, True, "bad", "ended"),
-        (-1, True, "bad", "not yet"),
-        (366, False, "ok", "is not asked"),
+        (100, True, "ok", ""),
+        (340, True, "warn", "25 days"),
+        (366, True, "bad", ""),
+        (-1, True, "bad", ""),
+        (366, False, "ok", ""),
     ],
 )
 def test_when_a_certificate_ends(days, may_judge, state, words):
     check = identity.check_dates(NOW, NOW + 365 * DAY_S, NOW + days * DAY_S, may_judge=may_judge)
-    assert (check.state, words in check.finding) == (state, True), check
-    assert bool(check.remedy) == (state != "ok")
+    assert (check.state, words in check.finding, bool(check.remedy)) == (state, True, state != "ok"), check
+    assert names_all(check.finding, identity.utc_text(NOW), identity.utc_text(NOW + 365 * DAY_S))
 
 
-@pytest.mark.parametrize(
-    ("now", "may_judge", "state", "words"),
-    [(NOW, True, "ok", "judged by it"), (0.0, False, "warn", "1970"), (NOW, False, "ok", "the site's time")],
-)
-def test_which_clock_counts(now, may_judge, state, words):
+def test_a_certificate_that_begins_later_has_another_remedy_than_one_that_ended():
+    early, late = (
+        identity.check_dates(NOW, NOW + DAY_S, NOW + days * DAY_S, may_judge=True).remedy for days in (-1, 2)
+    )
+    assert "edge-server devices approve" in late
+    assert "edge-server devices approve" not in early
+
+
+@pytest.mark.parametrize(("now", "may_judge", "state"), [(NOW, True, "ok"), (0.0, False, "warn"), (NOW, False, "ok")])
+def test_which_clock_counts(now, may_judge, state):
     check = identity.check_clock_use(now, NOW - 1, may_judge=may_judge)
-    assert (check.state, words in check.finding) == (state, True), check
+    assert (check.state, identity.utc_text(now) in check.finding) == (state, True), check
+    assert (identity.utc_text(NOW - 1) in check.finding) == (state == "warn"), check
+
+
+def test_whether_the_clock_is_believed_is_said():
+    believed, doubted = (identity.check_clock_use(NOW, NOW - 1, may_judge=may_judge) for may_judge in (True, False))
+    assert believed.finding != doubted.finding
 
 
 def test_whether_it_joined():
-    assert "pi-03 of site roof" in identity.check_enrolment(JOINED, Broker()).finding
+    finding = identity.check_enrolment(JOINED, Broker()).finding
+    assert names_all(finding, "pi-03", "roof", "gateway.local:8443")
     assert "join -" in identity.check_enrolment(None, Broker()).remedy
     assert identity.check_enrolment(None, Broker(user="us")).remedy == ""
 
@@ -61,8 +74,8 @@ def test_whether_it_joined():
 @pytest.mark.parametrize(
     ("told", "state", "words"),
     [
-        ({"LoadState": "not-found"}, "ok", "not installed"),
-        ({"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}, "ok", "active, enabled"),
+        ({"LoadState": "not-found"}, "ok", identity.UNIT),
+        ({"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}, "ok", "enabled"),
         ({"LoadState": "loaded", "ActiveState": "failed", "Result": "watchdog"}, "warn", "watchdog"),
         ({"LoadState": "loaded", "ActiveState": "inactive", "UnitFileState": "disabled"}, "warn", "inactive"),
     ],
@@ -90,7 +103,7 @@ def test_pair_and_modes_are_examined_and_modes_mended(tmp_path):
     (tmp_path / "ca/board.key").chmod(0o644)
     assert (states(ours.key)["pair"], states(ours.key)["secrets"]) == ("bad", "bad")
     [done] = identity.mend_modes(load(path).broker)
-    assert "is its owner's alone now" in done.finding
+    assert (done.state, str(tmp_path / "ca/board.key") in done.finding) == ("ok", True)
     assert (states(ours.key)["pair"], states(ours.key)["secrets"]) == ("ok", "ok")
     assert list(identity.mend_modes(load(path).broker)) == []
     (tmp_path / "ca/board.crt").write_text("none")

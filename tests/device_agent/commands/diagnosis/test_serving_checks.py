@@ -14,12 +14,13 @@ from device_agent.config import AgentConfig, ServeConfig, TrainerConfig
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.profile.schema import Inference
-from device_agent.trainer.beside_serving import choose_share
+from device_agent.trainer.beside_serving import TOLD, choose_share, format_share
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
 from tests.device_agent.inference.releases import light_release, offer_of
 from tests.machine import free_port, grow, profile
+from tests.naming import names_all
 
 FAKE = "__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecutionProvider']\n"
 """A library that answers at once; the real one is asked where it serves."""
@@ -28,28 +29,28 @@ FAKE = "__version__ = '1.2.3'\ndef get_available_providers(): return ['CPUExecut
 @pytest.mark.parametrize(
     ("version", "providers", "wanted", "state", "words"),
     [
-        ("1.20.1", ["CPUExecutionProvider"], "cpu", "ok", "ONNX Runtime 1.20.1, CPU"),
-        ("1.20.1", ["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda", "ok", "CUDA, CPU"),
-        ("1.20.1", ["CPUExecutionProvider"], "tensorrt", "warn", "no tensorrt, so the CPU computes"),
-        ("1.20.1", [], "cpu", "bad", "does not run"),
-        ("", [], "cpu", "bad", "[infer]"),
+        ("1.20.1", ["CPUExecutionProvider"], "cpu", "ok", ["1.20.1", "CPU"]),
+        ("1.20.1", ["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda", "ok", ["CUDA, CPU"]),
+        ("1.20.1", ["CPUExecutionProvider"], "tensorrt", "warn", ["tensorrt", "CPU"]),
+        ("1.20.1", [], "cpu", "bad", ["1.20.1"]),
+        ("", [], "cpu", "bad", ["[infer]"]),
     ],
 )
 def test_the_runtime(version, providers, wanted, state, words) -> None:
     check = doctor.check_runtime(version, providers, wanted)
     assert check.state == state
-    assert words in check.finding + check.remedy
+    assert names_all(f"{check.finding} {check.remedy}", *words)
 
 
 @pytest.mark.parametrize(
     ("port", "refusal", "taken", "runs", "state", "words"),
     [
-        (0, "", False, False, "ok", "socket alone"),
-        (8471, "", False, False, "ok", "is free"),
+        (0, "", False, False, "ok", ""),
+        (8471, "", False, False, "ok", "127.0.0.1:8471"),
         (8471, "Address already in use", True, False, "bad", "ss -ltnp 'sport = :8471'"),
         (80, "Permission denied", False, False, "bad", "Permission denied"),
-        (8471, "Address already in use", True, True, "ok", "while the agent runs"),
-        (8471, "", False, True, "warn", "nobody listens"),
+        (8471, "Address already in use", True, True, "ok", "127.0.0.1:8471"),
+        (8471, "", False, True, "warn", "127.0.0.1:8471"),
     ],
 )
 def test_the_port(port, refusal, taken, runs, state, words) -> None:
@@ -61,20 +62,21 @@ def test_the_port(port, refusal, taken, runs, state, words) -> None:
 @pytest.mark.parametrize(
     ("limit_mib", "weight_mib", "free_mib", "state", "words"),
     [
-        (500, 0, 1000, "ok", "with no model yet"),
-        (700, 100, 1000, "ok", "with a model of 100 MiB"),
-        (95, 0, 1000, "bad", "memory_mb of [serve] to 96"),
-        (250, 100, 1000, "bad", "memory_mb of [serve] to 696"),
-        (500, 100, 1000, "warn", "every rollout is refused"),
-        (700, 100, 200, "warn", "end other programs"),
-        (700, 100, None, "ok", "at most"),
+        (500, 0, 1000, "ok", ["500 MiB", "96 MiB"]),
+        (700, 100, 1000, "ok", ["700 MiB", "496 MiB", "100 MiB"]),
+        (95, 0, 1000, "bad", ["memory_mb", "[serve]", "96"]),
+        (250, 100, 1000, "bad", ["memory_mb", "[serve]", "696"]),
+        (500, 100, 1000, "warn", ["memory_mb", "[serve]", "696"]),
+        (700, 100, 200, "warn", ["496 MiB", "200 MiB"]),
+        (700, 100, None, "ok", ["700 MiB"]),
     ],
 )
 def test_the_limit_of_memory(limit_mib, weight_mib, free_mib, state, words) -> None:
     free = None if free_mib is None else free_mib * MIB
     check = doctor.check_serving_memory(limit_mib * MIB, weight_mib * MIB, free)
     assert check.state == state
-    assert words in check.finding + check.remedy
+    assert names_all(f"{check.finding} {check.remedy}", *words)
+    assert bool(check.remedy) == (state != "ok")
 
 
 def record_of(version: int, *events: str, before: UpdateRecord | None = None) -> UpdateRecord:
@@ -84,32 +86,28 @@ def record_of(version: int, *events: str, before: UpdateRecord | None = None) ->
     return record
 
 
-SERVED = record_of(3, "fetched", "verified", "staged", "switched", "passed")
+TO_TRIAL = ("fetched", "verified", "staged", "switched")
+SERVED = record_of(3, *TO_TRIAL, "passed")
 
 
 @pytest.mark.parametrize(
     ("folders", "records", "damages", "refusals", "state", "words"),
     [
-        ({}, [], [], [], "ok", "none yet"),
-        ({"digits": 2}, [SERVED], [], [], "ok", "eels/3; digits/2 of a folder"),
-        ({"eels": 1}, [SERVED], [], [], "ok", "eels/3"),
-        ({}, [record_of(4, "refused", before=SERVED)], [], [], "ok", "eels/3, 4 was refused: NaN"),
-        (
-            {},
-            [record_of(4, "fetched", "verified", "staged", "switched", before=SERVED)],
-            [],
-            [],
-            "ok",
-            "eels/4, on trial, 3 before it",
-        ),
-        ({}, [SERVED], ["eels/3: graph is gone"], [], "warn", "graph is gone"),
-        ({}, [SERVED], [], ["no folder"], "bad", "the agent does not start: no folder"),
+        ({}, [], [], [], "ok", []),
+        ({"digits": 2}, [SERVED], [], [], "ok", ["eels/3", "digits/2"]),
+        ({"eels": 1}, [SERVED], [], [], "ok", ["eels/3"]),
+        ({}, [record_of(4, "refused", before=SERVED)], [], [], "ok", ["eels/3", "4", "refused", "NaN"]),
+        ({}, [record_of(4, *TO_TRIAL, before=SERVED)], [], [], "ok", ["eels/4", "3"]),
+        ({}, [SERVED], ["eels/3: graph is gone"], [], "warn", ["eels/3: graph is gone"]),
+        ({}, [SERVED], [], ["no folder"], "bad", ["no folder"]),
     ],
 )
 def test_the_releases(folders, records, damages, refusals, state, words) -> None:
     check = doctor.check_releases(folders, records, damages, refusals)
     assert check.state == state
-    assert words in check.finding
+    assert names_all(check.finding, *words)
+    assert ("digits" in check.finding) == ("digits" in folders)
+    assert "eels/1" not in check.finding
 
 
 def test_settings_are_told_with_who_says_so() -> None:
@@ -117,11 +115,7 @@ def test_settings_are_told_with_who_says_so() -> None:
     board = profile(inference=Inference(spin_us=70, origin={"spin_us": "measured"}))
     share = choose_share(TrainerConfig(nice=3), board, {0, 1}, serves=True)
     finding = doctor.describe_settings(told, {"threads": True}, board, share).finding
-    assert finding == (
-        f"threads 2 (the agent's file); spinning for 50 us ({board.id}: measured); "
-        "arena off (on from 1 GiB of memory); "
-        "the trainer has nice 3 (the agent's file), all CPUs (usual for every board)"
-    )
+    assert names_all(finding, 2, TOLD, 50, board.id, "measured", "off", format_share(share))
 
 
 @pytest.mark.parametrize(
@@ -162,12 +156,14 @@ def test_a_part_that_is_damaged_is_told_before_the_agent_serves(tmp_path) -> Non
     for path in (folder / PARAMETERS, store.path(manifest.parameters.sha256)):
         path.chmod(0o600)
         path.write_bytes(bytes(len(path.read_bytes())))
-    told = f"eels/3: {PARAMETERS} is damaged: it does not have its digest"
-    assert _examined_releases(tmp_path / "state", [folder]) == ([told, told], [])
+    damages, refusals = _examined_releases(tmp_path / "state", [folder])
+    assert refusals == []
+    assert [names_all(damage, "eels/3", PARAMETERS) for damage in damages] == [True, True]
     (folder / GRAPH).unlink()
-    assert f"eels/3: {GRAPH} is gone" in _examined_releases(tmp_path / "none", [folder])[0]
-    twice = _examined_releases(tmp_path / "none", [folder, folder])[1]
-    assert twice == ["serve.releases: two folders hold model 'eels'; name one of them"]
+    damages, refusals = _examined_releases(tmp_path / "none", [folder, folder])
+    assert any(names_all(damage, "eels/3", GRAPH) for damage in damages)
+    [twice] = refusals
+    assert names_all(twice, "serve.releases", "eels")
 
 
 def test_a_board_that_serves_is_examined_whole(tmp_path, monkeypatch) -> None:
@@ -193,8 +189,9 @@ def test_a_board_that_serves_is_examined_whole(tmp_path, monkeypatch) -> None:
         told = examined(config)
     assert told["serve: runtime"].endswith(", CPU")
     assert told["serve: port"].startswith("bad")
-    assert told["serve: releases"].startswith("warn eels/3; digits/2 of a folder; eels/3: graph")
-    assert told["serve: memory"].startswith("ok 500 MiB at most")
+    assert told["serve: releases"].startswith("warn")
+    assert names_all(told["serve: releases"], "eels/3", "digits/2", GRAPH)
+    assert told["serve: memory"].startswith("ok 500 MiB")
     assert "nice 10" in told["serve: settings"]
     broken = msgspec.structs.replace(serve, releases=[str(tmp_path / "none")], socket="/" + 200 * "x")
     told = examined(msgspec.structs.replace(config, serve=broken, data=None))
