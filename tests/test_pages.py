@@ -11,7 +11,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-FIRST_PAGE_LINES, GLOSSARY_LINES = 150, 40
+FIRST_PAGE_LINES, GLOSSARY_LINES, CONTRIBUTING_BYTES = 150, 40, 8000
+DECISIONS = ROOT / "deploy" / "docs" / "decisions"
+DECISION = re.compile(
+    r"# (?P<title>.+)\n\nStatus: accepted, \d{4}-\d\d-\d\d(?:, amended \d{4}-\d\d-\d\d)?\n\n"
+    r"## Context\n\n(?:.+\n)+\n## Decision\n\n(?:.+\n)+\n## Consequences\n(?:\n(?:.+\n)+)+"
+)
+SOURCE = re.compile(r"`([a-z_]+/[\w./]+\.(?:py|sh|md|toml))`")
+"""A file of the repository that a page names."""
 
 
 def pages() -> list[Path]:
@@ -53,10 +60,42 @@ def test_the_first_page_is_for_newcomers():
 
 
 def test_the_glossary_is_short_and_in_order():
-    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary\n")[2].partition("\n## ")[0]
-    words = re.findall(r"^\| ([a-z, ]+?) \|", section, re.MULTILINE)[1:]
-    assert len(section.strip().splitlines()) <= GLOSSARY_LINES
-    assert words == sorted(words)
+    text = (ROOT / "deploy" / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\| ([a-z, ]+?) \|", text, re.MULTILINE)[1:]
+    assert terms
+    assert len(text.splitlines()) <= GLOSSARY_LINES
+    assert terms == sorted(terms)
+
+
+def absent_files(text: str) -> list[str]:
+    """Return the files that a page names and the repository does not have."""
+    return [name for name in SOURCE.findall(text) if not (ROOT / name).exists()]
+
+
+def test_contributing_is_short_and_names_existing_files():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert len(text.encode()) <= CONTRIBUTING_BYTES
+    assert absent_files(text) == []
+
+
+def test_decisions_have_one_form_and_are_listed():
+    """Each file has the four parts, names existing files, and is in the list once, by its title."""
+    paths = sorted(path for path in DECISIONS.glob("*.md") if path.name != "README.md")
+    index = (DECISIONS / "README.md").read_text()
+    listed = sorted(re.findall(r"^- \[(.+)\]\((.+)\)$", index, re.MULTILINE))
+    faults, titles = [], []
+    for path in paths:
+        text = path.read_text()
+        form = DECISION.fullmatch(text)
+        if form is None or not re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", path.name):
+            faults.append(f"{path.name}: not of the form of the others")
+        else:
+            titles.append((form["title"], path.name))
+        faults += [f"{path.name}: {name} does not exist" for name in absent_files(text)]
+    assert faults == []
+    assert paths
+    assert listed == sorted(titles)
+    assert len({name[:4] for _, name in titles}) == len(titles)
 
 
 @pytest.mark.parametrize("command", ["edge-server", "device-agent"])

@@ -1,8 +1,9 @@
 """Lightweight FedSL: devices train the layers below a cut, pruned, the server the layers above it, over a link.
 
 J. Zhang, W. Ni, D. Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks,
-which names no code; what it leaves open is resolved as CONTRIBUTING says. Its baseline without pruning, quantization
-and dropout is the split federated learning of Thapa et al., SplitFed, AAAI 2022, https://arxiv.org/abs/2004.12088.
+which names no code; decision 0039 in deploy/docs/decisions settles what it leaves open. Its baseline without pruning,
+quantization and dropout is the split federated learning of Thapa et al., SplitFed, AAAI 2022,
+https://arxiv.org/abs/2004.12088.
 
 At step t of T, device k with client part w_k, mask m_k and a batch; A of shape (B, D) are the features at the cut:
 
