@@ -1,4 +1,4 @@
-"""A digest as one long table: a figure a line, with all that is known of it."""
+"""CSV export of a digest: one value per line, with unit, quality and clock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edge_server.report.digest import (
     DeviceDigest,
     Digest,
     Joules,
-    Moved,
     RoundDigest,
     Seconds,
     TaskDigest,
+    Traffic,
     fleet_figures,
 )
 from edge_server.report.targets import comparison
@@ -26,17 +26,17 @@ UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 RARE = ("exchange", "statistics")
 """Parts that only a split session has."""
 DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
+"""First characters that make a spreadsheet evaluate a cell as a formula."""
 
 
 class Line(NamedTuple):
-    """A figure of a run (no round, no device), of a round, of a device, or of a device's task in a round.
+    """A value of a run (no round, no device), of a round, of a device, or of a device's task in a round.
 
     Attributes:
-        figure: Its name, with a dot before the part of a split, such as `joules.compute`.
-        value: In `unit`; empty where nobody knows it.
-        whole: `yes`; `no` where the value is a lower bound, or not known.
-        quality: `measured`, `corrected` or `modelled`; empty where nobody said.
+        figure: Its name; parts of a split follow a dot, such as `joules.compute`.
+        value: In `unit`; empty if unknown.
+        whole: `yes`; `no` if the value is a lower bound or unknown.
+        quality: `measured`, `corrected` or `modelled`; empty if not reported.
         clock: Of seconds: `wall` or `virtual`.
     """
 
@@ -52,10 +52,10 @@ class Line(NamedTuple):
 
 
 def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
-    """Return the runs' figures and what they took to each accuracy as CSV, a figure a line below a header.
+    """Return the runs' values and their costs to each accuracy as CSV with a header.
 
     Args:
-        more: Lines of what several runs came to together.
+        more: Lines about several runs together.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -67,17 +67,17 @@ def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable
 
 
 def _safe(cell: float | str) -> float | str:
-    """Return a cell that no spreadsheet computes: texts come from devices."""
+    """Return a cell that no spreadsheet evaluates; texts come from devices."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(DANGEROUS) else cell
 
 
 def lines(run: Digest) -> Iterator[Line]:
-    """Yield all figures of a run."""
+    """Yield all values of a run."""
     for name, text in (("algorithm", run.plan.algorithm.name), ("outcome", run.outcome), ("cause", run.cause)):
         yield Line(run.run, "", "", name, text)
     yield _figure(run, "", "", "device_accuracy", run.device_accuracy)
-    for one in run.rounds:
-        yield from _round(run, one)
+    for round_ in run.rounds:
+        yield from _round(run, round_)
     for device in run.devices:
         yield from _device(run, device)
     for task in run.tasks:
@@ -85,80 +85,80 @@ def lines(run: Digest) -> Iterator[Line]:
 
 
 def _targets(runs: Sequence[Digest], targets: Sequence[float]) -> Iterator[Line]:
-    for run, one in zip(itertools.cycle(runs), comparison(runs, targets), strict=False):
-        name = f"to_{one.target:g}"
-        yield _figure(run, "", "", f"rounds.{name}", one.round)
+    for run, cost in zip(itertools.cycle(runs), comparison(runs, targets), strict=False):
+        name = f"to_{cost.target:g}"
+        yield _figure(run, "", "", f"rounds.{name}", cost.round)
         for kind in ("seconds", "joules", "bytes"):
-            yield _amount(run, "", "", f"{kind}.{name}", getattr(one, kind))
+            yield _amount(run, "", "", f"{kind}.{name}", getattr(cost, kind))
 
 
-def _round(run: Digest, one: RoundDigest) -> Iterator[Line]:
-    yield Line(run.run, one.round, "", "outcome", one.outcome)
+def _round(run: Digest, round_: RoundDigest) -> Iterator[Line]:
+    yield Line(run.run, round_.round, "", "outcome", round_.outcome)
     for name in ("online", "selected", "arrived", "late", "failed"):
-        yield _figure(run, one.round, "", name, getattr(one, name))
+        yield _figure(run, round_.round, "", name, getattr(round_, name))
     for name in ("accuracy", "test_loss", "loss", "device_accuracy", *fleet_figures([run])):
-        yield _figure(run, one.round, "", name, getattr(one, name))
-    for label, share in enumerate(one.class_accuracy):
-        yield _figure(run, one.round, "", f"class_accuracy.{label}", share)
-    for name, value in one.terms.items():
-        yield _figure(run, one.round, "", f"terms.{name}", value)
-    yield _amount(run, one.round, "", "seconds", Amount(value=one.seconds))
+        yield _figure(run, round_.round, "", name, getattr(round_, name))
+    for label, share in enumerate(round_.class_accuracy):
+        yield _figure(run, round_.round, "", f"class_accuracy.{label}", share)
+    for name, value in round_.terms.items():
+        yield _figure(run, round_.round, "", f"terms.{name}", value)
+    yield _amount(run, round_.round, "", "seconds", Amount(value=round_.seconds))
     for name in ("joules", "bytes_up", "bytes_down"):
-        yield _amount(run, one.round, "", name, getattr(one, name))
-    yield from _exchange(run, one.round, "", one)
+        yield _amount(run, round_.round, "", name, getattr(round_, name))
+    yield from _exchange(run, round_.round, "", round_)
     for name in ("seconds", "joules", "bytes"):
-        yield _amount(run, one.round, "", f"{name}.until", getattr(one.until, name))
+        yield _amount(run, round_.round, "", f"{name}.until", getattr(round_.until, name))
 
 
-def _device(run: Digest, one: DeviceDigest) -> Iterator[Line]:
+def _device(run: Digest, device: DeviceDigest) -> Iterator[Line]:
     for name in ("board", "version"):
-        yield Line(run.run, "", one.device, name, getattr(one, name), whole=_yes(bool(getattr(one, name))))
+        yield Line(run.run, "", device.device, name, getattr(device, name), whole=_yes(bool(getattr(device, name))))
     for name in ("went_away", "selected", "arrived", "late", "failed", "accuracy"):
-        yield _figure(run, "", one.device, name, getattr(one, name))
-    for name, value in one.most.items():
-        yield Line(run.run, "", one.device, f"most.{name}", value)
-    yield _amount(run, "", one.device, "seconds.rounds", Amount(value=one.rounds_s))
-    yield from _splits(run, "", one)
+        yield _figure(run, "", device.device, name, getattr(device, name))
+    for name, value in device.most.items():
+        yield Line(run.run, "", device.device, f"most.{name}", value)
+    yield _amount(run, "", device.device, "seconds.rounds", Amount(value=device.rounds_s))
+    yield from _splits(run, "", device)
 
 
-def _task(run: Digest, one: TaskDigest) -> Iterator[Line]:
-    yield Line(run.run, one.round, one.device, "arrival", one.arrival)
-    if one.cause:
-        yield Line(run.run, one.round, one.device, "cause", one.cause)
-    yield _figure(run, one.round, one.device, "examples", one.examples)
-    yield _figure(run, one.round, one.device, "loss", one.loss)
-    for name, value in one.told.items():
-        yield Line(run.run, one.round, one.device, f"told.{name}", value)
-    yield from _splits(run, one.round, one)
+def _task(run: Digest, task: TaskDigest) -> Iterator[Line]:
+    yield Line(run.run, task.round, task.device, "arrival", task.arrival)
+    if task.cause:
+        yield Line(run.run, task.round, task.device, "cause", task.cause)
+    yield _figure(run, task.round, task.device, "examples", task.examples)
+    yield _figure(run, task.round, task.device, "loss", task.loss)
+    for name, value in task.told.items():
+        yield Line(run.run, task.round, task.device, f"told.{name}", value)
+    yield from _splits(run, task.round, task)
 
 
-def _splits(run: Digest, number: int | str, one: TaskDigest | DeviceDigest) -> Iterator[Line]:
-    splits: tuple[tuple[str, Seconds | Joules], ...] = (("seconds", one.seconds), ("joules", one.joules))
+def _splits(run: Digest, number: int | str, entry: TaskDigest | DeviceDigest) -> Iterator[Line]:
+    splits: tuple[tuple[str, Seconds | Joules], ...] = (("seconds", entry.seconds), ("joules", entry.joules))
     for name, split in splits:
         for part in split.__struct_fields__:
             if getattr(split, part) != NONE or part not in RARE or (part == "exchange" and run.split):
-                yield _amount(run, number, one.device, f"{name}.{part}", getattr(split, part))
+                yield _amount(run, number, entry.device, f"{name}.{part}", getattr(split, part))
     for name in ("bytes_up", "bytes_down"):
-        yield _amount(run, number, one.device, name, getattr(one, name))
-    yield from _exchange(run, number, one.device, one)
+        yield _amount(run, number, entry.device, name, getattr(entry, name))
+    yield from _exchange(run, number, entry.device, entry)
 
 
-def _exchange(run: Digest, number: int | str, device: str, one: Moved) -> Iterator[Line]:
-    """Yield what split sessions moved apart from the model."""
+def _exchange(run: Digest, number: int | str, device: str, traffic: Traffic) -> Iterator[Line]:
+    """Yield the traffic of split sessions besides the model's."""
     for name in sorted({*run.traffic} - {"bytes_up", "bytes_down"}):
-        yield _amount(run, number, device, name, getattr(one, name))
+        yield _amount(run, number, device, name, getattr(traffic, name))
 
 
 def _figure(run: Digest, number: int | str, device: str, name: str, value: float | None) -> Line:
     return Line(run.run, number, device, name, "" if value is None else value, whole=_yes(value is not None))
 
 
-def _amount(run: Digest, number: int | str, device: str, name: str, one: Amount) -> Line:
+def _amount(run: Digest, number: int | str, device: str, name: str, amount: Amount) -> Line:
     kind = "bytes" if name.endswith("_bytes") else name.partition(".")[0].partition("_")[0]
-    value: float | str = "" if one.value is None else round(one.value) if kind == "bytes" else one.value
+    value: float | str = "" if amount.value is None else round(amount.value) if kind == "bytes" else amount.value
     clock = ("wall" if run.live else "virtual") if kind == "seconds" else ""
-    known = _yes(one.whole and one.value is not None)
-    return Line(run.run, number, device, name, value, UNITS[kind], known, one.quality or "", clock)
+    complete = _yes(amount.whole and amount.value is not None)
+    return Line(run.run, number, device, name, value, UNITS[kind], complete, amount.quality or "", clock)
 
 
 def _yes(condition: object) -> str:

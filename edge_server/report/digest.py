@@ -1,6 +1,6 @@
-"""What a run came to, as values: the page, the table and the JSON are made of these and of nothing else.
+"""Digest of a run: the values behind the report's page, tables and JSON.
 
-Sums of figures of which some may be unknown: what is not known never counts as zero.
+Unknown amounts are never counted as zero: sums over them become lower bounds or unknown.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from edge_server.journal.claims import MOST
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Quality
 
-WORSE: tuple[Quality, ...] = ("measured", "corrected", "modelled")
+QUALITIES: tuple[Quality, ...] = ("measured", "corrected", "modelled")
 
 ARRIVALS: tuple[Arrival, ...] = ("arrived", "late", "failed")
 MOST_READINGS = ("gpu.load_ratio", "gpu.hottest_celsius", "gpu.rail_watts", "memory.swap_used_bytes")
-"""Readings of which the highest tells how a board got through a run."""
+"""Readings whose maximum per device is reported."""
 
-FLEET = ("global_accuracy", "fleet_accuracy")
+FLEET_ACCURACIES = ("global_accuracy", "fleet_accuracy")
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure, or a sum of figures.
+    """A value, or a sum of values.
 
     Attributes:
-        value: In SI units; None where no part of it is known, or there is nothing to sum.
-        whole: Whether every part is known; where not, `value` is a lower bound.
-        quality: The worst of the parts'; None where no part says one.
+        value: In SI units; None if no part is known, or there is nothing to sum.
+        whole: Whether every part is known; if not, `value` is a lower bound.
+        quality: The worst of the parts'; None if no part reports one.
     """
 
     value: float | None = None
@@ -40,53 +40,53 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 UNKNOWN = Amount(whole=False)
 NONE = Amount()
-"""Nothing was there to measure, which is no figure, and not zero either."""
+"""Nothing to measure: neither a value nor zero."""
 
 
 def sum_known(parts: Iterable[Amount]) -> Amount:
-    """Return the sum of the parts that are known."""
+    """Return the sum of the known parts."""
     parts = list(parts)
-    known_amount = [one.value for one in parts if one.value is not None]
+    values = [part.value for part in parts if part.value is not None]
     return Amount(
-        value=math.fsum(known_amount) if known_amount else None,
-        whole=all(one.whole for one in parts),
-        quality=largest_known([one.quality for one in parts if one.value is not None]),
+        value=math.fsum(values) if values else None,
+        whole=all(part.whole for part in parts),
+        quality=worst_quality([part.quality for part in parts if part.value is not None]),
     )
 
 
-def largest_known(qualities: Iterable[Quality | None]) -> Quality | None:
-    """Return the quality farthest from measured, None where there is none."""
-    return max((one for one in qualities if one), key=WORSE.index, default=None)
+def worst_quality(qualities: Iterable[Quality | None]) -> Quality | None:
+    """Return the quality farthest from measured, or None if there is none."""
+    return max((quality for quality in qualities if quality), key=QUALITIES.index, default=None)
 
 
-def known_amount(value: float | None, quality: Quality | None = None) -> Amount:
-    """Return one figure, or that nobody knows it."""
+def amount_or_unknown(value: float | None, quality: Quality | None = None) -> Amount:
+    """Return one value as an amount; `UNKNOWN` for None and implausible values."""
     return UNKNOWN if value is None or not abs(value) <= MOST else Amount(value=float(value), quality=quality)
 
 
 def share_or_none(value: float | None) -> float | None:
-    """Return an accuracy; None for one that is none, such as a device could tell a server of before."""
+    """Return a fraction from 0 to 1; None for others, which old servers recorded."""
     return value if value is not None and 0 <= value <= 1 else None
 
 
-def figure(cost: Cost | None, name: str) -> Amount:
-    """Return a figure of a task's cost, by its name in `Cost`."""
+def cost_amount(cost: Cost | None, name: str) -> Amount:
+    """Return a field of a task's cost by its name in `Cost`."""
     if cost is None:
         return UNKNOWN
-    said = cost.provenance.get(name)
-    return known_amount(getattr(cost, name), said.quality if said else None)
+    provenance = cost.provenance.get(name)
+    return amount_or_unknown(getattr(cost, name), provenance.quality if provenance else None)
 
 
 def remaining_seconds(whole_s: float, parts: Sequence[Amount]) -> Amount:
-    """Return what is left of some seconds after all of its parts; unknown where one of them is."""
-    spent = sum_known(parts)
-    if spent.value is None or not spent.whole:
+    """Return the seconds not accounted for by the parts; unknown if a part is unknown."""
+    parts_sum = sum_known(parts)
+    if parts_sum.value is None or not parts_sum.whole:
         return UNKNOWN
-    return Amount(value=max(0.0, whole_s - spent.value), quality=spent.quality)
+    return Amount(value=max(0.0, whole_s - parts_sum.value), quality=parts_sum.quality)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile of sorted values, between two of them linearly."""
+    """Return a quantile of sorted values, interpolated linearly."""
     place = share * (len(values) - 1)
     low = math.floor(place)
     high = min(low + 1, len(values) - 1)
@@ -94,7 +94,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]
-Told: TypeAlias = float | str
+TaskValue: TypeAlias = float | str
 
 
 class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,12 +102,12 @@ class DigestPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seconds(DigestPart, frozen=True, kw_only=True):
-    """Where a device's time went, in seconds.
+    """Seconds of a device by activity.
 
     Attributes:
-        exchange: From features handed over to gradients received, in a split session; `NONE` without one.
-        statistics: The session in which running statistics were measured anew, all of it; `NONE` without one.
-        waiting: What of the rounds is left after the others; unknown where one of them is.
+        exchange: In a split session, from features sent to gradients received; `NONE` without one.
+        statistics: The whole session that re-measured running statistics; `NONE` without one.
+        waiting: Rest of the rounds after the other parts; unknown if one of them is.
     """
 
     download: Amount
@@ -119,11 +119,11 @@ class Seconds(DigestPart, frozen=True, kw_only=True):
 
 
 class Joules(DigestPart, frozen=True, kw_only=True):
-    """Where a device's energy went, in joules of the whole device, idle included.
+    """Joules of a device by activity, of the whole device and idle power included.
 
     Attributes:
         exchange, statistics: As in `Seconds`.
-        above_idle: All of these together, less what the device would have drawn idle in those seconds.
+        above_idle: Sum of the parts less idle power over the same seconds.
     """
 
     download: Amount
@@ -134,15 +134,15 @@ class Joules(DigestPart, frozen=True, kw_only=True):
     above_idle: Amount
 
 
-class Moved(DigestPart, frozen=True, kw_only=True):
-    """Bytes of frames: a model's, and apart from them those of a split session's features and gradients.
+class Traffic(DigestPart, frozen=True, kw_only=True):
+    """Bytes of frames: of models, and separately of a split session's features and gradients.
 
     Attributes:
-        bytes_up: Of updates; as the server counts them.
-        bytes_down: Of parameters that devices started from; as they say it.
-        features_bytes: Up, as devices say it; `NONE` without a split session.
-        statistics_bytes: Both ways, of the session after a round in which running statistics were measured anew:
-            parameters, features, answers and updates; part of none of the others. `NONE` without one.
+        bytes_up: Updates, counted by the server.
+        bytes_down: Parameters that devices started from, as devices report them.
+        features_bytes: Up, as devices report them; `NONE` without a split session.
+        statistics_bytes: Both ways, of the session that re-measured running statistics after a round: parameters,
+            features, answers and updates; part of none of the others. `NONE` without one.
     """
 
     bytes_up: Amount
@@ -152,51 +152,50 @@ class Moved(DigestPart, frozen=True, kw_only=True):
     statistics_bytes: Amount = NONE
 
 
-class TaskDigest(Moved, frozen=True, kw_only=True):
-    """What one device did in one round.
+class TaskDigest(Traffic, frozen=True, kw_only=True):
+    """A device's task in a round.
 
     Attributes:
-        arrival: `arrived`: its update counts; `failed`: it said so; `late`: neither, when the round ended.
-        told: What was decided for this device, by name: hyperparameters and the assignment's values. Of a list, its
-            length; of what is true or false, 1 or 0.
+        arrival: `arrived`: its update counts; `failed`: it reported failure; `late`: neither by the end of the round.
+        told: Hyperparameters and values of its assignment by name; a list by its length, a boolean as 1 or 0.
     """
 
     round: int
     device: str
     arrival: Arrival
     cause: str = ""
-    told: dict[str, Told] = {}
+    told: dict[str, TaskValue] = {}
     examples: int | None = None
     loss: float | None = None
     seconds: Seconds
     joules: Joules
 
 
-class SpentByRound(Moved, frozen=True, kw_only=True):
-    """What a run had taken by the end of a round: seconds of its rounds, joules of all devices, all bytes of frames."""
+class SpentByRound(Traffic, frozen=True, kw_only=True):
+    """Cumulative spending at the end of a round: seconds of rounds, joules of all devices, bytes of frames."""
 
     seconds: Amount
     joules: Amount
     bytes: Amount
 
 
-class RoundDigest(Moved, frozen=True, kw_only=True):
+class RoundDigest(Traffic, frozen=True, kw_only=True):
     """One round.
 
     Attributes:
-        online: Devices that were connected when it began; None where that was not recorded.
-        selected: Devices that were told to take part; each of them is counted in one of the next three.
-        accuracy: Of the aggregated model on the server's test data; where devices use models of their own, or the
-            server tests nothing, `fleet_accuracy`.
-        class_accuracy: Of the aggregated model on the server's test data by class, in the order of the labels; None
-            of a class without examples. Empty where that was not recorded.
-        global_accuracy: In that case, of the aggregated model on the server's test data.
-        device_accuracy: As the round's own devices measured it.
-        fleet_accuracy: As all devices that were there measured it after the round on what they hold back: of one model
-            weighted by examples, of their own models the mean over devices.
-        terms: The method's own figures of its training, by name: the means of its loss terms, supervised steps.
-        joules: All its devices spent.
-        until: What the run had taken by its end.
+        online: Devices that were connected when it began; None if not recorded.
+        selected: Devices with an assignment; each counts as arrived, late or failed.
+        accuracy: Of the aggregated model on the server's test data; with personal models, or if the server tests
+            nothing, `fleet_accuracy`.
+        class_accuracy: Of the aggregated model on the server's test data by class, in the order of the labels; None for
+            a class without examples. Empty if not recorded.
+        global_accuracy: With personal models, of the aggregated model on the server's test data.
+        device_accuracy: As measured by the round's devices.
+        fleet_accuracy: As measured by all online devices on held-out data after the round: weighted by examples for one
+            model, the mean over personal models.
+        terms: Metrics of the algorithm by name: mean loss terms, supervised steps.
+        joules: Sum over its devices.
+        until: Cumulative spending at its end.
     """
 
     round: int
@@ -219,16 +218,16 @@ class RoundDigest(Moved, frozen=True, kw_only=True):
     until: SpentByRound
 
 
-class DeviceDigest(Moved, frozen=True, kw_only=True):
-    """One device over all rounds that it was selected in.
+class DeviceDigest(Traffic, frozen=True, kw_only=True):
+    """One device over all rounds that selected it.
 
     Attributes:
-        board: Id of its firmware profile; empty where nobody recorded it.
-        version: Of its agent, likewise.
-        went_away: How often it was lost to the server while the run lasted.
-        rounds_s: Seconds of the rounds that it was selected in.
-        accuracy: Of the final model, or its own, on its held-out examples.
-        most: The highest of each of the readings `MOST_READINGS` that was recorded of it, by name.
+        board: Id of its firmware profile; empty if not recorded.
+        version: Version of its agent; empty if not recorded.
+        went_away: Number of disconnections during the run.
+        rounds_s: Seconds of the rounds that selected it.
+        accuracy: Of the final or its personal model on its held-out examples.
+        most: Highest recorded value of each of `MOST_READINGS`, by name.
     """
 
     device: str
@@ -251,17 +250,17 @@ class Digest(DigestPart, frozen=True, kw_only=True):
 
     Attributes:
         live: Whether its seconds are of a wall clock; a replay's are virtual.
-        started: Calendar time, of a live run.
+        started: Calendar time of a live run.
         outcome: `finished`, `stopped`, `diverged` or `unfinished`.
-        versions: Of what its server computed with.
-        servers: How many processes of the server had it, one after another; 0 where that was not recorded.
+        versions: Of the libraries that its server computed with.
+        servers: Number of consecutive server processes; 0 if not recorded.
         went_back: How often a lost checkpoint sent it back to an earlier round.
-        notes: What whoever reads its figures must know.
-        refused: What the server did not take, counted by reason.
-        device_accuracy: Of the final model, or the devices' own, on their held-out examples.
-        classes: Names of the classes in the order of the labels, where they were told.
-        personal: Whether devices use models of their own: then those are what `accuracy` is of.
-        measuring: Joules spent before the first round, on timing training steps.
+        notes: Warnings to readers of its values.
+        refused: Messages that the server rejected, counted by reason.
+        device_accuracy: Of the final or the personal models on the devices' held-out examples.
+        classes: Class names in the order of the labels, if known.
+        personal: Whether devices use personal models; `accuracy` then refers to these.
+        measuring: Joules spent before the first round on timing training steps.
     """
 
     run: str
@@ -285,18 +284,18 @@ class Digest(DigestPart, frozen=True, kw_only=True):
 
     @property
     def split(self) -> bool:
-        """Whether its devices exchanged features and gradients with the server."""
-        return any(one.features_bytes != NONE for one in self.rounds)
+        """Whether devices exchanged features and gradients with the server."""
+        return any(round_.features_bytes != NONE for round_ in self.rounds)
 
     @property
     def traffic(self) -> list[str]:
-        """What of `Moved` it has, down before up."""
+        """Fields of `Traffic` that the run has, down before up."""
         exchanged = ["gradient_bytes", "features_bytes"] if self.split else []
-        measured = any(one.statistics_bytes != NONE for one in self.rounds)
+        measured = any(round_.statistics_bytes != NONE for round_ in self.rounds)
         return ["bytes_down", "bytes_up", *exchanged, *(["statistics_bytes"] if measured else [])]
 
 
 def fleet_figures(runs: Iterable[Digest]) -> list[str]:
-    """Return which figures that few runs know are known to any of these."""
-    rounds = [one for run in runs for one in run.rounds]
-    return [name for name in FLEET if any(getattr(one, name) is not None for one in rounds)]
+    """Return which of `FLEET_ACCURACIES` are known to any of the runs."""
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    return [name for name in FLEET_ACCURACIES if any(getattr(round_, name) is not None for round_ in rounds)]

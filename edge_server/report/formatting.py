@@ -1,4 +1,4 @@
-"""Figures in words: their unit, their digits, and the marks of what is known of them."""
+"""Number formatting of the report: units, digits and marks of quality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.protocol.units import BYTES, JOULES, SECONDS, Units, choose_unit
 
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 PLAIN = (1e-3, 1e6)
-"""Figures between these are written without a power of ten."""
+"""Numbers in this range are written without a power of ten."""
 
 MINUS = "\N{MINUS SIGN}"
 LEGEND = (
@@ -24,37 +24,37 @@ LEGEND = (
     f"{NOTHING} not known."
 )
 
-MOVED: Mapping[str, str] = {
+TRAFFIC_LABELS: Mapping[str, str] = {
     "bytes_up": "model bytes up",
     "bytes_down": "model bytes down",
     "features_bytes": "features bytes up",
     "gradient_bytes": "gradient bytes down",
     "statistics_bytes": "bytes of measuring running statistics",
 }
-"""In a run with a split session."""
+"""Labels of `Traffic` fields in a run with a split session."""
 
 UNITS: Mapping[str, Units] = {"seconds": SECONDS, "joules": JOULES, "bytes": BYTES}
 
 
 def unit_of(most: float, kind: str) -> tuple[str, float]:
-    """Return the unit that fits figures up to `most`, and its size in the SI unit; what is counted has none."""
+    """Return the unit that suits values up to `most`, and its size in the SI unit; counts have none."""
     if kind not in UNITS:
         return "", 1.0
     unit = choose_unit(most, UNITS[kind])
     return unit.name, unit.size
 
 
-def amount(one: Amount, kind: str) -> str:
+def amount(amount: Amount, kind: str) -> str:
     """Return an amount with its unit and marks, such as `≥ 12.3 kJ ≈`."""
-    if one.value is None:
+    if amount.value is None:
         return NOTHING
-    unit, size = unit_of(abs(one.value), kind) if one.value else unit_of(1.0, kind)
-    mark = MARKS[one.quality] if one.quality else ""
-    return " ".join(filter(None, ("" if one.whole else AT_LEAST, digits(one.value / size), unit, mark)))
+    unit, size = unit_of(abs(amount.value), kind) if amount.value else unit_of(1.0, kind)
+    mark = MARKS[amount.quality] if amount.quality else ""
+    return " ".join(filter(None, ("" if amount.whole else AT_LEAST, digits(amount.value / size), unit, mark)))
 
 
 def digits(value: float) -> str:
-    """Return a figure with three digits, or all of the few more that stand before its point."""
+    """Return a number with three significant digits; integer digits are never cut."""
     if value == 0:
         return "0"
     if not PLAIN[0] <= abs(value) < PLAIN[1]:
@@ -64,51 +64,51 @@ def digits(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return an accuracy in percent."""
+    """Return a fraction in percent."""
     return NOTHING if value is None else f"{100 * value:.2f} %"
 
 
 def format_loss(value: float | None) -> str:
-    """Return a loss."""
+    """Return a loss with four decimals."""
     if value is None:
         return NOTHING
     return f"{value:.4f}".replace("-", MINUS) if abs(value) < PLAIN[1] else digits(value)
 
 
 def change(value: float | None, base: float | None) -> str:
-    """Return how far a figure is from another, in percent of that; nothing where either is not known."""
+    """Return the relative change from `base` in percent; empty where either is unknown."""
     if value is None or base is None or base == 0:
         return ""
-    return _signed(100 * (value / base - 1), "%")
+    return _with_sign(100 * (value / base - 1), "%")
 
 
 def change_of_share(value: float | None, base: float | None) -> str:
-    """Return how far an accuracy is from another, in percentage points."""
-    return "" if value is None or base is None else _signed(100 * (value - base), "points")
+    """Return the change of an accuracy in percentage points; empty where either is unknown."""
+    return "" if value is None or base is None else _with_sign(100 * (value - base), "points")
 
 
-def _signed(value: float, unit: str) -> str:
+def _with_sign(value: float, unit: str) -> str:
     text = f"{abs(value):.1f}"
     sign = "\N{PLUS-MINUS SIGN}" if float(text) == 0 else "+" if value > 0 else MINUS
     return f"{sign}{text} {unit}"
 
 
-def spec_text(one: Spec) -> str:
-    """Return a registered thing with its options."""
-    options = ", ".join(f"{name} {value}" for name, value in one.options.items())
-    return f"{one.name} ({options})" if options else one.name
+def spec_text(spec: Spec) -> str:
+    """Return a plugin's name with its options."""
+    options = ", ".join(f"{name} {value}" for name, value in spec.options.items())
+    return f"{spec.name} ({options})" if options else spec.name
 
 
 def bytes_label(name: str, *, split: bool) -> str:
-    """Return what bytes of frames are called by their name in `Moved`; beside a session's exchange, which is whose."""
-    return MOVED[name] if split else name.replace("_", " ")
+    """Return the label of a `Traffic` field; split runs name whose bytes they are."""
+    return TRAFFIC_LABELS[name] if split else name.replace("_", " ")
 
 
-def section(one: msgspec.Struct) -> str:
-    """Return a section of a plan on a line by its keys, without those that are absent."""
-    found = ((name, getattr(one, name)) for name in one.__struct_fields__)
+def section(plan_section: msgspec.Struct) -> str:
+    """Return a plan section on one line, without its absent keys."""
+    fields = ((name, getattr(plan_section, name)) for name in plan_section.__struct_fields__)
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in found
+        for name, value in fields
         if value is not None
     )

@@ -1,6 +1,6 @@
-"""HTML and SVG as nested calls: whatever is not markup is escaped, so that no device can write into the page.
+"""HTML and SVG builder that escapes everything except `Markup`.
 
-What every page is around its content: nothing of it is loaded from anywhere, and nothing in it runs.
+Device names and causes come from devices, so none of them may end up as markup. The page's policy loads nothing.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ MAX_TEXT = 300
 _VOID = frozenset({"meta"})
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load for the page: nothing."""
+"""Content security policy of the page: nothing may be loaded or run."""
 
 
 class Markup(str):
-    """Text that is markup already. Only this module and constants make any."""
+    """Text that is markup already; made only by this module and from constants."""
 
     __slots__ = ()
 
 
-def escaped(text: str) -> Markup:
-    """Return any text as text of the page: nothing in it is markup, hidden, or without end."""
+def escape(text: str) -> Markup:
+    """Return text escaped, cut to `MAX_TEXT` and without unprintable characters; markup is unchanged."""
     if isinstance(text, Markup):
         return text
     if len(text) > MAX_TEXT:
@@ -33,13 +33,13 @@ def escaped(text: str) -> Markup:
 
 def _safe(text: str) -> Markup:
     if not text.isprintable():
-        text = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+        text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return Markup(html.escape(text))
 
 
-def joined(*parts: str) -> Markup:
-    """Return texts and markup one after another."""
-    return Markup("".join(map(escaped, parts)))
+def join(*parts: str) -> Markup:
+    """Return texts and markup concatenated."""
+    return Markup("".join(map(escape, parts)))
 
 
 def element(name: str, /, *content: str, **attributes: float | str | None) -> Markup:
@@ -47,14 +47,16 @@ def element(name: str, /, *content: str, **attributes: float | str | None) -> Ma
 
     Args:
         content: Texts and markup in it.
-        attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are left out.
+        attributes: `_` stands for a hyphen and is dropped at the end (`class_`); those that are None are omitted.
     """
-    said = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Markup(f"<{name}{said}>" if name in _VOID else f"<{name}{said}>{joined(*content)}</{name}>")
+    return Markup(
+        f"<{name}{attribute_text}>" if name in _VOID else f"<{name}{attribute_text}>{join(*content)}</{name}>"
+    )
 
 
 def _value(value: float | str) -> str:
@@ -62,12 +64,12 @@ def _value(value: float | str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a coordinate with no more digits than a screen can show."""
+    """Return a coordinate with one decimal, all that a screen can show."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def document(title: str, *content: str) -> str:
-    """Return a whole page with its style, for light and dark screens."""
+    """Return a complete page with its style, for light and dark screens."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

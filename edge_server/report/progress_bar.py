@@ -1,4 +1,4 @@
-"""A progress bar with a field for news, for runs and studies on a terminal."""
+"""Terminal progress bar with a news field, for runs and studies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.progress import Progress, Task
 from rich.text import Text
 
 BAR = 20
-"""Characters of the bar."""
+"""Width of the bar in characters."""
 
 
 class NewsBar(Progress):
-    """A bar with a field for `news`, which stands below it where the terminal has no room beside it."""
+    """A bar with a `news` field, printed below it where the terminal is too narrow."""
 
     def __init__(self, console: Console) -> None:
-        """Draw on a terminal; elsewhere nothing."""
+        """Draw on a terminal only; elsewhere stay silent."""
         super().__init__(console=console, disable=not console.is_terminal)
 
     def get_renderables(self) -> Iterable[Text]:
@@ -31,20 +31,20 @@ def _bar_text(task: Task, width: int) -> Text:
     drawn.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
     count = f"{task.completed:.0f}/{task.total or 0:.0f}"
     parts = [Text(task.description), drawn, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
-    if (left := _seconds_left(task)) is not None:
-        parts.append(Text(f"about {left // 60}:{left % 60:02} left", style="progress.remaining"))
+    if (remaining_s := _seconds_left(task)) is not None:
+        parts.append(Text(f"about {remaining_s // 60}:{remaining_s % 60:02} left", style="progress.remaining"))
     news = Text(str(task.fields["news"]))
     line = Text("  ").join([*parts, news])
     return line if line.cell_len <= width else Text("\n").join([Text("  ").join(parts), Text("  ") + news])
 
 
 def _seconds_left(task: Task) -> int | None:
-    """Return how long the rounds to come take if they take as long as those that are done; None before the first."""
+    """Return the remaining seconds extrapolated from the rounds done; None before the first."""
     if not task.completed or not task.total or task.elapsed is None or task.finished:
         return None
     return round(task.elapsed / task.completed * (task.total - task.completed))
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print a line: on a terminal of whole words above a bar, elsewhere as one line of any length."""
+    """Print a line: wrapped at words on a terminal, unwrapped elsewhere."""
     console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -1,6 +1,6 @@
-"""From a run's journal to its digest.
+"""Digest of a run from its journal.
 
-Which accuracy is a run's own: of the aggregated model or, where devices use models of their own, of these.
+With personal models, a run's accuracy is that of the devices' models, else that of the aggregated model.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from edge_server.report.digest import (
     DeviceDigest,
     Digest,
     Joules,
-    Moved,
     RoundDigest,
     Seconds,
     SpentByRound,
     TaskDigest,
-    Told,
-    figure,
-    known_amount,
-    largest_known,
+    TaskValue,
+    Traffic,
+    amount_or_unknown,
+    cost_amount,
     remaining_seconds,
     share_or_none,
     sum_known,
+    worst_quality,
 )
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
@@ -61,18 +61,18 @@ PERSONAL = frozenset(
         *("prunefl", "pruned_personalization", "pruned_personalization_fedsim", "pruning_only", "random_dropout"),
     }
 )
-"""Methods whose devices use models of their own, by name: to ask the methods themselves would load torch."""
+"""Algorithms with personal models, by name: asking the algorithms would load torch."""
 
 PARTS = ("download", "compute", "exchange", "upload")
-CUT = ("features_bytes", "gradient_bytes")
-"""What only a split session moves."""
+SPLIT_TRAFFIC = ("features_bytes", "gradient_bytes")
+"""Traffic that only a split session has."""
 
-MEASURING = 0
-NUMBER = re.compile("([0-9]{1,18})")
+MEASURING_ROUND = 0
+DIGITS = re.compile("([0-9]{1,18})")
 
 
 class Accuracies(TypedDict):
-    """Of one round, by name in `RoundDigest`."""
+    """Accuracies of one round, by name in `RoundDigest`."""
 
     accuracy: float | None
     global_accuracy: float | None
@@ -80,7 +80,7 @@ class Accuracies(TypedDict):
 
 
 def is_personal(records: Iterable[AnyRecord]) -> bool:
-    """Tell whether the devices of a run use models of their own."""
+    """Return True if the devices of a run use personal models."""
     return any(
         record.plan.algorithm.name in PERSONAL if isinstance(record, RunOpened) else record.personal
         for record in records
@@ -89,20 +89,22 @@ def is_personal(records: Iterable[AnyRecord]) -> bool:
 
 
 def evaluations_by_round(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
-    """Return what all devices measured, by the round after which they did; old journals do not say."""
-    return {one.round: one for one in valid(records) if isinstance(one, Evaluated) and one.round is not None}
+    """Return the fleet's evaluations by the round they followed; old journals do not record it."""
+    return {
+        record.round: record for record in valid(records) if isinstance(record, Evaluated) and record.round is not None
+    }
 
 
 def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
-    """Return what all devices measured last; nothing where they did not."""
-    found = [one for one in valid(records) if isinstance(one, Evaluated)]
-    return found[-1] if found else Evaluated(accuracy=None, by_device={})
+    """Return the fleet's last evaluation; an empty one if there is none."""
+    evaluations = [record for record in valid(records) if isinstance(record, Evaluated)]
+    return evaluations[-1] if evaluations else Evaluated(accuracy=None, by_device={})
 
 
-def of_rounds(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
-    """Return what tells a round's accuracies; where the server tests nothing, the devices' data stand for its own."""
+def accuracy_reader(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
+    """Return a function from a round's end to its accuracies; the fleet's stand in where the server tests nothing."""
     tried, personal = evaluations_by_round(records), is_personal(records)
-    by_fleet = personal or all(one.accuracy is None for one in closed_rounds(records))
+    by_fleet = personal or all(end.accuracy is None for end in closed_rounds(records))
 
     def of_round(end: RoundClosed) -> Accuracies:
         fleet = share_or_none(tried[end.round].accuracy) if end.round in tried else None
@@ -116,7 +118,7 @@ def of_rounds(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracie
 
 
 class _Counts(TypedDict):
-    """How many tasks ended how."""
+    """Number of tasks by arrival."""
 
     arrived: int
     late: int
@@ -124,128 +126,134 @@ class _Counts(TypedDict):
 
 
 def digest_run(records: Sequence[AnyRecord]) -> Digest:
-    """Return what a run came to; a round that has not ended does not count yet.
+    """Return the digest of a run; a round that has not ended is left out.
 
     Raises:
-        ConfigError: The journal does not say what run it is of.
+        ConfigError: The journal has no `RunOpened` record.
     """
-    opened = next((one for one in records if isinstance(one, RunOpened)), None)
-    if opened is None:
+    opening = next((record for record in records if isinstance(record, RunOpened)), None)
+    if opening is None:
         raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
-    ended = [one for one in records if isinstance(one, RunClosed)]
-    closed = [one for one in valid(records) if isinstance(one, RoundClosed)]
+    ended = [record for record in records if isinstance(record, RunClosed)]
+    closed = [record for record in valid(records) if isinstance(record, RoundClosed)]
     tasks = _tasks(records, closed)
-    servers = [one for one in records if isinstance(one, ServerBegan)]
+    servers = [record for record in records if isinstance(record, ServerBegan)]
     return Digest(
-        run=opened.run,
-        live=bool(opened.started),
-        started=opened.started,
+        run=opening.run,
+        live=bool(opening.started),
+        started=opening.started,
         outcome=ended[-1].outcome if ended else "unfinished",
         cause=ended[-1].cause if ended else "",
         versions=servers[-1].versions if servers else {},
         servers=len(servers),
-        notes=[one.what for one in records if isinstance(one, Noted)],
-        went_back=sum(isinstance(one, Rewound) and not one.missed for one in records),
-        refused=dict(sorted(sum((Counter(one.refused) for one in closed), Counter[str]()).items())),
+        notes=[record.what for record in records if isinstance(record, Noted)],
+        went_back=sum(isinstance(record, Rewound) and not record.missed for record in records),
+        refused=dict(sorted(sum((Counter(end.refused) for end in closed), Counter[str]()).items())),
         device_accuracy=share_or_none(last_evaluation(records).accuracy),
-        classes=_class_names(records, opened),
+        classes=_class_names(records, opening),
         personal=is_personal(records),
         measuring=sum_known(
-            sum_known(_parts(cost, "joules")) for cost in by_round(records).get(MEASURING, {}).values()
+            sum_known(_cost_parts(cost, "joules")) for cost in by_round(records).get(MEASURING_ROUND, {}).values()
         ),
-        plan=opened.plan,
+        plan=opening.plan,
         rounds=_rounds(records, closed, tasks),
         devices=_devices(records, closed, tasks),
         tasks=tasks,
     )
 
 
-def _class_names(records: Iterable[AnyRecord], opened: RunOpened) -> list[str]:
-    """Return what the classes are called, by the devices or by the plan."""
-    told = [one.classes for one in records if isinstance(one, RoundOpened)]
-    planned = opened.plan.data.classes if opened.plan.data else msgspec.UNSET
-    return list(next((one for one in (*reversed(told), planned) if one is not msgspec.UNSET), ()))
+def _class_names(records: Iterable[AnyRecord], opening: RunOpened) -> list[str]:
+    """Return the class names as devices reported them last, else the plan's."""
+    class_names = [record.classes for record in records if isinstance(record, RoundOpened)]
+    planned = opening.plan.data.classes if opening.plan.data else msgspec.UNSET
+    return list(next((names for names in (*reversed(class_names), planned) if names is not msgspec.UNSET), ()))
 
 
 def _terms(end: RoundClosed) -> dict[str, float]:
-    """Return the method's own figures of a round, without those that are none."""
-    told = {} if end.terms is msgspec.UNSET else end.terms
-    return {name: one for name in sorted(told) if (one := known_amount(told[name]).value) is not None}
+    """Return the plausible metrics that the algorithm reported for a round."""
+    terms = {} if end.terms is msgspec.UNSET else end.terms
+    return {name: value for name in sorted(terms) if (value := amount_or_unknown(terms[name]).value) is not None}
 
 
 def _class_shares(end: RoundClosed) -> list[float | None]:
-    return [] if end.class_accuracy is msgspec.UNSET else [share_or_none(one) for one in end.class_accuracy]
+    return [] if end.class_accuracy is msgspec.UNSET else [share_or_none(share) for share in end.class_accuracy]
 
 
 def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[TaskDigest]:
-    """Return every device's part in every round that has ended, by round and name."""
+    """Return all tasks of ended rounds, by round and device."""
     costs, measured = by_round(records), statistics_by_round(records)
-    opened = {one.round: one for one in valid(records) if isinstance(one, RoundOpened)}
-    updates = {(one.round, one.device): one.update for one in valid(records) if isinstance(one, UpdateAccepted)}
+    openings = {record.round: record for record in valid(records) if isinstance(record, RoundOpened)}
+    updates = {
+        (record.round, record.device): record.update for record in valid(records) if isinstance(record, UpdateAccepted)
+    }
     return [
         _add_statistics(
-            _task(end, device, told, costs.get(end.round, {}).get(device), updates.get((end.round, device))),
+            _task(end, device, assignment, costs.get(end.round, {}).get(device), updates.get((end.round, device))),
             end,
             measured.get(end.round, {}).get(device),
         )
         for end in closed
-        if end.round in opened
-        for device, told in sorted(opened[end.round].assignments.items())
+        if end.round in openings
+        for device, assignment in sorted(openings[end.round].assignments.items())
     ]
 
 
 def _add_statistics(task: TaskDigest, end: RoundClosed, cost: Cost | None) -> TaskDigest:
-    """Return a task with what the measurement of running statistics took its device besides, if it had a part in it."""
+    """Return a task with the cost of re-measuring running statistics added, if its device took part."""
     if cost is None:
         return task
-    seconds, joules = (_parts(cost, unit, split=True) for unit in ("s", "joules"))
+    seconds, joules = (_cost_parts(cost, unit, split=True) for unit in ("s", "joules"))
     in_all = sum_known(seconds)
-    own = [getattr(task.seconds, part) for part in PARTS if getattr(task.seconds, part) != NONE]
+    amounts = [getattr(task.seconds, part) for part in PARTS if getattr(task.seconds, part) != NONE]
     return msgspec.structs.replace(
         task,
         seconds=msgspec.structs.replace(
-            task.seconds, statistics=in_all, waiting=remaining_seconds(end.seconds, [*own, in_all])
+            task.seconds, statistics=in_all, waiting=remaining_seconds(end.seconds, [*amounts, in_all])
         ),
         joules=msgspec.structs.replace(
             task.joules,
             statistics=sum_known(joules),
             above_idle=sum_known([task.joules.above_idle, _above_idle(cost, seconds, joules)]),
         ),
-        statistics_bytes=sum_known(figure(cost, name) for name in ("bytes_down", "bytes_up", *CUT)),
+        statistics_bytes=sum_known(cost_amount(cost, name) for name in ("bytes_down", "bytes_up", *SPLIT_TRAFFIC)),
     )
 
 
-def _task(end: RoundClosed, device: str, told: Assignment, cost: Cost | None, update: Update | None) -> TaskDigest:
-    arrived, split = device in end.arrived, told.steps > 0
-    seconds, joules = (_parts(cost, unit, split=split) for unit in ("s", "joules"))
+def _task(
+    end: RoundClosed, device: str, assignment: Assignment, cost: Cost | None, update: Update | None
+) -> TaskDigest:
+    arrived, split = device in end.arrived, assignment.steps > 0
+    seconds, joules = (_cost_parts(cost, unit, split=split) for unit in ("s", "joules"))
     return TaskDigest(
         round=end.round,
         device=device,
         arrival="arrived" if arrived else "failed" if device in end.failed else "late",
         cause=end.failed.get(device, ""),
-        told=_told(told),
+        told=_task_values(assignment),
         examples=update.num_examples if update and arrived else None,
-        loss=known_amount(update.loss).value if update and arrived else None,
+        loss=amount_or_unknown(update.loss).value if update and arrived else None,
         seconds=Seconds(**dict(zip(PARTS, seconds, strict=True)), waiting=remaining_seconds(end.seconds, seconds)),
         joules=Joules(**dict(zip(PARTS, joules, strict=True)), above_idle=_above_idle(cost, seconds, joules)),
-        bytes_up=known_amount(end.bytes_up.get(device)),
-        bytes_down=known_amount(end.bytes_down.get(device)) if device in end.bytes_down else figure(cost, "bytes_down"),
-        **{name: figure(cost, name) if split else NONE for name in CUT},
+        bytes_up=amount_or_unknown(end.bytes_up.get(device)),
+        bytes_down=amount_or_unknown(end.bytes_down.get(device))
+        if device in end.bytes_down
+        else cost_amount(cost, "bytes_down"),
+        **{name: cost_amount(cost, name) if split else NONE for name in SPLIT_TRAFFIC},
     )
 
 
-def _parts(cost: Cost | None, unit: str, *, split: bool = False) -> list[Amount]:
-    """Return a cost's figures of one unit by `PARTS`; without a split session there is no exchange."""
-    return [figure(cost, f"{part}_{unit}") if split or part != "exchange" else NONE for part in PARTS]
+def _cost_parts(cost: Cost | None, unit: str, *, split: bool = False) -> list[Amount]:
+    """Return a cost in one unit by `PARTS`; without a split session there is no exchange."""
+    return [cost_amount(cost, f"{part}_{unit}") if split or part != "exchange" else NONE for part in PARTS]
 
 
-def _told(assignment: Assignment) -> dict[str, Told]:
-    """Return what was decided for a device, as figures and words."""
+def _task_values(assignment: Assignment) -> dict[str, TaskValue]:
+    """Return an assignment's hyperparameters and values as numbers and strings."""
     values: dict[str, Value] = {**msgspec.structs.asdict(assignment.hyper), **assignment.values}
-    return {name: _one(value) for name, value in values.items()}
+    return {name: _task_value(value) for name, value in values.items()}
 
 
-def _one(value: Value) -> Told:
+def _task_value(value: Value) -> TaskValue:
     match value:
         case str():
             return value
@@ -256,85 +264,85 @@ def _one(value: Value) -> Told:
 
 
 def _above_idle(cost: Cost | None, seconds: Sequence[Amount], joules: Sequence[Amount]) -> Amount:
-    """Return the joules that a task took beyond idling: J - idle_w * s, of the parts of which both are known."""
-    idle = figure(cost, "idle_w")
-    found = []
+    """Return the joules of a task above idle, J - idle_w * s, over the parts whose time and energy are known."""
+    idle = cost_amount(cost, "idle_w")
+    amounts = []
     for second, joule in zip(seconds, joules, strict=True):
         if second == joule == NONE:
             continue
         if idle.value is None or second.value is None or joule.value is None:
-            found.append(Amount(whole=False))
+            amounts.append(Amount(whole=False))
         else:
-            quality = largest_known([idle.quality, second.quality, joule.quality])
-            found.append(Amount(value=joule.value - idle.value * second.value, quality=quality))
-    return sum_known(found)
+            quality = worst_quality([idle.quality, second.quality, joule.quality])
+            amounts.append(Amount(value=joule.value - idle.value * second.value, quality=quality))
+    return sum_known(amounts)
 
 
-def joules(task: TaskDigest | DeviceDigest) -> Amount:
-    """Return what a task, or a device, spent in all."""
+def sum_joules(task: TaskDigest | DeviceDigest) -> Amount:
+    """Return the total joules of a task or a device."""
     return sum_known(getattr(task.joules, part) for part in (*PARTS, "statistics"))
 
 
 def _rounds(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[RoundDigest]:
-    online = {one.round: one.online for one in valid(records) if isinstance(one, RoundOpened)}
-    accuracies_of = of_rounds(records)
+    online = {record.round: record.online for record in valid(records) if isinstance(record, RoundOpened)}
+    accuracies_of = accuracy_reader(records)
     by_number: dict[int, list[TaskDigest]] = {}
     for task in tasks:
         by_number.setdefault(task.round, []).append(task)
-    found: list[RoundDigest] = []
+    digests: list[RoundDigest] = []
     until = SpentByRound(seconds=NONE, joules=NONE, bytes_up=NONE, bytes_down=NONE, bytes=NONE)
     for end in closed:
-        own = by_number.get(end.round, [])
-        spent, traffic = sum_known(joules(task) for task in own), _moved(own)
+        round_tasks = by_number.get(end.round, [])
+        energy, traffic = sum_known(sum_joules(task) for task in round_tasks), _sum_traffic(round_tasks)
         until = SpentByRound(
-            seconds=sum_known([until.seconds, known_amount(end.seconds)]),
-            joules=sum_known([until.joules, spent]),
+            seconds=sum_known([until.seconds, amount_or_unknown(end.seconds)]),
+            joules=sum_known([until.joules, energy]),
             bytes=sum_known([until.bytes, *traffic.values()]),
-            **{name: sum_known([getattr(until, name), one]) for name, one in traffic.items()},
+            **{name: sum_known([getattr(until, name), amount]) for name, amount in traffic.items()},
         )
-        found.append(
+        digests.append(
             RoundDigest(
                 round=end.round,
                 outcome=end.outcome,
                 online=online.get(end.round),
-                selected=len(own),
-                **_arrivals(own),
+                selected=len(round_tasks),
+                **_count_arrivals(round_tasks),
                 **accuracies_of(end),
                 class_accuracy=_class_shares(end),
-                test_loss=known_amount(end.test_loss).value,
-                loss=known_amount(end.loss).value,
+                test_loss=amount_or_unknown(end.test_loss).value,
+                loss=amount_or_unknown(end.loss).value,
                 device_accuracy=share_or_none(end.device_accuracy),
                 terms=_terms(end),
                 seconds=end.seconds,
-                joules=spent,
+                joules=energy,
                 **traffic,
                 until=until,
             )
         )
-    return found
+    return digests
 
 
-def _moved(tasks: Sequence[TaskDigest]) -> dict[str, Amount]:
-    """Return what tasks moved, by name in `Moved`."""
-    return {name: sum_known(getattr(task, name) for task in tasks) for name in Moved.__struct_fields__}
+def _sum_traffic(tasks: Sequence[TaskDigest]) -> dict[str, Amount]:
+    """Return the traffic of tasks, by name in `Traffic`."""
+    return {name: sum_known(getattr(task, name) for task in tasks) for name in Traffic.__struct_fields__}
 
 
-def _arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
+def _count_arrivals(tasks: Iterable[TaskDigest]) -> _Counts:
     counts = Counter(task.arrival for task in tasks)
     return {"arrived": counts["arrived"], "late": counts["late"], "failed": counts["failed"]}
 
 
-def _find_most(records: Iterable[AnyRecord]) -> dict[str, dict[str, float]]:
-    """Return the highest of the readings that matter by device; of a board without a GPU there are none of one."""
+def _highest_readings(records: Iterable[AnyRecord]) -> dict[str, dict[str, float]]:
+    """Return the maximum of each of `MOST_READINGS` by device; a board without a GPU has no readings of one."""
     most: dict[str, dict[str, float]] = {}
-    for one in records:
-        if isinstance(one, Sensed):
-            here = most.setdefault(one.device, {})
+    for record in records:
+        if isinstance(record, Sensed):
+            highest = most.setdefault(record.device, {})
             for name in MOST_READINGS:
-                if name in one.readings:
-                    here[name] = max(one.readings[name], here.get(name, one.readings[name]))
+                if name in record.readings:
+                    highest[name] = max(record.readings[name], highest.get(name, record.readings[name]))
     return most
 
 
@@ -342,11 +350,11 @@ def _devices(
     records: Sequence[AnyRecord], closed: Iterable[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[DeviceDigest]:
     lengths = {end.round: end.seconds for end in closed}
-    boards = {one.device: one.board for one in records if isinstance(one, Sensed) and one.board}
-    versions = {one.device: one.version for one in records if isinstance(one, Joined) and one.version}
-    left = Counter(one.device for one in records if isinstance(one, Left))
-    most = _find_most(records)
-    shares = {device: one.get("eval_accuracy") for device, one in last_evaluation(records).by_device.items()}
+    boards = {record.device: record.board for record in records if isinstance(record, Sensed) and record.board}
+    versions = {record.device: record.version for record in records if isinstance(record, Joined) and record.version}
+    departures = Counter(record.device for record in records if isinstance(record, Left))
+    most = _highest_readings(records)
+    shares = {device: metrics.get("eval_accuracy") for device, metrics in last_evaluation(records).by_device.items()}
     by_device: dict[str, list[TaskDigest]] = {}
     for task in tasks:
         by_device.setdefault(task.device, []).append(task)
@@ -355,25 +363,25 @@ def _devices(
             device=device,
             board=boards.get(device, ""),
             version=versions.get(device, ""),
-            went_away=left[device],
+            went_away=departures[device],
             most=most.get(device, {}),
-            selected=len(own),
-            **_arrivals(own),
-            rounds_s=math.fsum(lengths[one.round] for one in own),
-            seconds=Seconds(**_sums(one.seconds for one in own)),
-            joules=Joules(**_sums(one.joules for one in own)),
-            **_moved(own),
+            selected=len(device_tasks),
+            **_count_arrivals(device_tasks),
+            rounds_s=math.fsum(lengths[task.round] for task in device_tasks),
+            seconds=Seconds(**_sum_fields(task.seconds for task in device_tasks)),
+            joules=Joules(**_sum_fields(task.joules for task in device_tasks)),
+            **_sum_traffic(device_tasks),
             accuracy=share_or_none(shares.get(device)),
         )
-        for device, own in sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
+        for device, device_tasks in sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))
     ]
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Return what names are ordered by: numbers in them by their size, so that `pi-2` comes before `pi-10`."""
-    return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(NUMBER.split(name))]
+    """Return a sort key that orders numbers by size, so that `pi-2` precedes `pi-10`."""
+    return [(int(part), "") if index % 2 else (0, part) for index, part in enumerate(DIGITS.split(name))]
 
 
-def _sums(splits: Iterable[Seconds | Joules]) -> dict[str, Amount]:
+def _sum_fields(splits: Iterable[Seconds | Joules]) -> dict[str, Amount]:
     splits = list(splits)
-    return {name: sum_known(getattr(one, name) for one in splits) for name in splits[0].__struct_fields__}
+    return {name: sum_known(getattr(split, name) for split in splits) for name in splits[0].__struct_fields__}

@@ -1,4 +1,4 @@
-"""What runs took to reach an accuracy."""
+"""Target accuracies: the time, energy and traffic that runs needed to reach them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import msgspec
 from edge_server.report.digest import Amount, Digest, RoundDigest
 from shared.tensors.counts import floor_share
 
-LOWER = (0.0, 0.05, 0.1)
-"""How far below the best accuracy that every run reached the targets lie that nobody has named."""
+STEPS_BELOW_BEST = (0.0, 0.05, 0.1)
+"""Distances of the default targets below the best accuracy that every run reached."""
 
 
 def round_reaching(run: Digest, target: float) -> RoundDigest | None:
-    """Return the first round after which the model was at least so accurate, None where it never was."""
-    return next((one for one in run.rounds if one.accuracy is not None and one.accuracy >= target), None)
+    """Return the first round whose model reached an accuracy, or None."""
+    return next((round_ for round_ in run.rounds if round_.accuracy is not None and round_.accuracy >= target), None)
 
 
 def best_accuracy(run: Digest) -> float | None:
-    """Return the highest accuracy of a run's model, None where it was never evaluated."""
-    return max((one.accuracy for one in run.rounds if one.accuracy is not None), default=None)
+    """Return the highest accuracy of a run's model, or None if it was never evaluated."""
+    return max((round_.accuracy for round_ in run.rounds if round_.accuracy is not None), default=None)
 
 
 def last_evaluated(run: Digest) -> RoundDigest | None:
-    """Return the last round after which the model was evaluated."""
-    return next((one for one in reversed(run.rounds) if one.accuracy is not None), None)
+    """Return the last round whose model was evaluated, or None."""
+    return next((round_ for round_ in reversed(run.rounds) if round_.accuracy is not None), None)
 
 
 def targets(runs: Sequence[Digest]) -> list[float]:
-    """Return whole percents that every run reached: the highest of them, and lower ones."""
-    found = [one for run in runs if (one := best_accuracy(run)) is not None]
-    if not found:
+    """Return default targets: the highest whole percent that every run reached, and lower ones."""
+    best_accuracies = [best for run in runs if (best := best_accuracy(run)) is not None]
+    if not best_accuracies:
         return []
-    common = floor_share(100, min(found)) / 100
-    return [round(common - lower, 2) for lower in LOWER if common - lower > 0]
+    common = floor_share(100, min(best_accuracies)) / 100
+    return [round(common - lower, 2) for lower in STEPS_BELOW_BEST if common - lower > 0]
 
 
 class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run had taken when its model was first so accurate.
+    """Resources that a run had used when its model first reached an accuracy.
 
     Attributes:
-        round: The first round after which it was; None where it never was, and then nothing else is known.
-        bytes: Of frames, up and down.
+        round: First round that reached it; None if none did, and then the amounts are empty.
+        bytes: Frames, up and down.
     """
 
     run: str
@@ -53,16 +53,16 @@ class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Amount = Amount()
 
 
-def comparison(runs: Sequence[Digest], wanted: Sequence[float]) -> list[CostToTarget]:
-    """Return what each run took to each accuracy; none wanted for the usual `targets`."""
-    return [_taken(run, target) for target in wanted or targets(runs) for run in runs]
+def comparison(runs: Sequence[Digest], accuracies: Sequence[float]) -> list[CostToTarget]:
+    """Return the cost of each run to each accuracy; no accuracies stand for the default `targets`."""
+    return [_cost_to_target(run, target) for target in accuracies or targets(runs) for run in runs]
 
 
-def _taken(run: Digest, target: float) -> CostToTarget:
-    one = round_reaching(run, target)
-    if one is None:
+def _cost_to_target(run: Digest, target: float) -> CostToTarget:
+    round_ = round_reaching(run, target)
+    if round_ is None:
         return CostToTarget(run=run.run, target=target)
-    until = one.until
+    until = round_.until
     return CostToTarget(
-        run=run.run, target=target, round=one.round, seconds=until.seconds, joules=until.joules, bytes=until.bytes
+        run=run.run, target=target, round=round_.round, seconds=until.seconds, joules=until.joules, bytes=until.bytes
     )

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, valid
-from edge_server.report.digest import FLEET, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
+from edge_server.report.digest import FLEET_ACCURACIES, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
 from edge_server.report.summarise import digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
@@ -199,7 +199,7 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 
 def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     mine, other = ({one.round: one for one in run.rounds} for run in (before, after))
-    figures = [name for name in ROUND if name not in FLEET or name in fleet_figures([before, after])]
+    figures = [name for name in ROUND if name not in FLEET_ACCURACIES or name in fleet_figures([before, after])]
     for number, one, again in _matched("round", mine, other, lambda one: one.outcome, skipped):
         for figure in figures:
             yield from _paired(figure, (number, ""), (ROUND[figure](one), ROUND[figure](again)), skipped)

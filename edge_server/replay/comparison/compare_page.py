@@ -9,8 +9,10 @@ from edge_server.replay.comparison import compare_text
 from edge_server.replay.comparison.compare import GOSSIP, ROUND, ErrorSpread, Gap, Pair
 from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap
 from edge_server.report import formatting
-from edge_server.report.charts import ChartLine, Point, Slice, bar, chart, key, ticks, whole_ticks
-from edge_server.report.html import Markup, document, element, joined
+from edge_server.report.axes import ticks, whole_ticks
+from edge_server.report.bars import Slice, bar
+from edge_server.report.charts import ChartLine, Point, chart, key
+from edge_server.report.html import Markup, document, element, join
 from edge_server.report.summarise import natural_order
 from edge_server.report.tables import table
 
@@ -45,7 +47,7 @@ def sites_page(gap: SitesGap) -> str:
         _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
         _section("Relative errors of all sites", _errors(gap.spreads)),
         _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
-        *(_section(f"Site {site}", joined(_errors(own.spreads), _rounds(own))) for site, own in gap.sites.items()),
+        *(_section(f"Site {site}", join(_errors(own.spreads), _rounds(own))) for site, own in gap.sites.items()),
     )
 
 

@@ -10,7 +10,15 @@ import msgspec
 
 from edge_server.replay.study.grid import Cell, setting_of
 from edge_server.replay.study.result import Result
-from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, known_amount, largest_known, sum_known
+from edge_server.report.digest import (
+    Amount,
+    Digest,
+    RoundDigest,
+    SpentByRound,
+    amount_or_unknown,
+    sum_known,
+    worst_quality,
+)
 from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
 
 MIN_SPREAD = 2
@@ -182,7 +190,7 @@ def _taken(run: Digest, until: RoundDigest | None) -> CellCost:
     if until is None:
         return CellCost()
     spent: SpentByRound = until.until
-    rounds = known_amount(float(run.rounds.index(until) + 1))
+    rounds = amount_or_unknown(float(run.rounds.index(until) + 1))
     exchanged = sum_known([spent.features_bytes, spent.gradient_bytes])
     return CellCost(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes, exchanged=exchanged)
 
@@ -196,8 +204,8 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
         settings=first.settings,
         cells=len(rows),
         ended=len(ended),
-        accuracy=spread_of_seeds(known_amount(row.accuracy) for row in ended),
-        best=spread_of_seeds(known_amount(row.best) for row in ended),
+        accuracy=spread_of_seeds(amount_or_unknown(row.accuracy) for row in ended),
+        best=spread_of_seeds(amount_or_unknown(row.best) for row in ended),
         whole=_outlay([row.whole for row in ended]),
         reached=None if target is None else len(there),
         target=_outlay(there) if there else None,
@@ -216,7 +224,7 @@ def spread_of_seeds(amounts: Iterable[Amount]) -> SeedSpread:
         mean=Amount(
             value=statistics.fmean(values) if values else None,
             whole=bool(found) and all(one.whole for one in found),
-            quality=largest_known(one.quality for one in found),
+            quality=worst_quality(one.quality for one in found),
         ),
         std=statistics.stdev(values) if len(values) >= MIN_SPREAD else None,
         count=len(values),

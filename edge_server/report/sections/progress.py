@@ -1,4 +1,4 @@
-"""Accuracy and loss against rounds, seconds, joules and bytes: a row of charts a figure, all runs in each."""
+"""Report section: accuracy and loss against rounds, seconds, joules and bytes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import TypeAlias
 
 from edge_server.journal.claims import MOST
 from edge_server.report import formatting
-from edge_server.report.charts import ChartLine, Point, chart, ticks, whole_ticks
+from edge_server.report.axes import ticks, whole_ticks
+from edge_server.report.charts import ChartLine, Point, chart
 from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
-from edge_server.report.html import Markup, element, joined
+from edge_server.report.html import Markup, element, join
 from edge_server.report.tables import names, seconds_of
 
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
 
-OWN = "accuracy on the devices' own data, %, each with its own model"
+PERSONAL_TITLE = "accuracy on the devices' own data, %, each with its own model"
 
 
 def _percent(name: str) -> Height:
-    def height(one: RoundDigest) -> float | None:
-        share = getattr(one, name)
+    def height(round_: RoundDigest) -> float | None:
+        share = getattr(round_, name)
         return None if share is None else 100 * share
 
     return height
 
 
 def _term(name: str) -> Height:
-    return lambda one: one.terms.get(name)
+    return lambda round_: round_.terms.get(name)
 
 
 HEIGHTS: Sequence[tuple[str, Height]] = (
     ("accuracy on test data, %", _percent("accuracy")),
-    ("loss on test data", lambda one: one.test_loss),
-    ("training loss", lambda one: one.loss),
+    ("loss on test data", lambda round_: round_.test_loss),
+    ("training loss", lambda round_: round_.loss),
 )
 FLEETS: Mapping[str, tuple[str, Height]] = {
     "global_accuracy": ("accuracy of the aggregated model on test data, %", _percent("global_accuracy")),
@@ -44,11 +45,11 @@ FLEETS: Mapping[str, tuple[str, Height]] = {
 
 @dataclass(frozen=True)
 class LowerAxis:
-    """What the charts of a column share: the axis on which rounds lie.
+    """The x axis shared by the charts of a column.
 
     Attributes:
-        kind: One of `AXES`.
-        ticks: Round figures that enclose all rounds of all runs.
+        kind: An element of `AXES`.
+        ticks: Round values that enclose all rounds of all runs.
     """
 
     kind: str
@@ -58,52 +59,52 @@ class LowerAxis:
 
 
 def progress(runs: Sequence[Digest]) -> Markup:
-    """Return one row of charts a figure, one chart an axis; of some figures only where a run knows them."""
+    """Return a row of charts per metric, one per axis; metrics that no run knows are omitted."""
     axes = [axis for kind in AXES if (axis := _lower_axis(runs, kind))]
     heights = _heights(runs)
-    shown = [(title, of) for title, of in heights if _values(runs, of)]
+    available = [(title, of) for title, of in heights if _values(runs, of)]
     rows = [
         element("div", *(_chart(runs, title, of, axis) for axis in axes), class_=f"charts metric across{len(axes)}")
-        for title, of in shown
+        for title, of in available
     ]
-    return joined(*rows, _absent([title for title, of in heights if not _values(runs, of)], axes))
+    return join(*rows, _note_missing([title for title, of in heights if not _values(runs, of)], axes))
 
 
 def _heights(runs: Sequence[Digest]) -> list[tuple[str, Height]]:
     (title, accuracy), *others = HEIGHTS
     if any(run.personal for run in runs):
-        title = OWN if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
+        title = PERSONAL_TITLE if all(run.personal for run in runs) else "accuracy, %, of each run as its summary says"
     curves = [FLEETS[name] for name in fleet_figures(runs) if any(_points(run, name) > 1 for run in runs)]
-    terms = sorted({name for run in runs for one in run.rounds for name in one.terms})
+    terms = sorted({name for run in runs for round_ in run.rounds for name in round_.terms})
     return [(title, accuracy), *curves, *others, *((name.replace("_", " "), _term(name)) for name in terms)]
 
 
 def _points(run: Digest, name: str) -> int:
-    return sum(getattr(one, name) is not None for one in run.rounds)
+    return sum(getattr(round_, name) is not None for round_ in run.rounds)
 
 
-def _absent(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:
-    """Return why some charts are not there."""
+def _note_missing(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:
+    """Return a note on the charts that are missing and why."""
     unknown = [kind for kind in AXES if kind not in {axis.kind for axis in axes}] if axes else []
     texts = [f"no run knows its {kind}" for kind in unknown] + [f"{title}: not evaluated" for title in titles]
-    return element("p", f"Not drawn: {'; '.join(texts)}.", class_="note") if texts else joined()
+    return element("p", f"Not drawn: {'; '.join(texts)}.", class_="note") if texts else join()
 
 
 def _values(runs: Sequence[Digest], of: Height) -> list[float]:
-    """Return all of a figure that is fit to be drawn."""
-    found = (of(one) for run in runs for one in run.rounds)
-    return [value for value in found if value is not None and abs(value) < MOST]
+    """Return all drawable values of a metric."""
+    heights = (of(round_) for run in runs for round_ in run.rounds)
+    return [value for value in heights if value is not None and abs(value) < MOST]
 
 
-def across(one: RoundDigest, kind: str) -> Amount:
-    """Return where a round lies on an axis."""
-    return Amount(value=float(one.round)) if kind == "rounds" else getattr(one.until, kind)
+def across(round_: RoundDigest, kind: str) -> Amount:
+    """Return a round's coordinate on an x axis."""
+    return Amount(value=float(round_.round)) if kind == "rounds" else getattr(round_.until, kind)
 
 
 def _lower_axis(runs: Sequence[Digest], kind: str) -> LowerAxis | None:
-    """Return the axis of all rounds; None where no run knows where they lie."""
-    found = [across(one, kind) for run in runs for one in run.rounds]
-    places = [(place, place.value) for place in found if place.value is not None]
+    """Return the axis of all rounds; None if no run knows their coordinates."""
+    amounts = [across(round_, kind) for run in runs for round_ in run.rounds]
+    places = [(place, place.value) for place in amounts if place.value is not None]
     if not places:
         return None
     most = max(value for _, value in places)
@@ -121,17 +122,17 @@ def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> M
 
 
 def _curve(run: Digest, of: Height, axis: LowerAxis) -> list[Point]:
-    """Return a run's points: of the rounds of which both figures are known."""
-    found = ((across(one, axis.kind), of(one), one) for one in run.rounds)
+    """Return a run's points: the rounds of which both coordinates are known."""
+    coordinates = ((across(round_, axis.kind), of(round_), round_) for round_ in run.rounds)
     return [
-        Point(place.value / axis.size, height, f"round {one.round}: {height:.4g}; {_place(place, axis.kind)}")
-        for place, height, one in found
+        Point(place.value / axis.size, height, f"round {round_.round}: {height:.4g}; {_place(place, axis.kind)}")
+        for place, height, round_ in coordinates
         if place.value is not None and height is not None and abs(height) < MOST
     ]
 
 
 def _upright(heights: Sequence[float]) -> tuple[float, ...]:
-    """Return the ticks of heights; from 0 where that costs less than half of the paper."""
+    """Return y ticks; from 0 if that leaves at least half of the height to the data."""
     least, most = min(heights), max(heights)
     return ticks(0.0 if 0 <= least < most / 2 else least, most)
 
@@ -141,7 +142,7 @@ def _place(place: Amount, kind: str) -> str:
 
 
 def _axis_name(runs: Sequence[Digest], kind: str, unit: str, places: Sequence[Amount]) -> str:
-    """Return an axis's name with its unit, and whether all of what it counts is known."""
+    """Return an axis's name with its unit, marked as a lower bound unless every amount is fully known."""
     least = "" if all(place.whole for place in places) else ", at least"
     match kind:
         case "rounds":

@@ -1,106 +1,107 @@
-"""Several edge servers of one run: their models, how far these are apart, budgets, who decided when, the backhaul."""
+"""Report section: edge models, budgets, coordination and backhaul of several sites."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from edge_server.report import formatting
-from edge_server.report.charts import ChartLine, Point, chart, key, ticks, whole_ticks
+from edge_server.report.axes import ticks, whole_ticks
+from edge_server.report.charts import ChartLine, Point, chart, key
 from edge_server.report.digest import Amount
-from edge_server.report.html import NOTHING, Markup, element, joined
+from edge_server.report.html import NOTHING, Markup, element, join
 from edge_server.report.sites.digest import MixingDigest, SiteDigest, SitesDigest
 from edge_server.report.tables import table
 
 MOST_CURVES = 6
-"""Sites beyond which there is one curve of all, between the least and the most."""
+"""Sites beyond which a single curve with a band stands for all."""
 MOST_ROWS, MOST_NAMED = 200, 12
-GIVEN: Mapping[str, str] = {
+VALUE_TITLES: Mapping[str, str] = {
     "steps": "\N{GREEK SMALL LETTER RHO}, share of the local steps",
     "sent": "\N{GREEK SMALL LETTER THETA}, share of the change sent",
 }
-AT, ALL, ALLOWED = "edge round", "all sites", "allowed by then"
+X_TITLE, ALL, ALLOWED = "edge round", "all sites", "budget so far"
 
 ByName = Mapping[str, float]
 Height = Callable[[MixingDigest], float | None]
 
 
-def sites(found: SitesDigest) -> Markup:
-    """Return what the runs of a plan's sites came to together."""
-    return joined(
-        element("p", *_about(found), class_="note"),
-        *_refused(found),
-        _sites(found),
-        _legend(found),
-        element("div", *_charts(found), class_="charts"),
-        *_coordinated(found),
-        *_edges(found),
+def sites(digest: SitesDigest) -> Markup:
+    """Return the section of a plan's sites."""
+    return join(
+        element("p", *_introduction(digest), class_="note"),
+        *_refused_models(digest),
+        _site_table(digest),
+        _legend(digest),
+        element("div", *_charts(digest), class_="charts"),
+        *_coordinator_table(digest),
+        *_edge_table(digest),
     )
 
 
-def _about(found: SitesDigest) -> list[str]:
-    """Return what the sites are, and how mixing did."""
-    count, zeta = len(found.sites) + len(found.missing), "\N{GREEK SMALL LETTER ZETA}"
-    about = f"{count} sites, graph {found.graph}; a global round has {found.edge_rounds} edge rounds, and rounds are "
-    about += f"named global.edge. With all edges on, mixing leaves at most {zeta} = {found.zeta:.3g} of disagreement."
-    said = [about]
-    ratios = [one.after / one.before for one in found.mixings if one.before and one.after is not None]
+def _introduction(digest: SitesDigest) -> list[str]:
+    """Return sentences on the graph and how well mixing worked."""
+    count, zeta = len(digest.sites) + len(digest.missing), "\N{GREEK SMALL LETTER ZETA}"
+    about = f"{count} sites, graph {digest.graph}; a global round has {digest.edge_rounds} edge rounds, and rounds are "
+    about += f"named global.edge. With all edges on, mixing leaves at most {zeta} = {digest.zeta:.3g} of disagreement."
+    sentences = [about]
+    ratios = [mixing.after / mixing.before for mixing in digest.mixings if mixing.before and mixing.after is not None]
     if ratios:
-        said.append(f" It left {min(ratios):.3g} to {max(ratios):.3g} of it.")
-    if found.missing:
-        said.append(f" The runs of {', '.join(found.missing)} are not here.")
-    return said
+        sentences.append(f" Measured: {min(ratios):.3g} to {max(ratios):.3g}.")
+    if digest.missing:
+        sentences.append(f" Runs missing: {', '.join(digest.missing)}.")
+    return sentences
 
 
-def _refused(found: SitesDigest) -> list[Markup]:
-    """Return whose models were refused, and by whom."""
-    each = [f"At {one.site}, {refused.line}." for one in found.sites for refused in one.refused_models]
+def _refused_models(digest: SitesDigest) -> list[Markup]:
+    """Return which models were refused, and by which site."""
+    each = [f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models]
     more = f" And {len(each) - MOST_NAMED} more." if len(each) > MOST_NAMED else ""
     return [element("p", element("strong", " ".join(each[:MOST_NAMED]) + more))] if each else []
 
 
-def _sites(found: SitesDigest) -> Markup:
-    """Return a row a site, and one for all."""
-    head = ["site", "accuracy", "after round", "rounds", "seconds", "joules", "may spend", "gossip", "of it transfer"]
-    rows = [_row(found, one) for one in found.sites]
-    means = [one for one in found.mixings if one.mean is not None]
-    last = found.mixings[-1] if found.mixings else None
-    seconds = formatting.amount(_seconds(last.whole_s if last else None), "seconds")
-    budget = [f"of {formatting.amount(_seconds(found.time_s), 'seconds')}"] if found.time_s is not None else []
-    whole = [
+def _site_table(digest: SitesDigest) -> Markup:
+    """Return a row per site and a total."""
+    head = ["site", "accuracy", "after round", "rounds", "seconds", "joules", "allowed", "gossip", "transfer"]
+    rows = [_row(digest, site) for site in digest.sites]
+    means = [mixing for mixing in digest.mixings if mixing.mean is not None]
+    last = digest.mixings[-1] if digest.mixings else None
+    seconds = formatting.amount(_amount(last.whole_s if last else None), "seconds")
+    budget = [f"of {formatting.amount(_amount(digest.time_s), 'seconds')}"] if digest.time_s is not None else []
+    total = [
         ALL,
         formatting.share(means[-1].mean) + (f" (mean of {means[-1].of})" if means else "") if means else NOTHING,
         means[-1].named if means else NOTHING,
-        f"{found.rounds} planned",
+        f"{digest.rounds} planned",
         " ".join([seconds, *budget]),
         formatting.amount(last.whole_joules, "joules") if last else NOTHING,
-        _joules(found.joules),
-        *[_total(found.sites, name, "seconds") for name in ("gossip_s", "transfer_s")],
-        *[_total(found.sites, name, "bytes") for name in ("bytes_up", "bytes_down")],
+        _joules(digest.joules),
+        *[_total(digest.sites, name, "seconds") for name in ("gossip_s", "transfer_s")],
+        *[_total(digest.sites, name, "bytes") for name in ("bytes_up", "bytes_down")],
         NOTHING,
         NOTHING,
     ]
-    return table([*head, "bytes up", "bytes down", "rounds decided for others", "refused"], [*rows, whole])
+    return table([*head, "bytes up", "bytes down", "decided for others (rounds)", "refused"], [*rows, total])
 
 
-def _row(found: SitesDigest, one: SiteDigest) -> list[str]:
-    may = None if one.share_joules is None else one.share_joules + one.moved_joules
-    moved = f", {one.moved_joules:+.3g} J moved" if one.moved_joules and may is not None else ""
+def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
+    may = None if site.share_joules is None else site.share_joules + site.moved_joules
+    moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and may is not None else ""
     return [
-        f"{one.site}, {one.devices} devices",
-        formatting.share(one.accuracy),
-        one.measured or NOTHING,
-        f"{one.rounds} of {found.rounds}, {one.outcome}",
-        formatting.amount(_seconds(one.seconds), "seconds"),
-        formatting.amount(one.joules, "joules"),
-        _joules(may) + moved,
-        *[formatting.amount(_seconds(value), "seconds") for value in (one.gossip_s, one.transfer_s)],
-        *[formatting.amount(Amount(value=value), "bytes") for value in (one.bytes_up, one.bytes_down)],
-        str(one.decided),
-        ", ".join(f"{reason} {count}" for reason, count in one.refused.items()) or "nothing",
+        f"{site.site}, {site.devices} devices",
+        formatting.share(site.accuracy),
+        site.measured or NOTHING,
+        f"{site.rounds} of {digest.rounds}, {site.outcome}",
+        formatting.amount(_amount(site.seconds), "seconds"),
+        formatting.amount(site.joules, "joules"),
+        _joules(may) + moved_text,
+        *[formatting.amount(_amount(value), "seconds") for value in (site.gossip_s, site.transfer_s)],
+        *[formatting.amount(Amount(value=value), "bytes") for value in (site.bytes_up, site.bytes_down)],
+        str(site.decided),
+        ", ".join(f"{reason} {count}" for reason, count in site.refused.items()) or "nothing",
     ]
 
 
-def _seconds(value: float | None) -> Amount:
+def _amount(value: float | None) -> Amount:
     return Amount(value=value)
 
 
@@ -109,163 +110,185 @@ def _joules(value: float | None) -> str:
 
 
 def _total(every: Iterable[SiteDigest], name: str, kind: str) -> str:
-    return formatting.amount(Amount(value=sum(getattr(one, name) for one in every)), kind)
+    return formatting.amount(Amount(value=sum(getattr(site, name) for site in every)), kind)
 
 
-def _names(found: SitesDigest) -> list[str]:
-    """Return the sites that have a curve each; none where there are too many."""
-    names = [one.site for one in found.sites]
+def _names(digest: SitesDigest) -> list[str]:
+    """Return the sites with a curve of their own; none if there are too many."""
+    names = [site.site for site in digest.sites]
     return names if len(names) <= MOST_CURVES else []
 
 
-def _legend(found: SitesDigest) -> Markup:
-    """Return which curve is of which site; the last two are of all, and of what budgets allow."""
-    named = [*_names(found), ALL, ALLOWED]
+def _legend(digest: SitesDigest) -> Markup:
+    """Return the legend of sites; the last two curves are the total and the budget."""
+    named = [*_names(digest), ALL, ALLOWED]
     return element("p", *(element("span", key(colour), name) for colour, name in enumerate(named)), class_="legend")
 
 
-def _charts(found: SitesDigest) -> list[Markup]:
-    mixings = found.mixings
+def _charts(digest: SitesDigest) -> list[Markup]:
+    mixings = digest.mixings
     parts = [
-        _by_site(found, "accuracy of edge models, %", lambda one: _percent(one.accuracy), lambda one: _times(one.mean)),
-        _apart(found),
-        _by_site(found, "time spent, s", lambda one: one.spent_s, lambda one: one.whole_s, lambda one: one.allowed_s),
-        _by_site(
-            found,
+        _site_chart(
+            digest,
+            "accuracy of edge models, %",
+            lambda mixing: _percentages(mixing.accuracy),
+            lambda mixing: _percent_or_none(mixing.mean),
+        ),
+        _disagreement_chart(digest),
+        _site_chart(
+            digest,
+            "time spent, s",
+            lambda mixing: mixing.spent_s,
+            lambda mixing: mixing.whole_s,
+            lambda mixing: mixing.allowed_s,
+        ),
+        _site_chart(
+            digest,
             "energy spent, J",
-            lambda one: {site: amount.value for site, amount in one.spent_joules.items() if amount.value is not None},
-            lambda one: one.whole_joules.value,
-            lambda one: one.allowed_joules,
+            lambda mixing: {
+                site: amount.value for site, amount in mixing.spent_joules.items() if amount.value is not None
+            },
+            lambda mixing: mixing.whole_joules.value,
+            lambda mixing: mixing.allowed_joules,
         ),
-        _by_site(
-            found, "seconds of gossip", lambda one: one.seconds, lambda one: max(one.seconds.values(), default=None)
+        _site_chart(
+            digest,
+            "seconds of gossip",
+            lambda mixing: mixing.seconds,
+            lambda mixing: max(mixing.seconds.values(), default=None),
         ),
     ]
-    given = [
-        _spread(found, name) for name in sorted(found.given, key=[*GIVEN, *found.given].index) if _differs(found, name)
+    spreads = [
+        _spread_chart(digest, name)
+        for name in sorted(digest.given, key=[*VALUE_TITLES, *digest.given].index)
+        if _differs(digest, name)
     ]
-    return [one for one in [*(parts if mixings else []), *given] if one]
+    return [figure for figure in [*(parts if mixings else []), *spreads] if figure]
 
 
-def _percent(shares: ByName) -> dict[str, float]:
-    return {site: 100 * one for site, one in shares.items()}
+def _percentages(shares: ByName) -> dict[str, float]:
+    return {site: 100 * share for site, share in shares.items()}
 
 
-def _times(share: float | None) -> float | None:
+def _percent_or_none(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _by_site(
-    found: SitesDigest,
+def _site_chart(
+    digest: SitesDigest,
     title: str,
     of_sites: Callable[[MixingDigest], ByName],
     of_all: Height,
     allowed: Height = lambda _: None,
 ) -> Markup:
-    """Return a figure of every site at the ends of global rounds, that of all, and what is allowed.
+    """Return a chart of a value at the ends of global rounds: of each site, of all, and the budget.
 
     Args:
-        title: Of the figure, with its unit.
+        title: With its unit.
     """
-    names, mixings = _names(found), found.mixings
+    names, mixings = _names(digest), digest.mixings
     curves = [
-        ChartLine(site, colour, [_point(one, of_sites(one)[site]) for one in mixings if site in of_sites(one)])
+        ChartLine(
+            site, colour, [_point(mixing, of_sites(mixing)[site]) for mixing in mixings if site in of_sites(mixing)]
+        )
         for colour, site in enumerate(names)
     ]
-    all_of = [(one, value) for one in mixings if (value := of_all(one)) is not None]
-    ranges = [(float(one.round), sorted(of_sites(one).values())) for one in mixings if of_sites(one)]
+    all_of = [(mixing, value) for mixing in mixings if (value := of_all(mixing)) is not None]
+    ranges = [(float(mixing.round), sorted(of_sites(mixing).values())) for mixing in mixings if of_sites(mixing)]
     band = [] if names else [(at, values[0], values[-1]) for at, values in ranges]
-    curves.append(ChartLine(ALL, len(names), [_point(one, value) for one, value in all_of], band))
-    may = [(one, value) for one in mixings if (value := allowed(one)) is not None]
-    curves.append(ChartLine(ALLOWED, len(names) + 1, [_point(one, value) for one, value in may]))
+    curves.append(ChartLine(ALL, len(names), [_point(mixing, value) for mixing, value in all_of], band))
+    may = [(mixing, value) for mixing in mixings if (value := allowed(mixing)) is not None]
+    curves.append(ChartLine(ALLOWED, len(names) + 1, [_point(mixing, value) for mixing, value in may]))
     heights = [point.y for curve in curves for point in curve.points] + [y for _, *ends in band for y in ends]
-    return _drawn(found, title, curves, heights)
+    return _draw_chart(digest, title, curves, heights)
 
 
-def _point(one: MixingDigest, value: float) -> Point:
-    return Point(one.round, value, f"round {one.named}: {formatting.digits(value)}")
+def _point(mixing: MixingDigest, value: float) -> Point:
+    return Point(mixing.round, value, f"round {mixing.named}: {formatting.digits(value)}")
 
 
-def _drawn(found: SitesDigest, title: str, curves: Sequence[ChartLine], heights: Sequence[float]) -> Markup:
-    """Return a chart over edge rounds; nothing where nobody knows the figure."""
+def _draw_chart(digest: SitesDigest, title: str, curves: Sequence[ChartLine], heights: Sequence[float]) -> Markup:
+    """Return a chart over edge rounds; nothing if the value is unknown."""
     if not heights:
-        return joined()
+        return join()
     least, most = min(heights), max(heights)
-    return chart(title, AT, whole_ticks(found.rounds), ticks(0.0 if 0 <= least < most / 2 else least, most), curves)
+    return chart(
+        title, X_TITLE, whole_ticks(digest.rounds), ticks(0.0 if 0 <= least < most / 2 else least, most), curves
+    )
 
 
-def _apart(found: SitesDigest) -> Markup:
-    """Return how far models were apart before and after mixing, as far as all journals tell."""
-    curves, first = list[ChartLine](), len(_names(found))
+def _disagreement_chart(digest: SitesDigest) -> Markup:
+    """Return the disagreement of models before and after mixing, where the journals of all sites are known."""
+    curves, first = list[ChartLine](), len(_names(digest))
     for place, when in enumerate(("before", "after")):
-        heights = [(one, getattr(one, when)) for one in found.mixings]
-        points = [_point(one, value) for one, value in heights if value is not None]
+        heights = [(mixing, getattr(mixing, when)) for mixing in digest.mixings]
+        points = [_point(mixing, value) for mixing, value in heights if value is not None]
         curves.append(ChartLine(f"{when} mixing", first + place, points))
     title = "disagreement of edge models, before (upper) and after mixing"
-    return _drawn(found, title, curves, [point.y for curve in curves for point in curve.points])
+    return _draw_chart(digest, title, curves, [point.y for curve in curves for point in curve.points])
 
 
-def _differs(found: SitesDigest, name: str) -> bool:
-    spreads = found.given[name]
-    return min(one.least for one in spreads) < max(one.most for one in spreads)
+def _differs(digest: SitesDigest, name: str) -> bool:
+    spreads = digest.given[name]
+    return min(spread.least for spread in spreads) < max(spread.most for spread in spreads)
 
 
-def _spread(found: SitesDigest, name: str) -> Markup:
-    """Return what devices were given: the median of each site, and where the devices of all lie."""
-    spreads, names = found.given[name], _names(found)
+def _spread_chart(digest: SitesDigest, name: str) -> Markup:
+    """Return the values assigned to devices: the median per site and the range over all."""
+    spreads, names = digest.given[name], _names(digest)
     by_round: dict[int, list[float]] = {}
-    for one in spreads:
-        by_round.setdefault(one.round, []).extend((one.least, one.most))
+    for spread in spreads:
+        by_round.setdefault(spread.round, []).extend((spread.least, spread.most))
     band = [(float(at), min(ends), max(ends)) for at, ends in sorted(by_round.items())]
     curves = [ChartLine(ALL, len(names), [Point(at, high, f"at most {high:.4g}") for at, _, high in band], band)]
     for colour, site in enumerate(names):
         points = [
-            Point(one.round, one.median, f"edge round {one.round}: {one.least:.4g} to {one.most:.4g}")
-            for one in spreads
-            if one.site == site
+            Point(spread.round, spread.median, f"edge round {spread.round}: {spread.least:.4g} to {spread.most:.4g}")
+            for spread in spreads
+            if spread.site == site
         ]
         curves.append(ChartLine(f"{site}, median", colour, points))
-    title = f"{GIVEN.get(name, name)}: medians, and from least to most"
-    return _drawn(found, title, curves, [y for _, *ends in band for y in ends])
+    title = f"{VALUE_TITLES.get(name, name)}: medians, and from least to most"
+    return _draw_chart(digest, title, curves, [y for _, *ends in band for y in ends])
 
 
-def _coordinated(found: SitesDigest) -> list[Markup]:
-    """Return who decided when, a row a stretch of rounds."""
-    if not found.coordinated:
+def _coordinator_table(digest: SitesDigest) -> list[Markup]:
+    """Return the coordinators, a row per stretch of rounds."""
+    if not digest.coordinated:
         return []
     rows = [
         [
-            one.first if one.rounds == 1 else f"{one.first} to {one.last}",
-            one.coordinator,
-            str(one.term),
-            ", ".join(one.sites[:MOST_NAMED]) + ", \N{HORIZONTAL ELLIPSIS}" * (len(one.sites) > MOST_NAMED),
-            one.cause or NOTHING,
+            period.first if period.rounds == 1 else f"{period.first} to {period.last}",
+            period.coordinator,
+            str(period.term),
+            ", ".join(period.sites[:MOST_NAMED]) + ", \N{HORIZONTAL ELLIPSIS}" * (len(period.sites) > MOST_NAMED),
+            period.cause or NOTHING,
         ]
-        for one in found.coordinated[:MOST_ROWS]
+        for period in digest.coordinated[:MOST_ROWS]
     ]
-    head = ["rounds", "coordinator", "term", "for the devices of", "why its term began"]
-    return [element("h4", "Who coordinated when"), table(head, rows), *_more(len(found.coordinated))]
+    head = ["rounds", "coordinator", "term", "for the devices of", "cause of the term"]
+    return [element("h4", "Coordinators"), table(head, rows), *_omitted_note(len(digest.coordinated))]
 
 
-def _edges(found: SitesDigest) -> list[Markup]:
-    """Return how often each edge was on."""
+def _edge_table(digest: SitesDigest) -> list[Markup]:
+    """Return the use of each edge."""
     rows = [
         [
-            f"{one.one} - {one.other}",
-            str(one.on),
-            str(one.off),
-            ", ".join(f"{cause} {count}" for cause, count in one.causes.items()) or NOTHING,
-            ", ".join(one.rounds[:MOST_NAMED]) + ", \N{HORIZONTAL ELLIPSIS}" * (len(one.rounds) > MOST_NAMED)
+            f"{edge.one} - {edge.other}",
+            str(edge.on),
+            str(edge.off),
+            ", ".join(f"{cause} {count}" for cause, count in edge.causes.items()) or NOTHING,
+            ", ".join(edge.rounds[:MOST_NAMED]) + ", \N{HORIZONTAL ELLIPSIS}" * (len(edge.rounds) > MOST_NAMED)
             or NOTHING,
-            ", ".join(one.unlike[:MOST_NAMED]) or NOTHING,
-            formatting.amount(Amount(value=one.bytes), "bytes"),
+            ", ".join(edge.unlike[:MOST_NAMED]) or NOTHING,
+            formatting.amount(Amount(value=edge.bytes), "bytes"),
         ]
-        for one in found.edges[:MOST_ROWS]
+        for edge in digest.edges[:MOST_ROWS]
     ]
-    head = ["edge", "gossips on", "off", "why, at either end", "off after rounds", "on at one end alone", "bytes"]
-    return [element("h4", "Edges of the graph"), table(head, rows), *_more(len(found.edges))]
+    head = ["edge", "gossips on", "off", "causes", "off after rounds", "on at one end only", "bytes"]
+    return [element("h4", "Edges of the graph"), table(head, rows), *_omitted_note(len(digest.edges))]
 
 
-def _more(count: int) -> list[Markup]:
-    rest = count - MOST_ROWS
-    return [element("p", f"and {rest} more, which the CSV and JSON have", class_="note")] if rest > 0 else []
+def _omitted_note(count: int) -> list[Markup]:
+    omitted = count - MOST_ROWS
+    return [element("p", f"and {omitted} more; see the CSV or JSON", class_="note")] if omitted > 0 else []

@@ -1,4 +1,4 @@
-"""What the runs of a plan's sites came to together; rounds are edge rounds, named `global.edge`."""
+"""Digest of the sites of a plan; rounds are edge rounds, named `global.edge`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
     """One site.
 
     Attributes:
-        site: By the plan's name of it.
-        devices: That the plan gives it.
-        accuracy: Of its model, where it was measured last; `measured` is the round.
+        site: Its name in the plan.
+        devices: Number of its devices in the plan.
+        accuracy: Of its model when last evaluated; `measured` names the round.
         seconds: Of its rounds, gossip included.
-        joules: Of its devices, with those that are charged since nobody told them.
+        joules: Of its devices, including estimates charged for unreported tasks.
         share_joules: Its devices' share of the plan's budget; None without one.
-        moved_joules: What came to it of others' shares; below zero where it gave more.
+        moved_joules: Received from other sites' shares; negative if it gave more.
         gossip_s: Seconds of its gossips, waits for slower sites included.
-        transfer_s: Of them, those in which models came, of each gossip the slowest neighbour's.
-        bytes_up, bytes_down: Of frames to and from neighbours.
-        decided: Rounds that it decided for others.
-        refused: What peers said that was of no use, by reason.
+        transfer_s: Part of them during which models arrived, of each gossip the slowest neighbour's.
+        bytes_up, bytes_down: Frames to and from neighbours.
+        decided: Rounds that it decided for other sites.
+        refused: Messages of peers that were rejected, by reason.
         refused_models: Neighbours whose models it refused.
     """
 
@@ -48,20 +48,20 @@ class SiteDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixingDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """One global round's end.
+    """End of one global round.
 
     Attributes:
-        round: Its last edge round; `named` as people are shown it.
-        accuracy: Of the model of each site that was measured, once mixed.
-        mean: Of these, over the sites; `of` is how many.
+        round: Its last edge round; `named` in the form `global.edge`.
+        accuracy: Of each evaluated site's model after mixing.
+        mean: Over these sites; `of` is their number.
         before, after: Root of the sum over sites of N_i |y_i - mean|^2, before and after mixing, within some percent;
-            None where not all sites' journals tell.
-        moved: How far the mean over devices moved in it, likewise.
-        seconds: That gossip took each site.
+            None unless the journals of all sites are known.
+        moved: Distance that the mean over devices moved, with the same limits.
+        seconds: Gossip time by site.
         off: Edges that were off, as `one - other`.
-        spent_s: Seconds of the run by then, of each site; `whole_s` as the sum over global rounds of the slowest's.
-        spent_joules: Joules of the devices by then, of each site; `whole_joules` of all.
-        allowed_s, allowed_joules: What the plan's budgets are by then, if all global rounds are alike.
+        spent_s: Cumulative seconds by site; `whole_s` sums the slowest site's over global rounds.
+        spent_joules: Cumulative joules by site; `whole_joules` of all.
+        allowed_s, allowed_joules: The plan's budgets at this point if all global rounds are alike.
     """
 
     round: int
@@ -86,11 +86,11 @@ class EdgeDigest(msgspec.Struct, frozen=True, kw_only=True):
     """One edge of the graph.
 
     Attributes:
-        on: Gossips with it, by the journals that are here; `off`: those without.
-        causes: Why it was off, by either end.
-        rounds: In which it was off.
-        unlike: Rounds in which it was on at one end alone.
-        bytes: Both ways, as they came; what went where the other journal is not here.
+        on: Gossips over it according to the available journals; `off`: those without it.
+        causes: Reasons for being off, from either end.
+        rounds: Rounds in which it was off.
+        unlike: Rounds in which only one end had it on.
+        bytes: Both ways, as received; as sent where the other journal is missing.
     """
 
     one: str
@@ -104,13 +104,13 @@ class EdgeDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coordinating(msgspec.Struct, frozen=True, kw_only=True):
-    """Rounds in a row that the same site decided for the same sites.
+    """Consecutive rounds that one site decided for the same sites.
 
     Attributes:
-        coordinator: Who; of `term`.
-        sites: For whom, as their runs have it.
-        first, last: Rounds; `rounds` is how many.
-        cause: Why its term began, one word; empty of the first.
+        coordinator: Site that coordinated in `term`.
+        sites: Sites it decided for, according to their runs.
+        first, last: Rounds; `rounds` is their number.
+        cause: Cause of its term in one word; empty for the first.
     """
 
     coordinator: str
@@ -123,7 +123,7 @@ class Coordinating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What the devices of a site were given of one thing in a round."""
+    """Range of a value that the devices of a site were assigned in a round."""
 
     round: int
     site: str
@@ -133,17 +133,17 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SitesDigest(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one plan at its sites.
+    """Runs of one plan at its sites.
 
     Attributes:
-        name: What their names begin with, or that of the plan.
+        name: Common prefix of the runs' names, or the plan's name.
         live: Whether its seconds are of a wall clock.
-        edge_rounds: Of a global round.
+        edge_rounds: Per global round.
         rounds: Edge rounds that the plan asks for.
-        zeta: By which mixing shrinks disagreement at the least where all edges are on.
-        missing: Sites whose runs are not here.
+        zeta: Factor by which mixing shrinks disagreement at least while all edges are on.
+        missing: Sites without a run in the report.
         time_s, joules: Budgets of the plan.
-        given: By name: `steps` is rho, `sent` is theta.
+        given: Assigned values by name: `steps` is rho, `sent` is theta.
     """
 
     name: str

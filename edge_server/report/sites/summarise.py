@@ -1,4 +1,4 @@
-"""From the runs of a plan's sites to what they came to together."""
+"""Digest of a plan's sites from their journals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEARD = "heard"
 
 @dataclass(frozen=True)
 class SiteRun:
-    """A run of one site, as its journal and its digest have it."""
+    """A site's run: digest and journal."""
 
     site: str
     digest: Digest
@@ -37,42 +37,51 @@ class SiteRun:
 
     @cached_property
     def gossips(self) -> dict[int, Gossiped]:
-        """The gossips by round; of one that was done again after a restart, the last."""
-        return {one.round: one for one in self.records if isinstance(one, Gossiped)}
+        """Gossips by round; of one repeated after a restart, the last."""
+        return {record.round: record for record in self.records if isinstance(record, Gossiped)}
 
     @cached_property
-    def opened(self) -> list[RoundOpened]:
-        """The beginnings of its training rounds."""
+    def openings(self) -> list[RoundOpened]:
+        """Openings of training rounds."""
         rounds = self.digest.plan.rounds
-        return [one for one in valid(self.records) if isinstance(one, RoundOpened) and one.round <= rounds]
+        return [record for record in valid(self.records) if isinstance(record, RoundOpened) and record.round <= rounds]
 
     @cached_property
-    def ended(self) -> dict[int, RoundDigest]:
-        """The rounds that have ended, by number."""
-        return {one.round: one for one in self.digest.rounds}
+    def rounds(self) -> dict[int, RoundDigest]:
+        """Ended rounds by number."""
+        return {round_.round: round_ for round_ in self.digest.rounds}
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Distances between edge models around a gossip, estimated from sketches; None unless all sites have one."""
+
+    before: float | None = None
+    after: float | None = None
+    mean_moved: float | None = None
 
 
 def digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> list[SitesDigest]:
-    """Return what the runs with sites came to, those of one plan together; a second run of a site begins anew.
+    """Return the digests of runs with sites, grouped by plan; a second run of a site starts a new group.
 
     Args:
-        runs: Digests, and the journals that they are of.
+        runs: Digests with the journals they come from.
     """
     groups: list[dict[str, SiteRun]] = []
     for digest, records in runs:
         if digest.plan.sites:
-            one = SiteRun(site_of(records, digest.run), digest, records)
-            group = next((those for those in groups if _takes(those, one)), None)
+            run = SiteRun(site_of(records, digest.run), digest, records)
+            group = next((group for group in groups if _can_join(group, run)), None)
             if group is None:
                 groups.append(group := {})
-            group[one.site] = one
-    return [_digest({site: those[site] for site in _table(those).names if site in those}) for those in groups]
+            group[run.site] = run
+    return [_digest({site: group[site] for site in _table(group).names if site in group}) for group in groups]
 
 
-def _takes(group: Mapping[str, SiteRun], one: SiteRun) -> bool:
+def _can_join(group: Mapping[str, SiteRun], run: SiteRun) -> bool:
     first = next(iter(group.values())).digest
-    same = first.live == one.digest.live and plan_bytes(first.plan) == plan_bytes(one.digest.plan)
-    return same and one.site not in group
+    same = first.live == run.digest.live and plan_bytes(first.plan) == plan_bytes(run.digest.plan)
+    return same and run.site not in group
 
 
 def _plan(group: Mapping[str, SiteRun]) -> Plan:
@@ -89,7 +98,7 @@ def _digest(group: Mapping[str, SiteRun]) -> SitesDigest:
     plan, table = _plan(group), _table(group)
     sizes, edges = sizes_of(plan), graph_edges(table)
     name = name_rounds(next(iter(group.values())).records)
-    base = {one.digest.run.removesuffix(f"-{site}") for site, one in group.items()}
+    base = {run.digest.run.removesuffix(f"-{site}") for site, run in group.items()}
     return SitesDigest(
         name=f"{base.pop() if len(base) == 1 else plan.name} (all sites)",
         live=next(iter(group.values())).digest.live,
@@ -101,59 +110,59 @@ def _digest(group: Mapping[str, SiteRun]) -> SitesDigest:
         missing=[site for site in table.names if site not in group],
         time_s=plan.budget.time_s,
         joules=plan.budget.joules,
-        sites=[_site(one, sizes, name) for one in group.values()],
+        sites=[_site(run, sizes, name) for run in group.values()],
         mixings=[_mixing(group, number, name) for number in _mixed_rounds(group)],
         edges=[_edge(group, pair, name) for pair in edges if set(pair) & group.keys()],
-        coordinated=_coordinated(group, name),
-        given=_given(group),
+        coordinated=_coordination(group, name),
+        given=_value_spreads(group),
     )
 
 
 def _mixed_rounds(group: Mapping[str, SiteRun]) -> list[int]:
-    """Return the global rounds' last edge rounds that any site has ended."""
+    """Return the last edge round of each global round that any site has ended."""
     table = _table(group)
-    return sorted({number for one in group.values() for number in one.ended if table.is_mixed(number)})
+    return sorted({number for run in group.values() for number in run.rounds if table.is_mixed(number)})
 
 
-def _site(one: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) -> SiteDigest:
-    ledger, gossips, plan = Ledger(), one.gossips.values(), one.digest.plan
-    ledger.take(one.records)
-    spent = ledger.spending()
-    measured = measured_rounds(one.records)[-1:]
-    joules = NONE if spent.joules is None else Amount(value=spent.joules, whole=spent.is_whole)
-    share = None if plan.budget.joules is None else plan.budget.joules * sizes[one.site] / sum(sizes.values())
+def _site(run: SiteRun, sizes: Mapping[str, int], name: Callable[[int], str]) -> SiteDigest:
+    ledger, gossips, plan = Ledger(), run.gossips.values(), run.digest.plan
+    ledger.take(run.records)
+    spending = ledger.spending()
+    measured = measured_rounds(run.records)[-1:]
+    joules = NONE if spending.joules is None else Amount(value=spending.joules, whole=spending.is_whole)
+    share = None if plan.budget.joules is None else plan.budget.joules * sizes[run.site] / sum(sizes.values())
     others = [
         record
-        for record in one.records
-        if isinstance(record, Coordinated) and record.decision and record.sites.keys() - {one.site}
+        for record in run.records
+        if isinstance(record, Coordinated) and record.decision and record.sites.keys() - {run.site}
     ]
     return SiteDigest(
-        site=one.site,
-        run=one.digest.run,
-        devices=sizes[one.site],
-        outcome=one.digest.outcome,
-        rounds=len(one.digest.rounds),
+        site=run.site,
+        run=run.digest.run,
+        devices=sizes[run.site],
+        outcome=run.digest.outcome,
+        rounds=len(run.digest.rounds),
         accuracy=share_or_none(measured[0][0]) if measured else None,
         measured=name(measured[0][1]) if measured else "",
-        seconds=spent.seconds,
+        seconds=spending.seconds,
         joules=joules,
         share_joules=share,
-        moved_joules=spent.moved,
+        moved_joules=spending.moved,
         gossip_s=math.fsum(gossip.seconds for gossip in gossips),
         transfer_s=math.fsum(max(gossip.transfer_s.values(), default=0.0) for gossip in gossips),
         bytes_up=sum(sum(gossip.bytes_up.values()) for gossip in gossips),
         bytes_down=sum(sum(gossip.bytes_down.values()) for gossip in gossips),
         decided=len({record.round for record in others}),
         refused=dict(sorted(sum((Counter(gossip.refused) for gossip in gossips), Counter[str]()).items())),
-        refused_models=refused_models(one.records),
+        refused_models=refused_models(run.records),
     )
 
 
 def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str]) -> MixingDigest:
-    gossips = {site: one.gossips[number] for site, one in group.items() if number in one.gossips}
-    ends = {site: one.ended[number] for site, one in group.items() if number in one.ended}
+    gossips = {site: run.gossips[number] for site, run in group.items() if number in run.gossips}
+    ends = {site: run.rounds[number] for site, run in group.items() if number in run.rounds}
     accuracy = {site: end.accuracy for site, end in ends.items() if end.accuracy is not None}
-    apart = _apart(group, gossips)
+    distances = _measure_disagreement(group, gossips)
     budget, part = _plan(group).budget, number / _plan(group).rounds
     joules = {site: sum_known([group[site].digest.measuring, end.until.joules]) for site, end in ends.items()}
     return MixingDigest(
@@ -162,11 +171,11 @@ def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str
         accuracy=accuracy,
         mean=math.fsum(accuracy.values()) / len(accuracy) if accuracy else None,
         of=len(accuracy),
-        before=apart[0],
-        after=apart[1],
-        moved=apart[2],
+        before=distances.before,
+        after=distances.after,
+        moved=distances.mean_moved,
         seconds={site: gossip.seconds for site, gossip in gossips.items()},
-        off=[f"{one} - {other}" for one, other in graph_edges(_table(group)) if _is_off(gossips, one, other)],
+        off=[f"{first} - {other}" for first, other in graph_edges(_table(group)) if _is_off(gossips, first, other)],
         spent_s={site: end.until.seconds.value or 0.0 for site, end in ends.items()},
         whole_s=_slowest_s(group, number) if len(ends) == len(group) else None,
         spent_joules=joules,
@@ -176,69 +185,75 @@ def _mixing(group: Mapping[str, SiteRun], number: int, name: Callable[[int], str
     )
 
 
-def _is_off(gossips: Mapping[str, Gossiped], one: str, other: str) -> bool:
-    return any(there in gossips[here].off for here, there in ((one, other), (other, one)) if here in gossips)
+def _is_off(gossips: Mapping[str, Gossiped], first: str, other: str) -> bool:
+    return any(
+        neighbour in gossips[site].off for site, neighbour in ((first, other), (other, first)) if site in gossips
+    )
 
 
-def _apart(
-    group: Mapping[str, SiteRun], gossips: Mapping[str, Gossiped]
-) -> tuple[float | None, float | None, float | None]:
-    """Return how far apart the models of all sites were before and after a gossip, and how far their mean moved."""
+def _measure_disagreement(group: Mapping[str, SiteRun], gossips: Mapping[str, Gossiped]) -> Disagreement:
+    """Return the disagreement of all sites' models before and after a gossip, and the distance their mean moved."""
     sizes = sizes_of(_plan(group))
-    sketches = {site: (unpacked(one.before), unpacked(one.after)) for site, one in gossips.items()}
-    found = [{site: one for site, both in sketches.items() if (one := both[place]) is not None} for place in (0, 1)]
-    if any(those.keys() != sizes.keys() for those in found):
-        return None, None, None
-    before, after = found
-    moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
-    return disagreement(before, sizes), disagreement(after, sizes), moved
+    before = {site: sketch for site, gossip in gossips.items() if (sketch := unpacked(gossip.before)) is not None}
+    after = {site: sketch for site, gossip in gossips.items() if (sketch := unpacked(gossip.after)) is not None}
+    if before.keys() != sizes.keys() or after.keys() != sizes.keys():
+        return Disagreement()
+    mean_moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)
+    return Disagreement(disagreement(before, sizes), disagreement(after, sizes), mean_moved)
 
 
 def _slowest_s(group: Mapping[str, SiteRun], number: int) -> float:
-    """Return (8): of each global round up to this edge round the seconds of the slowest site, summed up."""
+    """Return (8): the slowest site's seconds of each global round up to this edge round, summed."""
     q = _table(group).edge_rounds
     return math.fsum(
         max(
-            math.fsum(one.ended[edge].seconds for edge in range(first, first + q) if edge in one.ended)
-            for one in group.values()
+            math.fsum(run.rounds[edge].seconds for edge in range(first, first + q) if edge in run.rounds)
+            for run in group.values()
         )
         for first in range(1, number + 1, q)
     )
 
 
 def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[int], str]) -> EdgeDigest:
-    """Return how often an edge was on, by the journals of both ends or of the one that is here."""
-    ways = [(group[here], there) for here, there in (pair, pair[::-1]) if here in group]
-    on = [{number for number, one in run.gossips.items() if there in one.on} for run, there in ways]
-    off = [{number: one.off[there] for number, one in run.gossips.items() if there in one.off} for run, there in ways]
+    """Return the use of an edge according to the journals of both ends, or of the one available."""
+    ways = [(group[site], neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
+    on = [{number for number, gossip in run.gossips.items() if neighbour in gossip.on} for run, neighbour in ways]
+    off = [
+        {number: gossip.off[neighbour] for number, gossip in run.gossips.items() if neighbour in gossip.off}
+        for run, neighbour in ways
+    ]
     either = set[int]().union(*off)
-    came = sum(one.bytes_down.get(there, 0) for run, there in ways for one in run.gossips.values())
-    went = (
-        sum(one.bytes_up.get(there, 0) for run, there in ways for one in run.gossips.values()) if ways[1:] == [] else 0
+    received_bytes = sum(
+        gossip.bytes_down.get(neighbour, 0) for run, neighbour in ways for gossip in run.gossips.values()
+    )
+    sent_bytes = (
+        sum(gossip.bytes_up.get(neighbour, 0) for run, neighbour in ways for gossip in run.gossips.values())
+        if ways[1:] == []
+        else 0
     )
     return EdgeDigest(
         one=pair[0],
         other=pair[1],
         on=len(set[int]().union(*on) - either),
         off=len(either),
-        causes=dict(sorted(Counter(cause for those in off for cause in those.values()).items())),
+        causes=dict(sorted(Counter(cause for causes in off for cause in causes.values()).items())),
         rounds=[name(number) for number in sorted(either)],
         unlike=[name(number) for number in sorted(either & set[int]().union(*on))],
-        bytes=came + went,
+        bytes=received_bytes + sent_bytes,
     )
 
 
-def _coordinated(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> list[Coordinating]:
-    """Return who decided for whom, rounds in a row together, in their order."""
+def _coordination(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> list[Coordinating]:
+    """Return who decided for whom, consecutive rounds merged, in order."""
     sites: dict[tuple[int, int, str], list[str]] = {}
     for site, run in group.items():
-        for opened in run.opened:
-            if opened.decision and opened.decision.coordinator:
-                key = opened.round, opened.decision.term, opened.decision.coordinator
+        for opening in run.openings:
+            if opening.decision and opening.decision.coordinator:
+                key = opening.round, opening.decision.term, opening.decision.coordinator
                 sites.setdefault(key, []).append(site)
     rows: dict[tuple[int, str, tuple[str, ...]], list[list[int]]] = {}
-    for (number, term, coordinator), those in sorted(sites.items()):
-        stretches = rows.setdefault((term, coordinator, tuple(those)), [])
+    for (number, term, coordinator), decided_sites in sorted(sites.items()):
+        stretches = rows.setdefault((term, coordinator, tuple(decided_sites)), [])
         if stretches and stretches[-1][-1] == number - 1:
             stretches[-1].append(number)
         else:
@@ -249,35 +264,35 @@ def _coordinated(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> li
         Coordinating(
             coordinator=coordinator,
             term=term,
-            sites=list(those),
+            sites=list(decided_sites),
             first=name(numbers[0]),
             last=name(numbers[-1]),
             rounds=len(numbers),
             cause=causes.get(term, ""),
         )
-        for numbers, term, coordinator, those in sorted(flat)
+        for numbers, term, coordinator, decided_sites in sorted(flat)
     ]
 
 
 def _causes(runs: Iterable[SiteRun]) -> dict[int, str]:
-    """Return why each term began, by who began it; who only heard of it does not know."""
-    begun = [one for run in runs for one in run.records if isinstance(one, TermBegan)]
-    ordered = sorted(begun, key=lambda one: one.cause != HEARD)
-    return {one.term: one.cause for one in ordered}
+    """Return the cause of each term, preferably from the site that began it; others only record having heard of it."""
+    begun = [record for run in runs for record in run.records if isinstance(record, TermBegan)]
+    ordered = sorted(begun, key=lambda record: record.cause != HEARD)
+    return {record.term: record.cause for record in ordered}
 
 
-def _given(group: Mapping[str, SiteRun]) -> dict[str, list[Spread]]:
-    """Return what the devices of each site were given in each round, of figures that differ at all."""
-    found: dict[str, list[Spread]] = {}
+def _value_spreads(group: Mapping[str, SiteRun]) -> dict[str, list[Spread]]:
+    """Return the range of each numeric value that the devices of a site were assigned, by name."""
+    spreads: dict[str, list[Spread]] = {}
     for site, run in group.items():
-        for one in run.opened:
+        for opening in run.openings:
             by_name: dict[str, list[float]] = {}
-            for given in one.decision.devices.values() if one.decision else ():
-                for name, value in given.values.items():
+            for assignment in opening.decision.devices.values() if opening.decision else ():
+                for name, value in assignment.values.items():
                     if isinstance(value, int | float):
                         by_name.setdefault(name, []).append(float(value))
             for name, values in by_name.items():
                 few = sorted(values)
-                spread = Spread(round=one.round, site=site, least=few[0], median=quantile(few, 0.5), most=few[-1])
-                found.setdefault(name, []).append(spread)
-    return found
+                spread = Spread(round=opening.round, site=site, least=few[0], median=quantile(few, 0.5), most=few[-1])
+                spreads.setdefault(name, []).append(spread)
+    return spreads

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.report import formatting
-from edge_server.report.charts import Axis, label, ticks, whole_ticks
+from edge_server.report.axes import Axis, format_tick, ticks, whole_ticks
 from edge_server.report.digest import UNKNOWN, Amount, quantile, remaining_seconds, sum_known
 
 FINITE = st.floats(-1e18, 1e18)
@@ -54,7 +54,7 @@ def test_a_value_lies_between_its_ticks():
 
 
 def test_labels_say_no_more_than_they_know():
-    assert [label(one) for one in (0.1 + 0.2, 100.0, -2.5, 1e12)] == ["0.3", "100", "\N{MINUS SIGN}2.5", "1e+12"]
+    assert [format_tick(one) for one in (0.1 + 0.2, 100.0, -2.5, 1e12)] == ["0.3", "100", "\N{MINUS SIGN}2.5", "1e+12"]
 
 
 @given(st.lists(FINITE, min_size=1, max_size=30), st.floats(0, 1))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.records import RoundOpened, RunClosed
-from edge_server.report.charts import MOST, thin_points
+from edge_server.report.charts import MOST_POINTS, thin_points
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import round_reaching
@@ -61,14 +61,14 @@ def test_what_is_not_known_is_a_dash_and_never_zero():
     found = rows(section(root, "Outcome").all("table")[0])
     assert [found[name] for name in ("accuracy at the end", "joules", "accuracy on devices")] == [[DASH]] * 3
     assert "0 J" not in root.words()
-    assert "No device knows its energy." in root.words()
+    assert "No device measured its energy." in root.words()
 
 
 def test_what_a_run_took_to_an_accuracy():
     """At the end of round 2, the first with at least 0.5; 0.9 it never reached."""
     runs = [digest_run(small())]
     assert round_reaching(runs[0], 0.8) is runs[0].rounds[1], "an accuracy is reached where it is met"
-    [table] = section(parsed(page(runs, [0.5, 0.9])), "To a given accuracy").all("table")
+    [table] = section(parsed(page(runs, [0.5, 0.9])), "Cost to reach an accuracy").all("table")
     assert rows(table) == {
         "accuracy": ["run", "round", "seconds (virtual)", "joules", "bytes"],
         "50.00 %": ["run", "2", "8.00 s", "70.2 J", f"{AT_LEAST} 7.00 kB"],
@@ -78,7 +78,7 @@ def test_what_a_run_took_to_an_accuracy():
 
 def test_usual_targets_are_what_every_run_reached():
     runs = [digest_run(small()), digest_run([begin(1, run="other"), closed(1, [], accuracy=0.6049)])]
-    [table] = section(parsed(page(runs)), "To a given accuracy").all("table")
+    [table] = section(parsed(page(runs)), "Cost to reach an accuracy").all("table")
     assert [row.children[0].text for row in table.all("tr")][1:] == ["60.00 %"] * 2 + ["55.00 %"] * 2 + ["50.00 %"] * 2
 
 
@@ -229,8 +229,8 @@ def test_a_large_fleet_is_shown_in_quantiles_and_the_page_says_so():
     assert len(text.encode()) < 0.3e6
     root = parsed(text)
     assert root.all("svg", "bar") == root.all("svg", "grid") == []
-    assert f"{len(run.devices)} devices took part, too many to show one by one" in root.words()
-    assert f"{len(run.devices)} devices in 20 rounds are too many to show one by one" in root.words()
+    assert f"{len(run.devices)} devices took part, too many to show" in root.words()
+    assert f"{len(run.devices)} devices in 20 rounds are too many to show" in root.words()
     [table] = section(root, "Time and energy of the devices").all("table")
     arrived = sum(one.arrived for one in run.rounds)
     assert rows(table)["compute, virtual time"][0] == f"{arrived} of 2000"
@@ -240,8 +240,8 @@ def test_a_long_run_is_drawn_with_fewer_points():
     """Evenly, the first and the last among them."""
     assert thin_points(range(1000))[0] == 0
     assert thin_points(range(1000))[-1] == 999
-    assert len(set(thin_points(range(1000)))) == MOST
-    assert list(thin_points(range(MOST))) == list(range(MOST))
+    assert len(set(thin_points(range(1000)))) == MOST_POINTS
+    assert list(thin_points(range(MOST_POINTS))) == list(range(MOST_POINTS))
 
 
 def test_a_run_that_has_not_got_anywhere_has_a_page():

@@ -57,7 +57,7 @@ def test_what_no_run_knows_has_no_card():
     assert len(spent.all("figure")) == 1
     assert not [one for one in spent.all("th") if "energy" in one.text]
     assert "no run knows its joules" in root.words()
-    assert "No device knows its energy." in spent.words()
+    assert "No device measured its energy." in spent.words()
 
 
 def test_lines_by_device_have_a_legend():
@@ -83,7 +83,7 @@ def test_bookkeeping_is_no_decision():
         told = Assignment(seed=1, hyper=Hyper(), values=values)
         records += [RoundOpened(round=number, assignments={"a": told}), closed(number, ["a"])]
     found = section(parsed(page([digest_run(records)])), "Decisions")
-    assert [one.text for one in found.all("figcaption")] == ["devices selected", "keep that devices were told"]
+    assert [one.text for one in found.all("figcaption")] == ["devices selected", "keep assigned to devices"]
     assert not [name for name in BOOKKEEPING if name in found.words()]
     assert "bits 8" in found.words()
 

@@ -111,7 +111,7 @@ def test_without_all_journals_what_needs_them_is_not_told(runs):
     assert found.missing == ["barn"]
     assert all(one.before is one.after is None and one.of == 2 for one in found.mixings)
     assert [(edge.on, edge.off) for edge in found.edges] == [(3, 0), (3, 0)]
-    assert "The runs of barn are not here" in page([digest_run(records["roof"])], sites=[found])
+    assert "Runs missing: barn" in page([digest_run(records["roof"])], sites=[found])
 
 
 def test_runs_of_sites_are_found_by_what_their_names_begin_with(runs, tmp_path, capsys):

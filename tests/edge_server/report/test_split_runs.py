@@ -13,7 +13,7 @@ from edge_server.journal.records import CostSettled, RoundOpened
 from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import page
-from edge_server.report.summarise import digest_run, joules
+from edge_server.report.summarise import digest_run, sum_joules
 from edge_server.report.targets import comparison
 from edge_server.trial.tables import rounds_table, slowest, total_joules
 from shared.protocol.measurements import Cost
@@ -53,7 +53,7 @@ def test_an_exchange_is_neither_computing_nor_waiting():
     assert found.pop("statistics") is None
     assert found == pytest.approx({"download": 0.2, "compute": 2.0, "exchange": 1.0, "upload": 0.5, "waiting": 0.3})
     assert first.joules.exchange.value == pytest.approx(4.0)
-    assert joules(first).value == pytest.approx(4 * 3.7)
+    assert sum_joules(first).value == pytest.approx(4 * 3.7)
     assert first.joules.above_idle.value == pytest.approx(2 * 3.7)
 
 
@@ -85,7 +85,7 @@ def test_an_exchange_that_nobody_told_is_unknown():
     assert dumb.tasks[0].seconds.exchange == dumb.tasks[0].seconds.waiting == UNKNOWN
     assert dumb.rounds[0].features_bytes == UNKNOWN
     assert dumb.split
-    assert not joules(dumb.tasks[0]).whole
+    assert not sum_joules(dumb.tasks[0]).whole
 
 
 def test_the_page_says_which_bytes_are_whose():
@@ -94,7 +94,7 @@ def test_the_page_says_which_bytes_are_whose():
     assert found["model bytes down"] == ["4.00 kB"]
     assert found["features bytes up"] == ["32.0 kB"]
     assert found["gradient bytes down"] == ["24.0 kB"]
-    assert found["bytes in all"] == ["\N{GREATER-THAN OR EQUAL TO} 63.0 kB"]
+    assert found["total bytes"] == ["\N{GREATER-THAN OR EQUAL TO} 63.0 kB"]
     devices = section(root, "Time and energy of the devices")
     assert "exchanging features and gradients" in devices.words()
     assert devices.all("rect", "exchange")

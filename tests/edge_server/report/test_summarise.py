@@ -22,8 +22,8 @@ from edge_server.journal.records import (
 from edge_server.report.csv_export import csv_of
 from edge_server.report.digest import NONE, UNKNOWN, Amount
 from edge_server.report.page import page
-from edge_server.report.sections.spent import spent
-from edge_server.report.summarise import digest_run, joules
+from edge_server.report.sections.time_energy import time_and_energy
+from edge_server.report.summarise import digest_run, sum_joules
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
@@ -46,7 +46,7 @@ def test_where_the_energy_went():
     """At 4 W, of which 2 W are idling: half of each part is above."""
     first = digest_run(small()).tasks[0]
     assert values(first.joules) == pytest.approx({"download": 0.8, "compute": 8.0, "upload": 2.0, "above_idle": 5.4})
-    assert joules(first) == Amount(value=pytest.approx(10.8))
+    assert sum_joules(first) == Amount(value=pytest.approx(10.8))
 
 
 def test_what_a_run_had_taken_by_a_round():
@@ -95,7 +95,7 @@ def test_an_upload_that_nobody_settled_leaves_the_waiting_unknown():
     cut = msgspec.structs.replace(cost(), upload_s=None, upload_joules=None)
     [task] = digest_run([begin(1), opened(1, ["a"]), update("a", 1, cut), closed(1, ["a"])]).tasks
     assert task.seconds.upload == task.seconds.waiting == UNKNOWN
-    assert joules(task) == Amount(value=pytest.approx(8.8), whole=False)
+    assert sum_joules(task) == Amount(value=pytest.approx(8.8), whole=False)
     assert task.joules.above_idle == Amount(value=pytest.approx(4.4), whole=False)
 
 
@@ -118,7 +118,7 @@ def test_a_sum_is_as_good_as_its_worst_part():
         closed(1, ["a", "b", "c"]),
     ]
     run = digest_run(records)
-    assert [joules(one).quality for one in run.devices] == [None, "corrected", "modelled"]
+    assert [sum_joules(one).quality for one in run.devices] == [None, "corrected", "modelled"]
     assert run.rounds[0].joules.quality == "modelled"
     assert run.tasks[1].joules.above_idle.quality == "corrected"
 
@@ -205,7 +205,7 @@ def test_the_highest_of_a_gpu_and_of_swap_is_told_of_boards_that_have_them():
     ]
     run = digest_run(records)
     assert [one.most for one in run.devices] == [hot | {"gpu.hottest_celsius": 66.5}, {}]
-    page = str(spent(run))
+    page = str(time_and_energy(run))
     assert "highest GPU load" in page
     assert "90.00 %" in page
     assert "66.5 °C" in page

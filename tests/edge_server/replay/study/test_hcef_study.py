@@ -12,7 +12,7 @@ from edge_server.plan.plan import BudgetPlan, devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.spec import load
-from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, known_amount
+from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, amount_or_unknown
 from shared.models.build import blank
 from tests.benchmarks.hcef_orderings import claims, times_less
 
@@ -76,11 +76,15 @@ def digest(name: str, curve: list[tuple[float, float, float]]) -> Digest:
             loss=None,
             device_accuracy=None,
             seconds=seconds,
-            joules=known_amount(joules),
+            joules=amount_or_unknown(joules),
             bytes_up=none,
             bytes_down=none,
             until=SpentByRound(
-                seconds=known_amount(seconds), joules=known_amount(joules), bytes=none, bytes_up=none, bytes_down=none
+                seconds=amount_or_unknown(seconds),
+                joules=amount_or_unknown(joules),
+                bytes=none,
+                bytes_up=none,
+                bytes_down=none,
             ),
         )
         for number, (accuracy, seconds, joules) in enumerate(curve, 1)

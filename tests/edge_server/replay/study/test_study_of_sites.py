@@ -17,7 +17,7 @@ from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import RESULT, Ended, Order, order_of, read_result
 from edge_server.replay.study.run import conduct
 from edge_server.replay.study.sites import digest_cell, merged
-from edge_server.report.digest import Digest, known_amount
+from edge_server.report.digest import Digest, amount_or_unknown
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import best_accuracy
 from shared.errors import ConfigError
@@ -72,7 +72,7 @@ def test_sites_together_take_the_mean_the_last_and_the_sum(cells):
     )
     assert [one.accuracy for one in found.rounds] == [pytest.approx(0.3), None]
     assert [one.seconds for one in found.rounds] == [10.0, 10.0]
-    assert found.rounds[-1].until.seconds == known_amount(20.0)
+    assert found.rounds[-1].until.seconds == amount_or_unknown(20.0)
     assert [one.until.joules.value for one in found.rounds] == [3.0, 6.0]
     assert {task.round for task in found.tasks} == {1, 2}, "a page would look for a round that is none"
     assert (found.outcome, found.rounds[0].arrived) == ("finished", 2)

@@ -17,7 +17,7 @@ from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.result import Began, Ended, Result
 from edge_server.replay.study.summary import StudySummary, spread_of_seeds, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv, tables
-from edge_server.report.digest import UNKNOWN, Amount, known_amount
+from edge_server.report.digest import UNKNOWN, Amount, amount_or_unknown
 from edge_server.report.summarise import digest_run
 from shared.protocol.messages import Assignment, Cost, Hyper
 from shared.runtime.text_table import write_text
@@ -107,8 +107,10 @@ def test_what_is_not_known_is_not_zero():
     """The mean is of those that know; a lower bound makes a lower bound of it."""
     assert spread_of_seeds([]).mean == UNKNOWN
     assert spread_of_seeds([UNKNOWN, UNKNOWN]).count == 0
-    assert spread_of_seeds([known_amount(1.0), UNKNOWN]).mean == Amount(value=1.0), "a mean of what is wholly known is"
-    found = spread_of_seeds([known_amount(1.0), UNKNOWN, Amount(value=3.0, whole=False)])
+    assert spread_of_seeds([amount_or_unknown(1.0), UNKNOWN]).mean == Amount(value=1.0), (
+        "a mean of what is wholly known is"
+    )
+    found = spread_of_seeds([amount_or_unknown(1.0), UNKNOWN, Amount(value=3.0, whole=False)])
     assert (found.mean.value, found.mean.whole, found.count) == (2.0, False, 2)
 
 
