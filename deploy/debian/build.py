@@ -10,6 +10,7 @@ their names say for which Python they are. The same commit gives the same bytes,
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import hashlib
 import os
@@ -179,8 +180,17 @@ def fill(library: Path, package: Package, target: Target, wheel: Path) -> None:
     for path in library.parent.rglob("*"):
         if path.name in ("direct_url.json", "REQUESTED") or path.suffix in (".pyi", ".c", ".h"):
             path.unlink()
+    drop_missing(library.parent)
     for path in library.parent.rglob("*.so"):
         path.chmod(0o644)
+
+
+def drop_missing(folder: Path) -> None:
+    """Drop the lines of missing files from each RECORD; `direct_url.json`, for one, has another hash in each build."""
+    for record in folder.rglob("RECORD"):
+        site = record.parents[1]
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(line for line in lines if (site / next(csv.reader([line]))[0]).exists()))
 
 
 def make_environment(home: Path, package: Package) -> Path:

@@ -153,3 +153,13 @@ def test_what_a_package_lays_is_there_and_its_unit_runs_its_command(build, side)
     assert f"ExecStart=/usr/bin/{package.command} run --config /etc/fieldfleet/" in unit
     assert f"User={package.user}\n" in unit
     assert f"StateDirectory={package.user}\n" in unit
+
+
+def test_a_record_lists_only_files_that_are_there(build, tmp_path):
+    record = tmp_path / "x-1.dist-info" / "RECORD"
+    record.parent.mkdir()
+    (tmp_path / "x.py").touch()
+    lines = ["x.py,sha256=a,0\n", "x-1.dist-info/direct_url.json,sha256=b,80\n", "x-1.dist-info/RECORD,,\n"]
+    record.write_text("".join(lines))
+    build.drop_missing(tmp_path)
+    assert record.read_text() == lines[0] + lines[2]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -162,3 +164,19 @@ def test_services_are_ours():
     loops = [task["loop"] for task in tasks() if "ansible.builtin.systemd_service" in task and "loop" in task]
     named = {name for name in units if "{{" not in name} | {name for loop in loops for name in render(loop, known)}
     assert named == SERVICES
+
+
+@pytest.mark.parametrize("arch", ["amd64", "arm64"])
+def test_the_package_role_finds_files_as_they_are_built(arch, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "deploy" / "debian"))
+    target = import_module("build").Target(arch, "0.2.0", 0)
+    [task] = [one for one in tasks() if one.get("name") == "Look for the package"]
+    facts = {
+        "package_architecture": {"stdout": arch},
+        "package_folder": "/srv",
+        "package_name": "fieldfleet-agent",
+        "package_version": "",
+    }
+    system = render(task["vars"]["package_system"], facts)
+    pattern = render(task["vars"]["package_pattern"], facts | {"package_system": system})
+    assert fnmatch(f"/srv/fieldfleet-agent_{target.full_version}_{arch}.deb", pattern)
