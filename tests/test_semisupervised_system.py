@@ -27,7 +27,7 @@ from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import records_of
 from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.resume import trained_network
+from edge_server.rounds.resume import load_trained_network
 from edge_server.trial.tables import rounds_table, skipped_lines
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import evaluated
@@ -160,12 +160,12 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, replayed, method, 
     assert [(one.outcome, one.arrived, one.refused) for one in rounds] == run.plan.rounds * [("aggregated", NAMES, {})]
     assert {one.steps for one in rounds} == {STEPS.get(method)}
     kept, test = StoredRun(tmp_path / RUN, records), load_examples(test_data(run.plan))
-    model, judged = trained_network(kept)
+    model, judged = load_trained_network(kept)
     wanted = evaluated(build(ALGORITHMS, run.plan.algorithm, "algorithm"), live)
     require_equal(judged, {key: wanted[key] for key in model.layers.state_dict()})
     shown = summarise_outcome(records, kept.folder)
     assert rounds[-1].accuracy == shown.last.accuracy == score(model.layers.eval(), judged, test).accuracy
-    best, parameters = trained_network(kept, shown.best.round)
+    best, parameters = load_trained_network(kept, shown.best.round)
     assert score(best.layers.eval(), parameters, test).accuracy == shown.best.accuracy
     require_same(live, run)
     again = [(one.accuracy, one.terms) for one in closed_rounds(run.records)]

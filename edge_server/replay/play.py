@@ -101,4 +101,6 @@ async def play(plan: Plan, run: str, store: Store, cast: Cast, told: Mapping[int
     wait_for_jobs(cast)
     us, graph = (plan, run), make_evaluation_graph(plan)
     async with server_among_devices(*us, cast, ReplaySite()) as server:
-        return await run_plan(*us, server, store, LinkConfig(), started="", draw=cast.draw, graph=graph, told=told)
+        return await run_plan(
+            *us, server, store, LinkConfig(), started="", draw=cast.draw, graph=graph, recorded_rounds=told
+        )

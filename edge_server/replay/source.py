@@ -17,7 +17,7 @@ from edge_server.replay.trace.header import Trial
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
-from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
+from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.sites.overview import site_of
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
@@ -69,8 +69,8 @@ def _run_trace(source: Path, data_dir: Path, data_root: Path) -> Trace:
 def _recorded_plan(trace: Trace) -> Plan:
     """Return a trace's own plan; as much is measured of running statistics as was, nothing in a run of before."""
     plan, batches = trace.header.plan, trace.header.statistics_batches
-    same = batches == batches_of(plan, build(ALGORITHMS, plan.algorithm, "algorithm"))
-    return plan if same else settle_batches(plan, batches)
+    same = batches == choose_batches(plan, build(ALGORITHMS, plan.algorithm, "algorithm"))
+    return plan if same else set_batches(plan, batches)
 
 
 def require_recorded_data(trace: Trace, sizes: Mapping[str, int]) -> None:

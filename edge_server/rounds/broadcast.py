@@ -1,11 +1,9 @@
-"""A payload on its way to the devices that ask for it.
+"""Multicast of a model payload: shared frames for the group, unicast for stragglers.
 
-Which piece of a common payload goes out next, and to whom. Knows no bytes, no sockets and takes its time as input.
-
-A piece is a run of blocks, (start, stop), that goes out as a frame; members of the group ask for the same pieces.
-Every member asks for them on its own; a piece goes out once to all as soon as each member has asked for it. A member
-that keeps the others waiting is told to leave, and is served alone from then on, at its own pace. So the sender's
-bytes do not grow with the fleet, and the fleet does not wait for its slowest link.
+A piece is a run of blocks, (start, stop), that is sent as one frame. Every member of the group requests pieces on its
+own; a piece is sent once to all as soon as each member has requested it. A member that delays the others is told to
+leave and is served alone from then on, at its own pace. So the bytes sent do not grow with the fleet, and the fleet
+does not wait for its slowest link.
 """
 
 from __future__ import annotations
@@ -28,31 +26,35 @@ from shared.transport.base import Transport
 T = TypeVar("T", bound=Mapping[str, object])
 
 ALL = ""
-"""The audience that is every member at once."""
+"""Audience of a piece that is sent to the whole group."""
 
 log = logging.getLogger(__name__)
 RETRY_S = 0.5
+COPIES, MORE_BYTES, MORE_PER_S = 4, float(8 << 20), float(1 << 20)
+"""Request budget of one device: copies of the payload and bytes at once, and bytes per second after that. A link that
+loses every other frame needs less; endless requests would take server time and bandwidth from other devices.
+"""
 
 
 @dataclass
 class _Member:
-    """One device: what it waits for, and how far it has asked."""
+    """Requests of one device: pending and served pieces, and the highest block requested."""
 
-    waiting: WaitingPieces = field(default_factory=WaitingPieces)
+    pending: WaitingPieces = field(default_factory=WaitingPieces)
     served: set[int] = field(default_factory=set)
     reached: int = -1
 
     def ready(self, start: int) -> bool:
-        """Tell whether sending the piece at `start` to all now would not come too early for this member."""
-        return start in self.waiting or start in self.served or self.reached > start
+        """Return true if the piece at `start` may be sent to the group without being too early for this member."""
+        return start in self.pending or start in self.served or self.reached > start
 
 
 class Fanout:
-    """The state of one payload on its way to several devices.
+    """Scheduler of one payload's pieces: what to send next, and to whom. It does no IO and takes the time as input.
 
     Args:
-        group: Devices expected on the shared topic; others are served alone.
-        patience_s: Seconds that one member may keep the others waiting.
+        group: Devices on the shared topic; all others are served alone.
+        patience_s: Seconds that one member may delay the group.
     """
 
     def __init__(self, group: Iterable[str], *, patience_s: float) -> None:
@@ -64,7 +66,7 @@ class Fanout:
         self._last_sent_at: float | None = None
 
     def want(self, device: str, pieces: Iterable[tuple[int, int]], now: float) -> None:
-        """Note what a device asks for.
+        """Add a device's request.
 
         Args:
             pieces: Runs of blocks, (start, stop).
@@ -73,8 +75,8 @@ class Fanout:
         member = self._group.get(device) or self._alone.setdefault(device, _Member())
         replaced = False
         for start, stop in pieces:
-            replaced |= member.waiting.add(start, stop)
-            if start not in member.waiting:
+            replaced |= member.pending.add(start, stop)
+            if start not in member.pending:
                 break  # a window of them waits already; the device will ask again
             member.served.discard(start)
             member.reached = max(member.reached, start)
@@ -84,29 +86,29 @@ class Fanout:
             self._forget_unwanted()
 
     def in_group(self, device: str) -> bool:
-        """Tell whether a device is served together with others."""
+        """Return true if a device is served on the shared topic."""
         return device in self._group
 
     def drop(self, device: str) -> None:
-        """Forget a device that went away or has everything."""
+        """Forget a device that disconnected or has the whole payload."""
         self._group.pop(device, None)
         self._alone.pop(device, None)
         self._forget_unwanted()
 
     def due(self, now: float) -> list[tuple[tuple[int, int], str]]:
-        """Return (piece, audience) pairs to send now, in order; audience `ALL` or one device.
+        """Return the (piece, audience) pairs to send now, in order; an audience is `ALL` or one device.
 
-        Devices that are served alone take turns, so that none waits for all that another asks for.
+        Devices that are served alone take turns, so that none waits for another's whole request.
         """
-        turns = [[(piece, device) for piece in member.waiting.take()] for device, member in self._alone.items()]
+        turns = [[(piece, device) for piece in member.pending.take()] for device, member in self._alone.items()]
         sends = [send for turn in zip_longest(*turns) for send in turn if send]
         for start in sorted(self._asked_at):
             if not all(member.ready(start) for member in self._group.values()):
                 break
-            waiting = {device: member for device, member in self._group.items() if start in member.waiting}
-            audience = next(iter(waiting)) if len(waiting) == 1 and len(self._group) > 1 else ALL
-            sends.append(((start, max(member.waiting.pop(start) for member in waiting.values())), audience))
-            for member in waiting.values():
+            receivers = {device: member for device, member in self._group.items() if start in member.pending}
+            audience = next(iter(receivers)) if len(receivers) == 1 and len(self._group) > 1 else ALL
+            sends.append(((start, max(member.pending.pop(start) for member in receivers.values())), audience))
+            for member in receivers.values():
                 member.served.add(start)
             del self._asked_at[start]
             if self._last_sent_at is not None:
@@ -114,70 +116,61 @@ class Fanout:
             self._last_sent_at = now
         return sends
 
-    def patience(self, now: float) -> float | None:
-        """Return the seconds until somebody has waited too long; None while nobody waits."""
+    def patience_left_s(self, now: float) -> float | None:
+        """Return the seconds until a member has waited too long; None while none waits."""
         if not self._asked_at:
             return None
         limit = max(self._patience_s, self._cycle_s / 2)
         return max(0.0, min(self._asked_at.values()) + limit - now)
 
-    def laggards(self, now: float) -> list[str]:
-        """Move members too far behind the others, or ahead, out of the group; return those to be told to leave.
+    def remove_laggards(self, now: float) -> list[str]:
+        """Remove members too far behind or ahead from the group; return them, they must be told to leave.
 
-        What they had asked for is forgotten: they ask anew when they have left.
+        Their requests are dropped: they request again after leaving.
         """
-        if self.patience(now) != 0.0:
+        if self.patience_left_s(now) != 0.0:
             return []
         start = min(self._asked_at)
         slow = [device for device, member in self._group.items() if not member.ready(start)]
-        ahead = [device for device, member in self._group.items() if start in member.waiting]
+        ahead = [device for device, member in self._group.items() if start in member.pending]
         leavers = slow if len(slow) <= len(ahead) else ahead  # who resumes far ahead must not break up the others
         for device in leavers:
             self.leave(device)
         return leavers
 
     def leave(self, device: str) -> None:
-        """Serve a member alone from now on; what it had asked for is forgotten."""
+        """Serve a member alone from now on; its requests are dropped."""
         del self._group[device]
         self._alone[device] = _Member()
         self._forget_unwanted()
 
     def _forget_unwanted(self) -> None:
-        """Let nobody wait for, and nothing go out for, a piece that only leavers had asked for."""
+        """Drop pieces that only removed members had requested."""
         if not self._asked_at:
             return
-        wanted = set().union(*(member.waiting for member in self._group.values()))
-        self._asked_at = {start: since for start, since in self._asked_at.items() if start in wanted}
+        pending = set().union(*(member.pending for member in self._group.values()))
+        self._asked_at = {start: since for start, since in self._asked_at.items() if start in pending}
 
 
-COPIES, MORE_BYTES, MORE_PER_S = 4, float(8 << 20), float(1 << 20)
-"""What one device may ask for: so many copies of the payload and so many bytes at once, and so many for ever. A link
-that loses every other frame takes less; one that asks without end would take the server's time and line from others."""
-
-
-class WishBudget:
-    """What one device may ask for, of one payload or of one after the other.
-
-    Args:
-        now: Seconds.
-    """
+class RequestBudget:
+    """Token bucket for the bytes that one device may request, over consecutive payloads."""
 
     def __init__(self, now: float) -> None:
         self._most = self._left = MORE_BYTES
         self._since = now
 
     def begin(self, size: int, now: float) -> None:
-        """Note that there is another payload of so many bytes to ask for."""
+        """Add the allowance of a further payload of `size` bytes."""
         self._refill(now)
         self._most = COPIES * size + MORE_BYTES
         self._left = min(self._most, self._left + COPIES * size)
 
     def take(self, size: int, now: float) -> bool:
-        """Count bytes that are asked for; tell whether they are no more than anybody needs."""
+        """Charge requested bytes; return false if they exceed the budget."""
         self._refill(now)
-        may = self._left >= size
-        self._left -= size * may
-        return may
+        is_allowed = self._left >= size
+        self._left -= size * is_allowed
+        return is_allowed
 
     def _refill(self, now: float) -> None:
         self._left, self._since = min(self._most, self._left + MORE_PER_S * (now - self._since)), now
@@ -185,13 +178,11 @@ class WishBudget:
 
 @dataclass
 class Outgoing:
-    """One payload and its audience; frames are cut from the tensors themselves when they are sent.
+    """One payload and its audience; frames are cut from the tensors when they are sent.
 
     Attributes:
-        sender: What devices ask for.
-        shared: Whether there is more than one device, so that frames go to all at once.
-        channel: On which the frames go.
-        alone: Whether each device is served by itself: of what few lack, most never ask.
+        channel: Topic channel of the frames.
+        alone: Serve each device by itself, for payloads that most devices never request.
         bytes_sent: Bytes handed to the broker.
     """
 
@@ -206,33 +197,32 @@ class Outgoing:
     channel: str = "model"
     _fanout: Fanout = field(init=False)
     _leavers: list[str] = field(default_factory=list)
-    _budgets: dict[str, WishBudget] = field(default_factory=dict)
+    _budgets: dict[str, RequestBudget] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        """Expect every device on the shared topic, unless they are served alone."""
         self._fanout = Fanout(() if self.alone else self.devices, patience_s=self.patience_s)
 
     @property
     def transfer(self) -> Transfer:
-        """What devices are told of the payload."""
+        """Size, digest and framing of the payload, as sent to devices."""
         return self.sender.transfer
 
     @property
     def digest(self) -> bytes:
-        """Digest of the payload, by which devices ask for it."""
+        """Digest of the payload, by which devices request it."""
         return self.transfer.digest
 
     @property
     def shared(self) -> bool:
-        """Whether the frames go out on the topic common to all."""
+        """Whether frames are sent on the common topic."""
         return len(self.devices) > 1 and not self.alone
 
     def want(self, device: str, want: Want) -> None:
-        """Note what a device asks for.
+        """Add a device's request.
 
         Raises:
-            WireError: It asks for frames that do not exist.
+            WireError: It requests blocks that do not exist.
         """
         if device not in self.devices:
             return
@@ -247,26 +237,26 @@ class Outgoing:
         self._wake.set()
 
     def _may_ask(self, device: str, size: int) -> bool:
-        """Count what a device asks for; tell whether that is no more than anybody needs."""
+        """Charge requested blocks to the device's budget; return false if they exceed it."""
         now = self.clock()
         if device not in self._budgets:
-            self._budgets[device] = WishBudget(now)
+            self._budgets[device] = RequestBudget(now)
             self._budgets[device].begin(self.transfer.size, now)
         return self._budgets[device].take(size, now)
 
     def _is_common(self, piece: tuple[int, int]) -> bool:
-        """Tell whether a piece is one that every member of the group asks for."""
+        """Return true if a piece has the boundaries that every group member uses."""
         start, stop = piece
         frame = self.sender.largest_frame(self.transport.max_payload_bytes) // BLOCK_BYTES
         return start % frame == 0 and (stop == start + frame or stop == self.transfer.blocks)
 
     def dismiss(self, device: str) -> None:
-        """Stop waiting for a device that has everything, or is gone."""
+        """Stop serving a device that has the whole payload or disconnected."""
         self._fanout.drop(device)
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is asked for until cancelled."""
+        """Send requested pieces until cancelled."""
         while True:
             self._wake.clear()
             for piece, audience in self._fanout.due(self.clock()):
@@ -274,10 +264,10 @@ class Outgoing:
             while self._leavers:
                 await self._dismiss_from_group(self._leavers.pop())
             try:
-                async with asyncio.timeout(self._fanout.patience(self.clock())):
+                async with asyncio.timeout(self._fanout.patience_left_s(self.clock())):
                     await self._wake.wait()
             except TimeoutError:
-                self._leavers += self._fanout.laggards(self.clock())
+                self._leavers += self._fanout.remove_laggards(self.clock())
 
     async def _send(self, start: int, stop: int, audience: str) -> None:
         everyone = audience == ALL and self.shared
@@ -299,8 +289,8 @@ class Outgoing:
             log.debug("not told to leave: %s", error)
 
 
-def audiences(trees: Mapping[str, T]) -> list[tuple[T, list[str]]]:
-    """Group devices whose trees are of the very same leaves; each group shares one transmission."""
+def group_audiences(trees: Mapping[str, T]) -> list[tuple[T, list[str]]]:
+    """Group devices whose trees share the same leaves; each group shares one transmission."""
     groups: dict[tuple[tuple[str, int], ...], tuple[T, list[str]]] = {}
     for device, tree in sorted(trees.items()):
         key = tuple((name, id(leaf)) for name, leaf in sorted(tree.items()))

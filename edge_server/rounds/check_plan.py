@@ -1,7 +1,7 @@
-"""Plans read from TOML and checked by building what they name: algorithm, model, codecs, optimizer.
+"""Load a plan and validate it by building its algorithm, model, codecs and optimizer.
 
-A journal is read without this, so that to list or show a run loads no torch. It stands here and not beside the plan's
-structs, since the optimizers are above them: they decide from the plan's devices and the run's journal.
+Reading a journal does not need this module, so listing runs loads no torch. It is separate from the plan's structs
+because it imports the optimizers, which import those structs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shared.registry import build
 log = logging.getLogger(__name__)
 
 MOST_NAMED = 8
-"""Leaves in a message."""
+"""Most leaves named in an error message."""
 
 
 def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
-    """Read a plan; relative paths of data and traces are taken from `data_root`.
+    """Read and validate a plan; relative paths of data and traces are resolved against `data_root`.
 
     Args:
-        several_sites: Whether the caller can do something with a plan of several sites.
+        several_sites: Accept plans with several sites.
 
     Raises:
-        ConfigError: As `shared.config.read`, or names clash, or it has sites and may have none.
+        ConfigError: As `shared.config.read`, or names clash, or the plan has sites and may not.
     """
     plan = read(path, Plan)
     check(plan, path)
@@ -53,21 +53,21 @@ def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
 
 
 def check(plan: Plan, path: Path) -> None:
-    """Refuse a plan that no run could begin with; its fallback likewise.
+    """Refuse a plan that no run could begin with, and the same for its fallback.
 
     Raises:
-        ConfigError: As `check_structure`, or something that it names, or an option of it, is unknown.
+        ConfigError: As `check_structure`, or a name or option is unknown.
     """
     check_structure(plan, path)
-    for one in (plan, fallen_back(plan)):
-        _check_choices(one, path)
+    for variant in (plan, fallen_back(plan)):
+        _check_choices(variant, path)
 
 
 def require_one_site(plan: Plan, path: Path) -> None:
-    """Refuse a plan with several sites, for what runs one server alone.
+    """Refuse a multi-site plan where only one server runs.
 
     Raises:
-        ConfigError: It has such a table.
+        ConfigError: The plan has a `[sites]` table.
     """
     if plan.sites:
         raise ConfigError(
@@ -78,7 +78,7 @@ def require_one_site(plan: Plan, path: Path) -> None:
 
 
 def _check_choices(plan: Plan, path: Path) -> None:
-    """Find a mistake in names and options before anything is started."""
+    """Validate names and options by building the plan's parts."""
     _check_early_stopping(plan, path)
     try:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
@@ -110,7 +110,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
 
 
 def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:
-    """Refuse that values are left out where they are no changes: what did not come would be zero, not as before."""
+    """Refuse top-k where payloads are not changes: values left out would decode to zero."""
     if plan.codec.name == "topk" and not algorithm.sends_changes:
         raise ConfigError(
             f"{path}: codec 'topk' sends the largest changes alone, and updates of algorithm "
@@ -118,21 +118,21 @@ def _check_topk(plan: Plan, algorithm: Algorithm, path: Path) -> None:
         )
     if plan.cut_codec.name == "topk":
         raise ConfigError(
-            f"{path}: cut_codec: 'topk' sends the largest changes of parameters, and at a cut there are none: choose "
-            "another codec, such as float16"
+            f"{path}: cut_codec: 'topk' sends the largest changes of parameters, but features and gradients are "
+            "no changes; choose another codec, such as float16"
         )
 
 
 def _check_exact(plan: Plan, leaves: Collection[str], path: Path) -> None:
-    """Refuse names of leaves, to travel as they are, that no update has: a slip would go unseen."""
-    asked = [one.strip() for one in str(plan.codec.options.get("exact", "")).split(",")]
-    if unknown := [one for one in asked if one and one not in leaves]:
-        known = ", ".join(sorted(leaves)[:MOST_NAMED]) + ", …" * (len(leaves) > MOST_NAMED)
-        raise ConfigError(f"{path}: codec.exact: the network has no {unknown[0]!r}; known: {known}")
+    """Refuse `codec.exact` names that are no leaf of the network; a typo would have no visible effect."""
+    names = [name.strip() for name in str(plan.codec.options.get("exact", "")).split(",")]
+    if unknown := [name for name in names if name and name not in leaves]:
+        choices = ", ".join(sorted(leaves)[:MOST_NAMED]) + ", …" * (len(leaves) > MOST_NAMED)
+        raise ConfigError(f"{path}: codec.exact: the network has no {unknown[0]!r}; known: {choices}")
 
 
 def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> None:
-    """Refuse that devices evaluate what they do not have, or on labels that they do not have."""
+    """Refuse device evaluation without a whole model or without labels on the devices."""
     _check_runtime(plan, algorithm, path)
     name, evaluation = plan.algorithm.name, plan.evaluation
     if algorithm.split and (evaluation.on_device or plan.measure.seconds):
@@ -152,7 +152,7 @@ def _check_device_evaluation(plan: Plan, algorithm: Algorithm, path: Path) -> No
 
 
 def _check_sites(plan: Plan, algorithm: Algorithm, path: Path) -> None:
-    """Refuse sites that would train apart: with a method of which nothing is mixed, or without a way between them."""
+    """Refuse sites whose algorithm mixes nothing, or whose graph is not connected."""
     if not plan.sites:
         return
     if algorithm.mixing is None:
@@ -168,7 +168,7 @@ def _check_sites(plan: Plan, algorithm: Algorithm, path: Path) -> None:
 
 
 def _check_runtime(plan: Plan, algorithm: Algorithm, path: Path) -> None:
-    """Refuse that ONNX Runtime evaluates what only a trainer can put together, or what is never evaluated."""
+    """Refuse ONNX Runtime where only a trainer can assemble the model, or where devices evaluate nothing."""
     name, evaluation = plan.algorithm.name, plan.evaluation
     if evaluation.runtime != "onnx":
         return
@@ -185,7 +185,7 @@ def _check_runtime(plan: Plan, algorithm: Algorithm, path: Path) -> None:
 
 
 def _check_early_stopping(plan: Plan, path: Path) -> None:
-    """Refuse early stopping with a method whose devices do not judge their own loss."""
+    """Refuse early stopping for an algorithm whose devices do not compute their own loss."""
     able = sorted(name for name, builder in ALGORITHMS.items() if can_stop_early(builder))
     if "early_stopping" in plan.algorithm.options and plan.algorithm.name in ALGORITHMS.keys() - able:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a server makes of one update: a word that settles it, its parameters, a check of its figures."""
+"""Validate a received update: codec, leaves, norm and metrics."""
 
 from __future__ import annotations
 
@@ -18,38 +18,37 @@ from shared.transfer import to_file
 MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e12
 MOST_METRICS, MOST_NAME = 256, 128
 RANGES = {"eval_accuracy": (0.0, 1.0), "eval_examples": (0.0, MAX_WEIGHT)}
-"""Metrics that the server itself reckons with."""
+"""Ranges of the metrics that the server computes with."""
 
 
-def read(path: Path, update: Update, codec: Codec) -> Result:
+def read_update(path: Path, update: Update, codec: Codec) -> Result:
     """Read a stored update; its tensors are views of the file.
 
     Args:
-        codec: That was asked for.
+        codec: The codec of the task.
 
     Raises:
-        WireError: It is not of the codec that was asked for.
+        WireError: The file is not of this codec.
     """
     coded = codec.decode(payload.unpack(to_file.view(path)))
     return Result(coded.tree, update.weight, update.num_examples, update.loss, coded.coverage, update.metrics)
 
 
-def require_like(path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None) -> float:
-    """Refuse a stored update that is not made of leaves of `like`, before it is decoded where its outline tells.
-
-    Where a method has a rule of its own, `accepts`, that is asked in place of this one: of the outline, then of what
-    came.
+def check_stored_update(
+    path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, Tree], None] | None = None
+) -> float:
+    """Refuse a stored update whose leaves differ from `like`, by its outline before decoding where possible.
 
     Args:
-        codec: That was asked for.
-        like: Leaves that it must be made of.
-        accepts: The method's own rule, in place of `like`.
+        codec: The codec of the task.
+        like: The leaves that the task sent.
+        accepts: The algorithm's own check, in place of `like`; called with the outline and then with the decoded tree.
 
     Returns:
-        Its norm.
+        The norm of the update.
 
     Raises:
-        WireError: It is not, or not of the codec that was asked for, or holds a number that is none.
+        WireError: Leaves or codec differ, or a value is not finite.
     """
     received = payload.unpack(to_file.view(path))
     outline = codec.outline(received)
@@ -65,14 +64,14 @@ def require_like(path: Path, codec: Codec, like: Tree, accepts: Callable[[Tree, 
     return norm
 
 
-def keep_only(folder: Path, devices: Collection[str]) -> None:
-    """Part with the stored updates of other devices, so that what is kept grows with the cohort, not with the fleet.
+def prune_updates(folder: Path, devices: Collection[str]) -> None:
+    """Remove the stored updates of other devices, so that disk use grows with the cohort and not with the fleet.
 
-    A device that has no file yet gets one of theirs: overwriting costs half of making one.
+    A device without a file takes over one of them: overwriting a file costs half of creating one.
     """
     paths = sorted(folder.glob("*"))
-    here = {path.name for path in paths}
-    missing = [device for device in devices if device not in here]
+    stored = {path.name for path in paths}
+    missing = [device for device in devices if device not in stored]
     for path in paths:
         if path.name.removeprefix(".") in devices:
             continue
@@ -82,23 +81,22 @@ def keep_only(folder: Path, devices: Collection[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def check(update: Update, *, trains: bool) -> None:
-    """Refuse an update without what was asked for, or with a figure that would spoil a mean.
+def check_update(update: Update, *, trains: bool) -> None:
+    """Refuse an update that lacks what was requested, or has a figure that would spoil a mean.
 
     Raises:
-        WireError: It is such a one.
+        WireError: Parameters are missing or unrequested, or a figure is out of range.
     """
     if trains != (update.params is not None):
-        raise WireError(
-            "the update carries no parameters" if trains else "parameters nobody asked for", reason="params"
-        )
+        fault = "no" if trains else "unrequested"
+        raise WireError(f"the update carries {fault} parameters", reason="params")
     check_metrics(update.metrics)
     figures = [update.weight, update.loss or 0.0, *update.metrics.values()]
     if update.step:
-        figures += _figures(update.step)
+        figures += _list_figures(update.step)
     if not all(math.isfinite(figure) for figure in figures) or update.num_examples < 0:
         raise WireError("a figure of the update is NaN or infinite", reason="not-finite")
-    if update.step and min(_figures(update.step)) < 0:
+    if update.step and min(_list_figures(update.step)) < 0:
         raise WireError("a figure of the training step is below zero", reason="step")
     most = min(MAX_WEIGHT, max(1.0, update.num_examples))
     if trains and not MIN_WEIGHT <= update.weight <= most:
@@ -106,27 +104,25 @@ def check(update: Update, *, trains: bool) -> None:
         raise WireError(f"weight {update.weight} is not in {MIN_WEIGHT} to {most:g}{of}", reason="weight")
 
 
-def require_trained(update: Update, told: Assignment) -> None:
-    """Refuse the update of a split session that went on without its device: that part is as it came down.
-
-    In a mean it would weigh as one that has trained.
+def require_trained(update: Update, assignment: Assignment) -> None:
+    """Refuse the update of a split session whose steps all ran without the device: its part is unchanged.
 
     Raises:
-        WireError: It is of such a session.
+        WireError: The device missed every step.
     """
-    trains = told.is_split and not told.measures_statistics
-    if trains and update.metrics.get(MISSED_STEPS, 0.0) >= told.steps:
+    trains = assignment.is_split and not assignment.measures_statistics
+    if trains and update.metrics.get(MISSED_STEPS, 0.0) >= assignment.steps:
         raise WireError(
-            f"all {told.steps} steps of its session went on without it: its part is as it was and does not count",
+            f"all {assignment.steps} steps of its session went on without it: its part is as it was and does not count",
             reason="missed-steps",
         )
 
 
 def check_metrics(metrics: Mapping[str, float]) -> None:
-    """Refuse metrics that no device measures, so that no mean and no page of the run has to bear them.
+    """Refuse metrics with too many or too long names, or with values out of range.
 
     Raises:
-        WireError: They are such.
+        WireError: A limit is exceeded.
     """
     if len(metrics) > MOST_METRICS or max(map(len, metrics), default=0) > MOST_NAME:
         raise WireError(
@@ -137,6 +133,6 @@ def check_metrics(metrics: Mapping[str, float]) -> None:
             raise WireError(f"{name} {value} is not in {least:g} to {most:g}", reason="metrics")
 
 
-def _figures(step: StepCost) -> list[float]:
+def _list_figures(step: StepCost) -> list[float]:
     measured = [step.joules, step.idle_w, step.cycles, step.hertz]
     return [step.steps, step.seconds, step.weights, step.flops, *(figure or 0.0 for figure in measured)]

@@ -1,4 +1,4 @@
-"""Take the updates of one round: once a device, whole, checked, stored, and only then acknowledged."""
+"""Collect the updates of a round: receive, check, store, then acknowledge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_server.fleet.answers import Answers, ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.check_update import check, require_trained
+from edge_server.rounds.check_update import check_update, require_trained
 from shared.codecs.base import Codec
 from shared.errors import Diverged, Unreachable, Unwritable, WireError
 from shared.protocol import wire
@@ -40,32 +40,31 @@ class Arrival:
     """An update between its offer and its last frame.
 
     Attributes:
-        payload: What of its payload is here.
-        away: Whether its device is known to be gone.
+        is_offline: Whether its device is known to be disconnected.
     """
 
     update: Update
     payload: Receiver[FileSink]
-    away: bool = False
+    is_offline: bool = False
 
 
 @dataclass
 class Gather:
-    """One open round.
+    """Update collection of one open round.
 
     Attributes:
-        expected: Devices that were given a task, with what they were told.
-        require: Returns the norm of what a device sent; raises WireError where its update must not look like that.
-        starts: Digest of the parameters that each device was given.
-        accepted: Updates that are stored, by device.
-        failed: Devices that could not, with the cause.
-        refused: What was not taken, counted by reason.
-        trains: Whether an update carries parameters; if not, the devices only evaluate. None: it may, and lies beside
-            those of the round, which stay.
-        limit: Largest payload taken, in bytes.
-        turned_away: Updates that the disk did not take.
-        ceilings: Bytes of the largest frames that pass, of devices whose larger ones did not; for all rounds.
-        norms: Of the updates that were checked here, by device; not of those that an earlier process stored.
+        expected: Assignments of all devices with a task, by device.
+        require: Returns the norm of a stored update; raises WireError if its content is not acceptable.
+        starts: Digest of the parameters that each device received.
+        accepted: Stored updates, by device.
+        failed: Causes of failure, by device.
+        refused: Counts of rejected messages, by reason.
+        trains: Whether updates carry parameters; false if devices only evaluate. None if both may occur; such updates
+            are stored beside those of the round.
+        limit: Largest accepted payload, in bytes.
+        turned_away: Number of updates that could not be written to disk.
+        ceilings: Largest frame in bytes that passes, for devices whose larger frames were lost; shared by all rounds.
+        norms: Norms of the updates checked by this process, by device.
     """
 
     site: str
@@ -98,18 +97,17 @@ class Gather:
     _answers: Answers = field(init=False)
 
     def __post_init__(self) -> None:
-        """Have somebody say what nobody waits for."""
         self._answers = Answers(self.site, self.transport, self.clock)
 
     def path(self, device: str) -> Path:
-        """Return where a device's update lies; the next round's will overwrite it."""
+        """Return the file of a device's update; the next round overwrites it."""
         if device not in self._paths:
             name = device if self.trains is not None else f"{device}~"
             self._paths[device] = self.store.updates / name
         return self._paths[device]
 
     async def offer(self, device: str, update: Update) -> None:
-        """Answer an offer: ask for its frames, or settle it at once.
+        """Answer an offer: request its frames, or settle it at once.
 
         Raises:
             WireError: It is in the name of another device.
@@ -133,12 +131,12 @@ class Gather:
                 with explain_disk_errors(self.path(device)):
                     await self._take(update)
             except Unwritable as error:
-                self._unstored(device, error)
+                self._handle_unwritable(device, error)
             except WireError as error:
                 self._refuse(update, error)
 
     async def _take(self, update: Update) -> None:
-        check(update, trains=update.params is not None if self.trains is None else self.trains)
+        check_update(update, trains=update.params is not None if self.trains is None else self.trains)
         require_trained(update, self.expected[update.device])
         if update.params is None:
             record = self._record(update, 0)
@@ -146,13 +144,13 @@ class Gather:
             self.accepted[update.device] = record
             await self._settle(update, "accepted")
         else:
-            await self._go_on(self._begin(update, update.params))
+            await self._continue(self._begin(update, update.params))
 
     def _begin(self, update: Update, transfer: Transfer) -> Arrival:
-        """Make a place for an update; one that is half here is gone on with."""
+        """Create the receiver of an update, or continue the one of a partly received update."""
         arrival = self._arrivals.get(update.device)
         if arrival and arrival.update.params == transfer:
-            arrival.away = False
+            arrival.is_offline = False
             arrival.payload.waited_for(self.clock())
             return arrival
         frames.check(transfer, limit=self.limit)
@@ -167,26 +165,26 @@ class Gather:
         return self._arrivals.setdefault(update.device, arrival)
 
     async def returned(self, device: str) -> None:
-        """Ask a device that has connected anew for all that lacks: what was under way is lost."""
+        """Request everything missing from a device that has reconnected; frames in flight are lost."""
         if arrival := self._arrivals.get(device):
-            arrival.away = False
+            arrival.is_offline = False
             arrival.payload.lost(self.clock())
             await self._ask(arrival)
 
     def gone(self, device: str) -> None:
-        """Leave to the others the share of the window of a device that went away."""
+        """Release a disconnected device's share of the window."""
         if arrival := self._arrivals.get(device):
-            arrival.away = True
+            arrival.is_offline = True
 
     def awaits(self, device: str) -> bool:
-        """Tell whether frames of a device are under way."""
+        """Return true if frames of a device are expected."""
         return device in self._arrivals
 
     async def frame(self, device: str, data: bytes) -> bool:
-        """Take a frame of an update that was offered; tell whether anything in it was new, or was asked for.
+        """Take a frame of an offered update; return true if it held new or requested blocks.
 
         Raises:
-            WireError: It is damaged or does not fit the offer.
+            WireError: It is damaged or does not match the offer.
         """
         frame = frames.decode(data)
         arrival, is_expected = self._arrivals.get(device), self._expect(device).take(frame.data.nbytes)
@@ -195,18 +193,18 @@ class Gather:
         try:
             with explain_disk_errors(self.path(device)):
                 is_new = arrival.payload.take(frame, self.clock())
-                await self._go_on(arrival)
+                await self._continue(arrival)
         except Unwritable as error:
-            self._unstored(device, error)
+            self._handle_unwritable(device, error)
             return True
         return is_new or is_expected
 
     def _expect(self, device: str) -> Expected:
-        """Return the account of what a device was asked for."""
+        """Return the account of what was requested from a device."""
         return self._expected.setdefault(device, self.link.policy(self.limit).expected())
 
-    async def _go_on(self, arrival: Arrival) -> None:
-        """Store an update that is whole, which it may be from an earlier process's time; else ask for more of it."""
+    async def _continue(self, arrival: Arrival) -> None:
+        """Store a complete update, which may be left from an earlier process; otherwise request more of it."""
         device = arrival.update.device
         if arrival.payload.complete:
             self._learn_ceiling(device, arrival)
@@ -217,21 +215,21 @@ class Gather:
             await self._ask(arrival)
 
     def _learn_ceiling(self, device: str, arrival: Arrival) -> None:
-        """Remember how large frames of a device may be, where larger ones did not come; say so once."""
+        """Remember the largest frame that passes for a device, and log it once."""
         ceiling = arrival.payload.pace.ceiling
         if ceiling is not None and ceiling != self.ceilings.get(device):
             log.warning("%s", describe_ceiling(f"device {device}", ceiling))
             self.ceilings[device] = ceiling
 
     async def _ask(self, arrival: Arrival) -> None:
-        """Ask for the next frames; all devices together have no more under way than the budget."""
-        senders = sum(not one.away for one in self._arrivals.values())
+        """Request the next frames, within the window that all devices share."""
+        senders = sum(not other.is_offline for other in self._arrivals.values())
         if want := arrival.payload.want(self.link.policy(self.limit).share(senders)):
             self._expect(arrival.update.device).ask(*want.ranges)
             await self._tell(arrival.update.device, want, assured=False)
 
     async def watch(self) -> None:
-        """Ask again for what does not come, until cancelled; where nothing is on its way, wait for it."""
+        """Repeat requests for missing frames until cancelled; sleep while nothing is in flight."""
         while True:
             if not self._arrivals and not self._storing:
                 self._coming.clear()
@@ -245,7 +243,7 @@ class Gather:
                     await self._ask(arrival)
 
     async def _finish(self, arrival: Arrival) -> None:
-        """Check a whole update and store it; one at a time, since a check maps the whole update into memory."""
+        """Check and store a complete update; one at a time, since a check maps the whole update into memory."""
         record = self._record(arrival.update, arrival.payload.bytes_received)
         log.debug("phase storing run=%s round=%d device=%s", self.run, self.number, record.device)
         try:
@@ -255,7 +253,7 @@ class Gather:
                 await self.worker(self._keep, arrival, record)
         except Unwritable as error:
             arrival.payload.sink.close()
-            self._unstored(record.device, error)
+            self._handle_unwritable(record.device, error)
         except WireError as error:
             if error.reason == "digest" and not arrival.payload.is_hopeless:
                 self.refused["digest"] += 1
@@ -283,8 +281,8 @@ class Gather:
         self.norms[record.device] = norm
         log.debug("phase stored run=%s round=%d device=%s", self.run, self.number, record.device)
 
-    def _unstored(self, device: str, error: Unwritable) -> None:
-        """Do without an update that the disk does not take: the device keeps it and offers it again."""
+    def _handle_unwritable(self, device: str, error: Unwritable) -> None:
+        """Drop an update that the disk rejects: the device keeps it and offers it again."""
         if not self.refused["disk"]:
             log.error("the update of %s waits on the device: %s", device, error)
         self.refused["disk"] += 1
@@ -310,7 +308,7 @@ class Gather:
         self.changed.set()
 
     def _answer(self, update: Update, verdict: Verdict) -> None:
-        """Settle an update of which nothing changes; a device that loses this word offers again."""
+        """Settle an update without a change of state; a device that misses this reply offers again."""
         self._answers.tell(update.device, "ack", ack(update, verdict))
         log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
 
@@ -326,7 +324,7 @@ class Gather:
             log.debug("not told, the device will offer again: %s", error)
 
     async def close(self) -> None:
-        """Finish what is being stored, drop what is not whole."""
+        """Finish stores in progress and drop incomplete updates."""
         await asyncio.gather(*self._storing.values())
         await self._answers.finish()
         for device in list(self._arrivals):

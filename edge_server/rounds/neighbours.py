@@ -1,6 +1,6 @@
-"""The other edge servers of a run, as the rounds of one site see them: who decides for all, and who mixes models.
+"""Interface to the other edge servers of a run: joint decisions and model mixing.
 
-What implements it speaks with them over brokers, or in one virtual time; see `edge_server.sites`.
+Implemented over brokers and in virtual time; see `edge_server.sites`.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from shared.tensors.tree import State
 
 
 class Neighbours(Protocol):
-    """What one site's rounds ask of the others'. A round that is gone on with after a restart asks again."""
+    """What a site's rounds need from the other sites. After a restart a resumed round asks again."""
 
     async def begin(self, number: int) -> None:
-        """Tell them which round begins here, or is gone on with."""
+        """Announce the round that begins or resumes at this site."""
         ...
 
     async def decide(self, case: Case, number: int) -> Decision:
-        """Return what is decided for this site's devices, in place of `allocation.coordinator.decide`.
+        """Return the decision for this site's devices, in place of `allocation.coordinator.decide`.
 
         Args:
-            case: Of this site's devices.
-            number: Of the round. Asked again, it gives the same decision.
+            case: Input of this site's devices.
+            number: The round; repeated calls return the same decision.
         """
         ...
 
     async def mix(self, number: int, state: State) -> State:
-        """Return a site's state after a gossip step; `Algorithm.mixing` says what of it is mixed.
+        """Return a site's state after a gossip step; `Algorithm.mixing` selects the mixed part.
 
-        Called once the round has a new model, and before that is kept, recorded or evaluated: a server that was killed
-        meanwhile aggregates the same updates again and mixes again.
+        Called with a round's new model before it is stored, recorded or evaluated: a server killed in between
+        aggregates the same updates and mixes again.
 
         Args:
-            number: Of the round, the last edge round of its global round.
+            number: The last edge round of its global round.
         """
         ...
 
     async def leave(self) -> None:
-        """Tell the others that the run has ended here, by its plan or before, and that nobody need wait for it."""
+        """Announce that the run has ended at this site, so that no other site waits for it."""
         ...
 
 
 def plan_of_site(plan: Plan, site: str) -> Plan:
-    """Return the plan that one site acts by: of the budget of joules it has the share of its devices.
+    """Return the plan as one site runs it: its energy budget is the share of its devices.
 
     Raises:
-        ConfigError: The plan has sites, and that is none of them.
+        ConfigError: The plan has sites, and `site` is not one of them.
     """
     if not plan.sites:
         return plan
     if site not in plan.sites.clusters:
-        known = ", ".join(plan.sites.names)
-        raise ConfigError(f"site {site!r}: plan {plan.name!r} has no such site; known: {known}")
+        names = ", ".join(plan.sites.names)
+        raise ConfigError(f"site {site!r}: plan {plan.name!r} has no such site; known: {names}")
     if plan.budget.joules is None:
         return plan
     devices = [device.name for device in expanded(plan.device)]

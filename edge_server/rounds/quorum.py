@@ -1,4 +1,4 @@
-"""Wait until enough devices have answered, or until the deadline: who lets it pass without a word is asked no more."""
+"""Wait for a round's quorum or deadline; leave out devices that stay silent."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Waiting:
-    """The wait for one round's answers.
+class QuorumWait:
+    """The wait for one round's updates.
 
     Attributes:
-        what: Is waited for, for people.
+        what: Name of the round in log messages.
     """
 
     plan: Plan
     server: Server
     store: Store
-    muster: Muster
+    membership: Muster
     gather: Gather
     what: str
     _spared: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """Note who has spoken until now; to be called before anybody is given its task."""
-        silent, fleet = self.muster.silent, self.server.fleet
+        """Record each device's message count; call before any task is sent."""
+        silent, fleet = self.membership.silent, self.server.fleet
         self._spared = silent.spared(fleet, self.gather.expected)
         silent.begin(fleet, self.gather.expected, self.server.clock())
 
     async def until_quorum(self, *, size: int | None) -> None:
-        """Wait; a deadline in which the broker or the disk was away begins anew.
+        """Wait; a deadline during which the broker or the disk was unavailable starts again.
 
         Args:
-            size: Of the cohort without over-selection, 0 for all that were asked; None: all of them, and no share.
+            size: Cohort size without over-selection, 0 for all devices with a task; None to wait for every device,
+                ignoring the quorum.
         """
         while not await self._has_passed(size):
             pass
 
     async def _has_passed(self, size: int | None) -> bool:
-        """Wait for one deadline at most; tell whether the round is over."""
+        """Wait for at most one deadline; return true if the round is over."""
         gather = self.gather
         try:
             async with asyncio.timeout(self.plan.round.deadline_s):
@@ -66,16 +67,16 @@ class Waiting:
         return True
 
     def _is_enough(self, size: int | None) -> bool:
-        """Tell whether enough have answered, or all that may; a silent device counts as soon as it speaks."""
+        """Return true if enough devices have answered, or all that can; a silent device counts once it sends."""
         gather, fleet = self.gather, self.server.fleet
-        asked = len(gather.expected) - sum(self.muster.silent.is_out(fleet, device) for device in self._spared)
-        needed = asked if size is None else updates_needed(asked, size=size, quorum=self.plan.round.quorum)
-        return len(gather.accepted) >= needed or len(gather.accepted) + len(gather.failed) >= asked
+        expected = len(gather.expected) - sum(self.membership.silent.is_out(fleet, device) for device in self._spared)
+        needed = expected if size is None else updates_needed(expected, size=size, quorum=self.plan.round.quorum)
+        return len(gather.accepted) >= needed or len(gather.accepted) + len(gather.failed) >= expected
 
     async def _leave_out_silent(self, late: list[str]) -> None:
-        """Ask no more, until they speak, who have let some deadlines pass without a word."""
+        """Leave out devices that let several deadlines pass silently, until they send a message."""
         server, at = self.server, self.server.clock()
-        for device, cause in self.muster.silent.passed(server.fleet, late, at).items():
+        for device, cause in self.membership.silent.passed(server.fleet, late, at).items():
             log.warning("device %s takes no part until it speaks: %s", device, cause)
             instance = server.fleet.statuses[device].instance
             number = self.gather.number
@@ -83,7 +84,7 @@ class Waiting:
             await persist(server.worker, self.store.retry_s, self.store.append, out)
 
     async def _disk_was_full(self) -> bool:
-        """Tell whether the disk took no update since this was asked last, and wait for it: no device can help that."""
+        """Wait for a disk that rejected updates since the last call; return true if it did."""
         gather = self.gather
         if not gather.turned_away or self.store.retry_s is None:
             return False

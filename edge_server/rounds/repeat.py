@@ -1,7 +1,7 @@
-"""What follows a round: the next, another try after a pause, an earlier model, or the run's end (retry, back-off).
+"""Retry with back-off, roll back, or end after a missed round.
 
-When a run is over because its devices have left it for good, as those do that stop early:
-who has left is told by the server state alone, so that a server that was killed ends as one that was not.
+A run also ends when its devices have left for good, as with early stopping. Departures are read from the server state
+alone, so that a restarted server ends in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_server.fleet import membership
+from edge_server.fleet.membership import wait_for_cohort
 from edge_server.journal.outcome import REMEDY, TRIES_TO_WAIT, grouped_causes
 from edge_server.journal.records import LeftOut, Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.rounds.round import Rounds
@@ -21,20 +21,20 @@ from shared.tensors.tree import State
 log = logging.getLogger(__name__)
 
 REPLAY_TRIES = 3
-"""How often a replay repeats a round: its devices fail by rule, and nobody mends them meanwhile."""
+"""Tries of a round in a replay: its devices fail by rule, so waiting does not help."""
 FIRST_PAUSE_S = 1.0
 
 
 @dataclass
 class Repetition:
-    """Decides after every round which is next.
+    """Chooses what follows a round.
 
     Attributes:
-        is_live: Whether time may mend what made a round fail; then there is no end to its repetitions.
-        forget: Is told of the first round that is done again.
-        tries: How often the round that is next was missed, one time after the other.
-        pause_s: Seconds before this try of it; they count as the round's.
-        is_behind: Whether the run went back to an earlier model, which is to be loaded; whoever does so takes it back.
+        is_live: Whether time may fix the cause of a missed round; then retries have no limit.
+        forget: Called with the first round that is repeated.
+        tries: Consecutive misses of the next round.
+        pause_s: Seconds before this try, counted as part of the round.
+        is_behind: Whether the run went back to an earlier model; reset by the caller that loads it.
     """
 
     rounds: Rounds
@@ -47,18 +47,18 @@ class Repetition:
     _back_from: int = 0
 
     async def after(self, closed: Sequence[RoundClosed], number: int) -> int | RunClosed:
-        """Return which round follows the last of those that have ended, after a pause where it is done again.
+        """Return the round that follows, after a pause if it is a repetition, or the end of the run.
 
         Args:
-            closed: Rounds that have ended, in order; perhaps none.
-            number: The round that is next where that one was not missed.
+            closed: Closed rounds in order; may be empty.
+            number: The next round if the last was not missed.
         """
         rule = self.rounds.plan.round
         last = closed[-1] if closed and closed[-1].outcome == "missed" else None
         self._diverged = self._diverged + 1 if last and is_diverged(last) else 0
         if last and self._diverged >= (1 if rule.on_missed == "stop" else rule.most_diverged):
-            return await self._leave_diverged(last)
-        if last and (refusal := await self._refusal(last)):
+            return await self._roll_back(last)
+        if last and (refusal := await self._explain_refusal(last)):
             return RunClosed(outcome="refused", cause=refusal)
         if last and rule.on_missed == "stop":
             return RunClosed(outcome="stopped", cause=f"round {last.round} had too few updates")
@@ -68,25 +68,27 @@ class Repetition:
         self.tries, self.pause_s = 0, 0.0
         return number
 
-    async def _refusal(self, closed: RoundClosed) -> str:
-        """Return why the run is over where every device has refused its task for good; empty where one may do it.
+    async def _explain_refusal(self, closed: RoundClosed) -> str:
+        """Return why the run is over if every device has refused its task for good; otherwise empty.
 
-        Devices that the plan does not name may come yet: for these the run has waited once before.
+        If the plan names no devices, others may still connect: a run waits for them once.
         """
         rounds, fleet = self.rounds, self.rounds.server.fleet
-        if not rounds.muster.has_refused(rounds.plan, fleet):
+        if not rounds.membership.has_refused(rounds.plan, fleet):
             return ""
         if not rounds.plan.device and (closed.failed or closed.arrived):
             return ""
         records = await rounds.server.worker(rounds.store.records)
-        causes = {one.device: one.cause for one in records if isinstance(one, LeftOut) and not one.silent}
+        causes = {
+            record.device: record.cause for record in records if isinstance(record, LeftOut) and not record.silent
+        }
         return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
 
     async def _repeat(self, closed: RoundClosed) -> None:
-        """Make a missed round void and wait, twice as long as before it was missed this time, up to its deadline."""
+        """Void a missed round and pause, doubling the pause at each miss up to the round's deadline."""
         self.pause_s = min(FIRST_PAUSE_S * 2.0 ** min(self.tries, 30), self.rounds.plan.round.deadline_s)
         self.tries += 1
-        cause = f"missed: {missed_cause(closed)}"
+        cause = f"missed: {explain_miss(closed)}"
         what = f"{len(closed.arrived)} updates came"
         what += f", {len(closed.failed)} devices failed" if closed.failed else ""  # why was told when they did
         log.warning("round %d is done again in %g s, missed: %s", closed.round, self.pause_s, what)
@@ -95,12 +97,12 @@ class Repetition:
         await self._go_back(Rewound(round=closed.round, cause=cause, missed=True))
         await asyncio.sleep(self.pause_s)
 
-    async def _leave_diverged(self, closed: RoundClosed) -> int | RunClosed:
-        """Go back to the last good model; end the run where there is none, or it led no further than to this round."""
+    async def _roll_back(self, closed: RoundClosed) -> int | RunClosed:
+        """Return to the last good model; end the run if there is none, or if it led to the same round again."""
         store, number = self.rounds.store, closed.round
-        reached = [one.round for one in closed_rounds(store.records()) if one.outcome == "aggregated"]
+        reached = [record.round for record in closed_rounds(store.records()) if record.outcome == "aggregated"]
         tries = f"training diverged {self._diverged} times one after the other, last in round {number}"
-        cause = f"{tries}: {missed_cause(closed)}"
+        cause = f"{tries}: {explain_miss(closed)}"
         if not reached or number <= self._back_from or self.rounds.plan.round.on_missed == "stop":
             return RunClosed(outcome="diverged", cause=cause)
         good = await self.rounds.server.worker(store.good_number)
@@ -116,38 +118,38 @@ class Repetition:
 
 
 def is_diverged(closed: RoundClosed) -> bool:
-    """Tell whether a missed round was missed since training diverged, on most devices that answered or in their sum."""
+    """Return true if a round was missed because training diverged, on most answering devices or in the aggregate."""
     diverged = sum(is_cause(cause, Diverged) for cause in closed.failed.values())
     return bool(closed.refused.get("aggregate")) or 0 < len(closed.failed) + len(closed.arrived) <= 2 * diverged
 
 
-def missed_cause(closed: RoundClosed) -> str:
-    """Return why a round was missed: how many updates came, and what devices said that could not."""
+def explain_miss(closed: RoundClosed) -> str:
+    """Return why a round was missed: number of updates and grouped causes of failure."""
     return "; ".join([f"{len(closed.arrived)} updates came", *grouped_causes(closed.failed)])
 
 
 async def reason_to_end(rounds: Rounds, state: State) -> str:
-    """Return why a run is over, as a sentence for the record; empty where it is not.
+    """Return why a run is over, as a sentence for the journal; empty if it is not.
 
-    It is over when fewer devices than the method needs have not left: of those that the plan names, or of all that were
-    ever there. If none of these is there, the run waits for one as long as for any cohort.
+    It is over when fewer devices than the algorithm needs remain: of the plan's devices, or of all that were ever
+    online. If none of these is online, the run waits for one as long as for any cohort.
     """
     departure = rounds.algorithm.departure
-    if departure is None or not (left := departure.left(state)):
+    if departure is None or not (departed := departure.left(state)):
         return ""
-    ours, server, least = rounds.muster, rounds.server, departure.min_alive
-    ours.seen |= set(filter(ours.takes, server.fleet.statuses))
-    everybody = ours.seen if ours.members is None else ours.members
-    gone, alive = len(left & everybody), len(everybody - left)
+    membership, server, least = rounds.membership, rounds.server, departure.min_alive
+    membership.seen |= set(filter(membership.takes, server.fleet.statuses))
+    everybody = membership.seen if membership.members is None else membership.members
+    departures, alive = len(departed & everybody), len(everybody - departed)
     if alive < least:
-        rest = "" if least == 1 else f", {alive} have not, fewer than {least}"
-        return f"{gone} of {len(everybody)} devices have left for good{rest}"
-    if ours.members is not None:
+        detail = "" if least == 1 else f", {alive} have not, fewer than {least}"
+        return f"{departures} of {len(everybody)} devices have left for good{detail}"
+    if membership.members is not None:
         return ""
-    ours.left = left
+    membership.left = departed
     await server.reachable()
-    await membership.wait_for_cohort(server, ours, rounds.plan.cohort)
-    here = ours.here(server.fleet)
-    if not here or ours.training(server.fleet):
+    await wait_for_cohort(server, membership, rounds.plan.cohort)
+    online = membership.here(server.fleet)
+    if not online or membership.training(server.fleet):
         return ""
-    return f"all {len(here)} devices that are connected have left for good"
+    return f"all {len(online)} devices that are connected have left for good"

@@ -1,4 +1,4 @@
-"""Where a run stands, told by its journal and its checkpoints, and the network that it has trained so far."""
+"""Resume a run from its journal and checkpoints; load its trained network."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run stands: the state, the next round, and what of that round is done."""
+    """Position of a run: state, next round, and the finished part of that round."""
 
     state: State
     number: int
-    opened: RoundOpened | None
+    open_round: RoundOpened | None
     accepted: dict[str, UpdateAccepted]
 
 
 def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> Resumption:
-    """Find out where a run stands; a lost checkpoint sends it back to the one before, a lost end of its journal not.
+    """Return where a run continues.
 
-    An open round of a split method begins anew, with what its devices were told: the steps of it that were served
-    are in no checkpoint, and updates that belong to them must not count.
+    A lost checkpoint sends the run back to the one before; a lost end of the journal does not. An open round of a split
+    algorithm restarts with the same assignments: its served steps are in no checkpoint, and their updates must not
+    count.
 
     Args:
-        init: Makes the first state.
-        split: Whether the method is a split one.
+        init: Creates the first state.
+        split: Whether the algorithm is split.
     """
-    _take_up_lost_rounds(store)
+    _restore_lost_rounds(store)
     while True:
         records = valid(store.records())
         closed = [record for record in records if isinstance(record, RoundClosed)]
@@ -73,67 +74,77 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
             continue
         if number > 1:
             log.info("going on with round %d", number)
-        opened, accepted = _open_round(store.updates, records, number)
-        if split and opened:
+        open_round, accepted = _find_open_round(store.updates, records, number)
+        if split and open_round:
             cause = "the server restarted, and with it went the top that this round had trained"
             store.append(Rewound(round=number, cause=cause, reopened=True))
             accepted = {}
-        return Resumption(state, number, opened, accepted)
+        return Resumption(state, number, open_round, accepted)
 
 
-def _take_up_lost_rounds(store: Store) -> None:
-    """Record rounds whose record is lost, by the newest intact state that is later than all that the journal knows.
+def _restore_lost_rounds(store: Store) -> None:
+    """Record rounds missing from the journal, by the newest intact state later than all journalled rounds.
 
-    The end of a journal is lost where a disk acknowledged what it had not written. A round whose opening is there is
-    no lost one: from the state before it, it is done to its end as after any restart.
+    The end of a journal is lost if a disk acknowledged data that it had not written. A round whose opening is recorded
+    is not lost: it continues from the state before it, as after any restart.
     """
     records = store.records()
-    run = next((one.run for one in records if isinstance(one, RunOpened)), "")
+    run = next((record.run for record in records if isinstance(record, RunOpened)), "")
     closed = closed_rounds(records)
-    known = Origin(run, max((one.round for one in closed), default=0), sum(isinstance(one, Rewound) for one in records))
-    found = next((one for one in store.later(known) if _state_after(store, one.round)), None)
-    if found is None:
+    journal_end = Origin(
+        run, max((record.round for record in closed), default=0), sum(isinstance(record, Rewound) for record in records)
+    )
+    newest = next((origin for origin in store.later(journal_end) if _load_state(store, origin.round)), None)
+    if newest is None:
         return
-    opened = {one.round for one in valid(records) if isinstance(one, RoundOpened)}
-    before = max((one.round for one in closed if one.outcome == "aggregated"), default=0)
-    if found.round == known.round + 1 and found.round in opened and (not before or _state_after(store, before)):
+    open_numbers = {record.round for record in valid(records) if isinstance(record, RoundOpened)}
+    before = max((record.round for record in closed if record.outcome == "aggregated"), default=0)
+    if (
+        newest.round == journal_end.round + 1
+        and newest.round in open_numbers
+        and (not before or _load_state(store, before))
+    ):
         return
-    lost = f"rounds {known.round + 1} to {found.round}" if found.round > known.round + 1 else f"round {found.round}"
+    lost = (
+        f"rounds {journal_end.round + 1} to {newest.round}"
+        if newest.round > journal_end.round + 1
+        else f"round {newest.round}"
+    )
     what = (
-        f"the journal has lost its end: of {lost} nothing is recorded, but the model after round {found.round} is "
+        f"the journal has lost its end: of {lost} nothing is recorded, but the model after round {newest.round} is "
         "whole; the run goes on from there"
     )
     log.warning("%s", what)
     store.extend(
         [
             Noted(what=what),
-            RoundClosed(round=found.round, outcome="aggregated", arrived=(), seconds=0.0, restored=True),
+            RoundClosed(round=newest.round, outcome="aggregated", arrived=(), seconds=0.0, restored=True),
         ]
     )
 
 
-def _state_after(store: Store, number: int) -> State | None:
+def _load_state(store: Store, number: int) -> State | None:
     try:
         return store.load(number)
     except (CorruptFile, FileNotFoundError):
         return None
 
 
-def _open_round(
+def _find_open_round(
     folder: Path, records: list[AnyRecord], number: int
 ) -> tuple[RoundOpened | None, dict[str, UpdateAccepted]]:
-    """Return the beginning of a round that has not ended, and the updates of it that are stored."""
-    opened = [record for record in records if isinstance(record, RoundOpened) and record.round == number]
+    """Return the opening of a round that has not ended, and its stored updates."""
+    openings = [record for record in records if isinstance(record, RoundOpened) and record.round == number]
     accepted = {
         record.device: record
         for record in records
         if isinstance(record, UpdateAccepted) and record.round == number and _is_stored(folder, record)
     }
-    return (opened[-1], accepted) if opened else (None, {})
+    return (openings[-1], accepted) if openings else (None, {})
 
 
 def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
-    """Tell whether an accepted update is still there as it was sent; one that has rotted is asked for again."""
+    """Return true if an accepted update is still intact on disk; a damaged one is requested again."""
     path, params = folder / record.device, record.update.params
     if params is None or (path.exists() and payload.digest([to_file.view(path)]) == params.digest):
         return True
@@ -141,25 +152,24 @@ def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
     return False
 
 
-def trained_network(run: Run, number: int = 0) -> tuple[Model, Tree]:
-    """Return the network that a run has trained, without storage, and its parameters: what `show` says the score of.
+def load_trained_network(run: Run, number: int = 0) -> tuple[Model, Tree]:
+    """Return a run's network, without storage, and its trained parameters.
 
     Args:
-        run: Its folder and its journal.
-        number: After which round; 0 for the last that changed it.
+        number: The round after which; 0 for the last that changed the model.
 
     Raises:
-        ConfigError: It has no such round, no state of that is kept, or a part of the network is on the devices.
-        CorruptFile: That state is damaged.
+        ConfigError: There is no such round or stored state, or a part of the network is on the devices.
+        CorruptFile: The state is damaged.
     """
-    changed = [one.round for one in closed_rounds(run.records) if one.outcome == "aggregated"]
+    changed = [record.round for record in closed_rounds(run.records) if record.outcome == "aggregated"]
     if run.opened is None or not changed or (number and number not in changed):
         raise ConfigError(f"{run.folder}: no round {number or 'at all'} has changed its model")
     after, folder, plan = number or changed[-1], run.folder / FOLDER, run.opened.plan
     paths = (checkpoints.state_path(folder, after), best_path(folder, after))
-    path = next((one for one in paths if one.exists()), None)
+    path = next((candidate for candidate in paths if candidate.exists()), None)
     if path is None:
-        kept = "the last, and the most accurate where the plan says so"
-        raise ConfigError(f"{folder}: keeps no state after round {after}; there are those after {kept}")
+        stored = "the last, and the most accurate where the plan says so"
+        raise ConfigError(f"{folder}: keeps no state after round {after}; there are those after {stored}")
     model = blank(plan.model)
     return model, join_network(build(ALGORITHMS, plan.algorithm, "algorithm"), model, file.load(path))

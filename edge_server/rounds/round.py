@@ -1,7 +1,4 @@
-"""One round, top to bottom: assign, send, gather, fold, aggregate, record.
-
-From the updates of a round to the next server state.
-"""
+"""Run one round: assign, broadcast, collect, aggregate, record."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
@@ -24,14 +20,14 @@ from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.aggregate import aggregate_updates
-from edge_server.rounds.assign import WHAT, Assigning, Purpose, evaluates_everybody
-from edge_server.rounds.broadcast import Outgoing, audiences
-from edge_server.rounds.check_update import keep_only, require_like
+from edge_server.rounds.assign import PURPOSE_LABELS, Purpose, TaskAssigner, evaluates_all_devices
+from edge_server.rounds.broadcast import Outgoing, group_audiences
+from edge_server.rounds.check_update import check_stored_update, prune_updates
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.evaluation import running_statistics as statistics
-from edge_server.rounds.evaluation.round_figures import close_record
+from edge_server.rounds.evaluation.round_figures import build_round_record
 from edge_server.rounds.neighbours import Neighbours
-from edge_server.rounds.quorum import Waiting
+from edge_server.rounds.quorum import QuorumWait
 from edge_server.rounds.split.session import SplitRound, open_split_round, split_figures
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, join_network
@@ -54,13 +50,14 @@ from shared.transfer.sender import Sender
 
 log = logging.getLogger(__name__)
 PAYLOAD_SLACK_BYTES = 1 << 20
+ROUND_END, SERVER_TRAINING = "round end", "server training"
+"""Effect names under which the server's own computing time is charged."""
 
 
-def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
-    """Return what gives the tree that goes down, by what it is sent for.
+def choose_broadcast(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[State, str, Assignment], Tree]:
+    """Return the function that selects the tree sent to a device.
 
-    Args:
-        purpose: To evaluate what it is judged by, devices are sent all of that, of a split network its top too.
+    To evaluate what the algorithm is judged by, devices receive all of it, including the top of a split network.
     """
     if purpose == "evaluate" and algorithm.personal and algorithm.personal.sent_for_evaluation:
         return algorithm.personal.sent_for_evaluation
@@ -69,38 +66,29 @@ def sent(algorithm: Algorithm, purpose: Purpose, model: Model) -> Callable[[Stat
     return algorithm.broadcast
 
 
-def _with_graph(task: Task, graph: Transfer) -> Task:
-    """Return a task that is evaluated by a graph."""
+def _attach_graph(task: Task, graph: Transfer) -> Task:
     return msgspec.structs.replace(task, assignment=msgspec.structs.replace(task.assignment, graph=graph))
 
 
-def _packed(tree: Tree) -> list[memoryview]:
-    """Return a tree as it goes out; a state read back from disk must go out under the same digest."""
+def _pack_tree(tree: Tree) -> list[memoryview]:
+    """Pack a tree in key order; a state read back from disk must have the same digest."""
     return pack(dense().encode(dict(sorted(tree.items())), None)[0])
-
-
-ROUND_END, SERVER_TRAINING = "round end", "server training"
-"""What the server's own calculations are called where their time is charged."""
-
-Served: TypeAlias = tuple[dict[str, Task], list[Outgoing], SplitRound | None]
-"""Of an open round: its tasks by device, its payloads, who serves its steps."""
 
 
 @dataclass
 class Rounds:
-    """Runs rounds of one run; every seam it needs is handed in, and it keeps no learning state.
+    """Runs the rounds of one run. Holds no learning state.
 
     Attributes:
-        model: Without storage; its `example` is the shape of one input as the server's own have it, empty where it has
-            none: devices may bring any.
-        test: What the server evaluates with.
-        labelled: What the server itself trains on, where the method does.
-        device: What it trains and evaluates with; states between are on the CPU.
-        graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
-        opening: Is waited for before a round is recorded as opened: what was seen before it stands before it.
-        neighbours: The other sites of a plan with several.
-        told: What another run told the devices in each round, which is told again.
-        assigning: Tells devices what to do.
+        model: Without storage; its `example` is the input shape of the server's own data, empty without such data: then
+            devices may bring any shape.
+        test: The server's test data.
+        labelled: The server's own training data, for algorithms that use it.
+        device: Where the server trains and evaluates; states between rounds are on the CPU.
+        graph: ONNX graph by which devices evaluate; empty if their trainers do.
+        flush_observations: Awaited before an opening is recorded, so that earlier observations precede it.
+        neighbours: The other sites of a multi-site plan.
+        recorded_rounds: Recorded rounds whose assignments are repeated, by number.
     """
 
     run: str
@@ -111,106 +99,120 @@ class Rounds:
     link: LinkConfig
     model: Model
     test: Examples | None
-    opening: Callable[[], Awaitable[None]] | None = None
-    muster: Muster = field(default_factory=Muster)
+    flush_observations: Callable[[], Awaitable[None]] | None = None
+    membership: Muster = field(default_factory=Muster)
     labelled: Examples | None = None
     device: Device = CPU
     graph: bytes = b""
     neighbours: Neighbours | None = None
-    told: Mapping[int, RoundOpened] = field(default_factory=dict)
-    assigning: Assigning = field(init=False)
+    recorded_rounds: Mapping[int, RoundOpened] = field(default_factory=dict)
+    assigner: TaskAssigner = field(init=False)
 
     def __post_init__(self) -> None:
-        """Have somebody decide who does what."""
-        self.muster.silent.least = self.plan.round.min_updates
-        us = self.run, self.plan, self.server, self.store
-        self.assigning = Assigning(*us, self.algorithm, self.model, self.muster, self.neighbours, self.told)
+        self.membership.silent.least = self.plan.round.min_updates
+        self.assigner = TaskAssigner(
+            run=self.run,
+            plan=self.plan,
+            server=self.server,
+            store=self.store,
+            algorithm=self.algorithm,
+            model=self.model,
+            membership=self.membership,
+            neighbours=self.neighbours,
+            recorded_rounds=self.recorded_rounds,
+        )
 
-    async def next(
+    async def run_round(
         self,
         number: int,
         state: State,
-        opened: RoundOpened | None,
+        open_round: RoundOpened | None,
         accepted: dict[str, UpdateAccepted],
         *,
         already_s: float = 0.0,
     ) -> tuple[State, RoundClosed]:
-        """Run round `number`, or the rest of it; return the next state and what is recorded.
+        """Run or resume a round; return the next state and the round's record.
 
         Args:
             number: The round, from 1.
-            state: The server state before it.
-            opened: The round's beginning, if an earlier process of this server began it.
-            accepted: The updates that process had stored.
-            already_s: Seconds since then.
+            open_round: Its opening, if an earlier process recorded it.
+            accepted: Updates that the earlier process stored.
+            already_s: Seconds since that opening.
         """
         started = self.server.clock() - already_s
         if self.neighbours:
             await self.neighbours.begin(number)
-        opened = opened or await self._opened(number, state)
-        us = self.plan, self.algorithm, self.model, self.server, self.link, self.test, self.device
-        told = opened.assignments
-        begun = await self._trained(number, state, told)
-        split = None
-        if self.algorithm.split:
-            split = await self.server.worker(open_split_round, *us, number=number, state=begun, assignments=told)
-        gather = await self.exchange(number, begun, told, accepted=accepted, split=split)
+        open_round = open_round or await self._record_opening(number, state)
+        assignments = open_round.assignments
+        begun = await self._train_on_server(number, state, assignments)
+        split = await self.open_split(number, begun, assignments) if self.algorithm.split else None
+        gather = await self.exchange(number, begun, assignments, accepted=accepted, split=split)
         trained, scored = split.top.result if split else begun, None
-        after = await self._after(trained, told, gather)
+        after = await self._aggregate(trained, assignments, gather)
         batches = None
         if after is not None:
-            state, batches = await self._measured(number, await self._mixed(number, after), gather)
+            state, batches = await self._measure_statistics(
+                number, await self._mix_with_neighbours(number, after), gather
+            )
             log.debug("phase checkpointing run=%s round=%d", self.run, number)
             _, scored = await asyncio.gather(
                 self.persist(Effect(ROUND_END, self.store.save), number, state),
                 self._score(state, number),
             )
         personal = self.algorithm.personal is not None
-        closed = close_record(gather, self.server.take_refused(), scored, enough=after is not None, personal=personal)
+        closed = build_round_record(
+            gather, self.server.take_refused(), scored, enough=after is not None, personal=personal
+        )
         at = self.server.clock()
-        figures = split_figures(split) | {"statistics_batches": batches, "terms": self._terms(after or trained)}
+        figures = split_figures(split) | {"statistics_batches": batches, "terms": self._finite_terms(after or trained)}
         closed = msgspec.structs.replace(closed, seconds=at - started, at=at, **figures)
         log.debug("phase closing run=%s round=%d", self.run, number)
         await self.persist(self.store.append, closed)
         return state, closed
 
-    async def _opened(self, number: int, state: State) -> RoundOpened:
-        """Return the beginning of a round, once it is recorded, behind what was seen before it."""
-        opened = await self.assigning.open_round(state, number)
-        if self.opening:
-            await self.opening()
-        await self.persist(self.store.append, opened)
-        return opened
+    async def open_split(self, number: int, state: State, assignments: Mapping[str, Assignment]) -> SplitRound | None:
+        begin = partial(open_split_round, number=number, state=state, assignments=assignments)
+        return await self.server.worker(
+            begin, self.plan, self.algorithm, self.model, self.server, self.link, self.test, self.device
+        )
 
-    async def _mixed(self, number: int, state: State) -> State:
-        """Return a new model as the neighbours leave it; as it is where they do not mix after this round."""
+    async def _record_opening(self, number: int, state: State) -> RoundOpened:
+        """Assign a round and record its opening, after earlier observations."""
+        open_round = await self.assigner.open_round(state, number)
+        if self.flush_observations:
+            await self.flush_observations()
+        await self.persist(self.store.append, open_round)
+        return open_round
+
+    async def _mix_with_neighbours(self, number: int, state: State) -> State:
+        """Return the model after mixing with neighbouring sites; unchanged if no mixing is due."""
         sites = self.plan.sites
         if self.neighbours is None or not sites or not sites.is_mixed(number):
             return state
         log.debug("phase mixing run=%s round=%d", self.run, number)
         return await self.neighbours.mix(number, state)
 
-    def _terms(self, state: State) -> dict[str, float] | msgspec.UnsetType:
-        """Return a method's own figures of a round, as far as they are numbers; unset where it has none."""
+    def _finite_terms(self, state: State) -> dict[str, float] | msgspec.UnsetType:
+        """Return the algorithm's finite figures of a round; unset without any."""
         server = self.algorithm.server
-        found = server.terms(state) if server and server.terms else {}
-        return {name: value for name, value in found.items() if math.isfinite(value)} or msgspec.UNSET
+        terms = server.terms(state) if server and server.terms else {}
+        return {name: value for name, value in terms.items() if math.isfinite(value)} or msgspec.UNSET
 
     async def persist(self, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Write something of the run, and wait where the disk is full."""
+        """Write to the run's store; wait while the disk is full."""
         return await persist(self.server.worker, self.store.retry_s, write, *args, **kwargs)
 
-    async def _trained(self, number: int, state: State, told: Mapping[str, Assignment]) -> State:
-        """Return the state that a round begins with, after the server's own training; the same after a restart.
+    async def _train_on_server(self, number: int, state: State, assignments: Mapping[str, Assignment]) -> State:
+        """Return the state after the server's own training; deterministic, so that a restart repeats it.
 
-        A missed round leaves nothing of it, as it leaves nothing of what devices trained.
+        A missed round discards it, like the training of the devices.
         """
         server, plan = self.algorithm.server, self.plan
         if server is None:
             return state
         assert self.labelled is not None
         inputs, labels = self.labelled.inputs, self.labelled.labels
-        cohort = Cohort(tuple(sorted(told)), plan.hyper, plan.seed, plan.rounds)
+        cohort = Cohort(tuple(sorted(assignments)), plan.hyper, plan.seed, plan.rounds)
 
         def train() -> State:
             with seeded(mix(plan.seed, number, f"{SERVER}/training")):
@@ -220,41 +222,40 @@ class Rounds:
         log.debug("phase server-training run=%s round=%d", self.run, number)
         return await uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
 
-    async def _after(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
-        """Return the next state; None where too few updates came, or their sum is no model."""
+    async def _aggregate(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
+        """Return the next state; None if too few updates came, or their aggregate is not usable."""
         if len(gather.accepted) < self.plan.round.min_updates:
             return None
         log.debug("phase aggregating run=%s round=%d", self.run, gather.number)
         try:
-            us, rule = (self.algorithm, state, assignments, gather), self.plan.round
-            return await self.server.worker(aggregate_updates, *us, rule)
+            rule = self.plan.round
+            return await self.server.worker(aggregate_updates, self.algorithm, state, assignments, gather, rule)
         except WireError as error:
             log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
             return None
 
-    async def _measured(self, number: int, state: State, gather: Gather) -> tuple[State, int | None]:
-        """Return the model with its running statistics measured anew, and over how many batches; None: not due.
+    async def _measure_statistics(self, number: int, state: State, gather: Gather) -> tuple[State, int | None]:
+        """Return the model with running statistics measured again, and the number of batches; None if not due.
 
-        By the devices whose updates count. A server that is killed meanwhile does it again.
+        Measured by the devices whose updates count. A server killed in between repeats it.
         """
-        devices, worker = sorted(gather.accepted.keys() - gather.failed.keys()), self.server.worker
+        devices = sorted(gather.accepted.keys() - gather.failed.keys())
         steps = statistics.due_steps(self.plan, self.algorithm, self.model, state, len(devices))
         if not steps or not (self._is_tested(number) or number == self.plan.rounds):
             return state, None
         log.debug("phase measuring-statistics run=%s round=%d", self.run, number)
         at = statistics.session_number(self.plan, number)
         plan = statistics.session_plan(self.plan, self.algorithm.split)
-        other = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
-        told = statistics.session_assignments(plan, other.algorithm, state, devices, number=at, steps=steps)
-        told = statistics.tell_merging(self.model, told)
-        us = plan, other.algorithm, self.model, self.server, self.link, self.test, self.device
-        split = await worker(open_split_round, *us, number=at, state=state, assignments=told)
-        own = await other.exchange(at, state, told, accepted={}, purpose="statistics", split=split)
-        gather.refused.update(own.refused)
+        session = replace(self, plan=plan, algorithm=build(ALGORITHMS, plan.algorithm, "algorithm"))
+        assignments = statistics.session_assignments(plan, session.algorithm, state, devices, number=at, steps=steps)
+        assignments = statistics.request_merging(self.model, assignments)
+        split = await session.open_split(at, state, assignments)
+        session_gather = await session.exchange(at, state, assignments, accepted={}, purpose="statistics", split=split)
+        gather.refused.update(session_gather.refused)
         top = split.top.result if split else None
-        found, most = (self.model, state, top, own), self.plan.round.most_norm
-        return await worker(statistics.fold_statistics, *found, most_norm=most)
+        fold = partial(statistics.fold_statistics, most_norm=self.plan.round.most_norm)
+        return await self.server.worker(fold, self.model, state, top, session_gather)
 
     async def exchange(
         self,
@@ -266,22 +267,21 @@ class Rounds:
         purpose: Purpose = "train",
         split: SplitRound | None = None,
     ) -> Gather:
-        """Give every device its task and take what comes back, until quorum or deadline.
+        """Send every device its task and collect updates until quorum or deadline.
 
         Args:
             accepted: Updates that an earlier process stored.
-            purpose: To train, to evaluate, to measure a step's cost or running statistics.
             split: Serves the steps of a split round.
         """
-        broadcast = sent(self.algorithm, purpose, self.model)
-        trees = {device: broadcast(state, device, told) for device, told in assignments.items()}
-        outgoing = await self.server.worker(self._prepare, trees)
-        payloads = [(device, one) for one in outgoing for device in one.devices]
+        broadcast = choose_broadcast(self.algorithm, purpose, self.model)
+        trees = {device: broadcast(state, device, assignment) for device, assignment in assignments.items()}
+        outgoing = await self.server.worker(self._pack_broadcasts, trees)
+        payloads = [(device, payload) for payload in outgoing for device in payload.devices]
         codec = build(CODECS, self.plan.codec, "codec")
 
         def require(path: Path, update: Update) -> float:
             rule = self.algorithm.check_update and partial(self.algorithm.check_update, assignments[update.device])
-            return require_like(path, codec, trees[update.device], rule)
+            return check_stored_update(path, codec, trees[update.device], rule)
 
         gather = Gather(
             *(self.server.site, self.server.transport, self.store, self.server.clock, self.server.worker),
@@ -289,48 +289,61 @@ class Rounds:
             number=number,
             expected=assignments,
             require=require,
-            starts={device: one.transfer.digest for device, one in payloads},
+            starts={device: payload.transfer.digest for device, payload in payloads},
             codec=codec,
             trains=None if purpose == "statistics" else purpose == "train",
-            limit=max((2 * one.transfer.size for one in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
+            limit=max((2 * payload.transfer.size for payload in outgoing), default=0) + PAYLOAD_SLACK_BYTES,
             link=self.link,
             accepted=accepted,
             ceilings=self.server.ceilings,
         )
-        tasks = {device: self._task(number, device, assignments[device], one, purpose) for device, one in payloads}
+        tasks = {
+            device: self._create_task(number, device, assignments[device], payload, purpose)
+            for device, payload in payloads
+        }
         if split:
             split.join(gather)
-        await self._gather_answers(gather, (tasks, outgoing, split), purpose)
+        await self._gather_answers(gather, tasks, outgoing, split, purpose)
         return gather
 
-    async def _gather_answers(self, gather: Gather, served: Served, purpose: Purpose) -> None:
+    async def _gather_answers(
+        self,
+        gather: Gather,
+        tasks: dict[str, Task],
+        outgoing: list[Outgoing],
+        split: SplitRound | None,
+        purpose: Purpose,
+    ) -> None:
         log.debug("phase gathering run=%s round=%d", self.run, gather.number)
-        what, everybody = WHAT.get(purpose, f"round {gather.number}"), evaluates_everybody(self.plan, self.algorithm)
-        waiting = Waiting(self.plan, self.server, self.store, self.muster, gather, what)
-        waiting.begin()
-        tasks, outgoing, split = served
+        what = PURPOSE_LABELS.get(purpose, f"round {gather.number}")
+        waits_for_all = purpose == "evaluate" and evaluates_all_devices(self.plan, self.algorithm)
+        wait = QuorumWait(self.plan, self.server, self.store, self.membership, gather, what)
+        wait.begin()
         if purpose == "evaluate" and self.graph:
-            graph = self._outgoing([memoryview(self.graph)], list(tasks), alone=True)
-            tasks = {device: _with_graph(one, graph.transfer) for device, one in tasks.items()}
+            graph = self._create_outgoing([memoryview(self.graph)], list(tasks), alone=True)
+            tasks = {device: _attach_graph(task, graph.transfer) for device, task in tasks.items()}
             outgoing = [*outgoing, graph]
         async with self.server.round(gather, tasks, outgoing, split):
-            await waiting.until_quorum(size=None if purpose == "evaluate" and everybody else self.plan.cohort.size)
+            await wait.until_quorum(size=None if waits_for_all else self.plan.cohort.size)
         await gather.close()
 
-    def _prepare(self, trees: dict[str, Tree]) -> list[Outgoing]:
-        """Pack what goes down, and make room for what comes up."""
-        outgoing = [self._outgoing(_packed(tree), devices) for tree, devices in audiences(trees)]
-        keep_only(self.store.updates, trees)
+    def _pack_broadcasts(self, trees: dict[str, Tree]) -> list[Outgoing]:
+        """Pack the payloads of a round and prune updates of other devices."""
+        outgoing = [self._create_outgoing(_pack_tree(tree), devices) for tree, devices in group_audiences(trees)]
+        prune_updates(self.store.updates, trees)
         return outgoing
 
-    def _outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
+    def _create_outgoing(self, parts: list[memoryview], devices: list[str], *, alone: bool = False) -> Outgoing:
         server = self.server
         frame_bytes = frames.largest_frame(self.link.frame_bytes, server.transport.max_payload_bytes)
         sender, patience_s = Sender.of_parts(parts, frame_bytes), self.link.patience_s
-        us = server.site, server.transport, server.clock
-        return Outgoing(*us, devices, sender, patience_s=patience_s, alone=alone)
+        return Outgoing(
+            server.site, server.transport, server.clock, devices, sender, patience_s=patience_s, alone=alone
+        )
 
-    def _task(self, number: int, device: str, told: Assignment, payload: Outgoing, purpose: Purpose) -> Task:
+    def _create_task(
+        self, number: int, device: str, assignment: Assignment, payload: Outgoing, purpose: Purpose
+    ) -> Task:
         plan = self.plan
         return Task(
             run=self.run,
@@ -339,11 +352,13 @@ class Rounds:
             algorithm=plan.algorithm,
             model=plan.model,
             codec=plan.codec,
-            cut_codec=plan.cut_codec if told.is_split else LOSSLESS,
-            assignment=msgspec.structs.replace(told, classes=self.muster.names_for(self.server.fleet, device)),
+            cut_codec=plan.cut_codec if assignment.is_split else LOSSLESS,
+            assignment=msgspec.structs.replace(
+                assignment, classes=self.membership.names_for(self.server.fleet, device)
+            ),
             params=payload.transfer,
             shared=payload.shared,
-            train=purpose == "train" or (purpose == "statistics" and told.is_split),
+            train=purpose == "train" or (purpose == "statistics" and assignment.is_split),
             evaluate=purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device),
             measure_s=plan.measure.seconds if purpose == "measure" else 0.0,
             deadline_s=plan.round.deadline_s,
@@ -358,7 +373,7 @@ class Rounds:
             return None
         model, test = self.model, self.test
 
-        def scored() -> Score:
+        def evaluate() -> Score:
             return score(model.layers, to_device(join_network(self.algorithm, model, state), self.device), test)
 
-        return await self.server.worker(scored)
+        return await self.server.worker(evaluate)

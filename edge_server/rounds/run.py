@@ -1,4 +1,4 @@
-"""A run from its first round to its last, or from wherever an earlier process of this server left it."""
+"""Run a plan from its first round, or resume it, to its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from edge_server.fleet import membership
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import RunInputs
-from edge_server.fleet.membership import Members, Muster
+from edge_server.fleet.membership import MOST_NAMED, Members, Muster
 from edge_server.fleet.observe import Observing
 from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
@@ -38,9 +37,9 @@ from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, is_same_plan, test_data
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.check_update import keep_only
+from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.evaluation import evaluate
-from edge_server.rounds.evaluation.running_statistics import batches_of, settle_batches
+from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
 from edge_server.rounds.neighbours import Neighbours, plan_of_site
 from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
@@ -64,70 +63,68 @@ from shared.tensors.tree import State, Tree
 log = logging.getLogger(__name__)
 
 
-def recall_members(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
-    """Learn from a run's journal who was ever there, who cannot do its tasks, and who said nothing."""
+def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
+    """Restore from the journal which devices were online, broken or silent."""
     every = list(records)
-    rounds.muster.seen |= {record.device for record in every if isinstance(record, Joined)}
+    rounds.membership.seen |= {record.device for record in every if isinstance(record, Joined)}
     for record in every:
         if isinstance(record, LeftOut) and record.silent:
-            rounds.muster.silent.recall(record.device, record.instance)
+            rounds.membership.silent.recall(record.device, record.instance)
         elif isinstance(record, LeftOut):
-            rounds.muster.broken[record.device] = record.instance
+            rounds.membership.broken[record.device] = record.instance
         elif isinstance(record, UpdateAccepted):
-            rounds.muster.silent.forget(record.device)
+            rounds.membership.silent.forget(record.device)
 
 
-async def leave_out_broken(rounds: Rounds, closed: RoundClosed) -> None:
-    """Ask no more who cannot do its tasks before its operator has edited something, until its agent is started anew."""
+async def exclude_broken(rounds: Rounds, closed: RoundClosed) -> None:
+    """Exclude devices with a configuration error until their agents restart: only an operator can fix that."""
     statuses = rounds.server.fleet.statuses
-    able = {device: cause for device, cause in closed.failed.items() if is_cause(cause, ConfigError)}
-    found = {device: cause for device, cause in able.items() if device in statuses}
-    for device, cause in found.items():
-        instance = rounds.muster.broken[device] = statuses[device].instance
+    refusals = {device: cause for device, cause in closed.failed.items() if is_cause(cause, ConfigError)}
+    broken = {device: cause for device, cause in refusals.items() if device in statuses}
+    for device, cause in broken.items():
+        instance = rounds.membership.broken[device] = statuses[device].instance
         at = rounds.server.clock()
         left_out = LeftOut(device=device, instance=instance, cause=cause, round=closed.round, at=at)
         await rounds.persist(rounds.store.append, left_out)
-    if found:
-        verb, whose = ("takes", "its agent is") if len(found) == 1 else ("take", "their agents are")
-        log.warning("%s %s no part until %s started anew", name_some(sorted(found)), verb, whose)
+    if broken:
+        verb, whose = ("takes", "its agent is") if len(broken) == 1 else ("take", "their agents are")
+        log.warning("%s %s no part until %s started anew", name_some(sorted(broken)), verb, whose)
 
 
-def known_classes(
+def load_class_names(
     plan: Plan, test: Examples | None, labelled: Examples | None, records: Iterable[AnyRecord]
 ) -> ClassNames | None:
-    """Return what a run's classes are called, as far as plan, the server's own examples or the journal say so.
+    """Return a run's class names from plan, server data or journal; None if unknown.
 
     Args:
-        plan: It may name them.
-        test: What the server evaluates with.
-        labelled: What it trains on itself.
-        records: Of an earlier process, in which the devices may have agreed.
+        test: The server's test data.
+        labelled: The server's training data.
+        records: Journal of an earlier process, in which devices may have agreed.
 
     Raises:
-        ConfigError: The server's own examples differ among themselves.
+        ConfigError: The server's data sets differ in their classes.
     """
     if plan.data and plan.data.classes:
         return ClassNames(plan.data.classes, "the plan's are", is_planned=True)
-    own = [as_told(one.classes) for one in (test, labelled) if one is not None]
-    if len(set(own)) > 1:
-        raise ConfigError("data and server_data have other classes: {}; {}".format(*contrast(*own)))
-    if own:
-        return ClassNames(own[0], "those of the server's own examples are")
-    opened = [one.classes for one in records if isinstance(one, RoundOpened) and one.classes]
-    return ClassNames(as_told(opened[-1]), "those that the run began with are") if opened else None
+    class_lists = [as_told(examples.classes) for examples in (test, labelled) if examples is not None]
+    if len(set(class_lists)) > 1:
+        raise ConfigError("data and server_data have other classes: {}; {}".format(*contrast(*class_lists)))
+    if class_lists:
+        return ClassNames(class_lists[0], "those of the server's own examples are")
+    agreed = [record.classes for record in records if isinstance(record, RoundOpened) and record.classes]
+    return ClassNames(as_told(agreed[-1]), "those that the run began with are") if agreed else None
 
 
-def known_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:
-    """Return how a run's inputs are prepared, as far as the plan or the journal say so.
+def load_run_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:
+    """Return a run's input preparation from plan or journal; None if unknown.
 
     Args:
-        plan: It may say so in its sections of data.
-        records: Of an earlier process, in which the devices may have agreed.
+        records: Journal of an earlier process, in which devices may have agreed.
 
     Raises:
         ConfigError: Sections of the plan differ.
     """
-    if agreed := [one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs]:
+    if agreed := [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]:
         return RunInputs(agreed[-1], "the run began with")
     planned = planned_inputs(plan)
     return None if planned is None else RunInputs(planned, "the plan has")
@@ -146,91 +143,92 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
     device: Device = CPU,
     graph: bytes = b"",
     neighbours: Neighbours | None = None,
-    told: Mapping[int, RoundOpened] | None = None,
+    recorded_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> State:
-    """Run a plan to its end, or go on with it; return the final server state.
+    """Run or resume a plan to its end; return the final server state.
 
     Args:
         store: The run's store; empty for a new run.
-        started: Calendar time for people.
-        members: The devices that may take part; None for whoever connects.
-        draw: Who draws a new run's first weights; a run that was begun keeps its own.
-        device: What the server trains and evaluates with.
-        graph: What devices evaluate by, with ONNX Runtime; empty where their trainers do it.
-        neighbours: The other sites of a plan with several.
-        told: What another run told the devices in each round, which is told again; None for what is decided.
+        started: Calendar time, for people.
+        members: Devices that may take part; None for any that connects.
+        draw: Generator of a new run's first weights; a resumed run keeps its own.
+        device: Where the server trains and evaluates.
+        graph: ONNX graph by which devices evaluate; empty if their trainers do.
+        neighbours: The other sites of a multi-site plan.
+        recorded_rounds: Recorded rounds whose assignments are repeated, by number; None to assign.
 
     Raises:
-        ConfigError: The plan names something unknown, its data cannot be read, or the run was begun with another plan.
+        ConfigError: A name in the plan is unknown, its data cannot be read, or the run has another plan.
     """
     server.run = run
     records, algorithm = store.records(), build(ALGORITHMS, plan.algorithm, "algorithm")
-    new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=batches_of(plan, algorithm))
-    begun = _begun(records, plan) or new
-    test, labelled = own = await _server_examples(plan, server)
+    new = RunOpened(run=run, plan=plan, started=started, draw=draw, statistics_batches=choose_batches(plan, algorithm))
+    begun = _find_beginning(records, plan) or new
+    test, labelled = examples = await _load_server_examples(plan, server)
     rounds = Rounds(
-        *(run, _settled_plan(begun, server.site), server, store, algorithm, link, _network(plan, test), test),
-        muster=replace(await server.worker(build_muster, plan, algorithm, own, records), members=members),
+        *(run, _site_plan(begun, server.site), server, store, algorithm, link, _blank_network(plan, test), test),
+        membership=replace(await server.worker(build_membership, plan, algorithm, examples, records), members=members),
         labelled=labelled,
         device=device,
         graph=graph,
         neighbours=neighbours,
-        told=told or {},
+        recorded_rounds=recorded_rounds or {},
     )
-    return await _play_and_leave(rounds, begun)
+    return await _run_and_leave(rounds, begun)
 
 
-def _network(plan: Plan, test: Examples | None) -> Model:
-    """Return the plan's network without storage, made for inputs such as the server's."""
+def _blank_network(plan: Plan, test: Examples | None) -> Model:
+    """Return the plan's network without storage, with the input shape of the server's test data."""
     return replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
 
 
-def build_muster(
-    plan: Plan, algorithm: Algorithm, own: tuple[Examples | None, Examples | None], records: Sequence[AnyRecord]
+def build_membership(
+    plan: Plan, algorithm: Algorithm, examples: tuple[Examples | None, Examples | None], records: Sequence[AnyRecord]
 ) -> Muster:
-    """Build a run's muster with the class names and inputs that are known before any device has told its own.
+    """Build a run's membership with the class names and inputs known before any device connects.
 
     Args:
-        own: The server's examples for evaluation and for training; None for none.
+        examples: The server's test and training data.
         records: The run's journal so far.
 
     Raises:
-        ConfigError: The server's own examples differ among themselves.
+        ConfigError: The server's data sets differ in their classes.
     """
     reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
-    classes, inputs = known_classes(plan, *own, records), known_inputs(plan, records)
-    return Muster(classes=classes, reads_labels=reads, inputs=inputs)
+    test, labelled = examples
+    classes = load_class_names(plan, test, labelled, records)
+    return Muster(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records))
 
 
-async def _play_and_leave(rounds: Rounds, begun: RunOpened) -> State:
-    """Do what is left of a run, then tell the other sites that it has ended."""
+async def _run_and_leave(rounds: Rounds, begun: RunOpened) -> State:
+    """Run the remaining rounds, then announce the end to the other sites."""
     await _record_beginning(rounds, begun)
-    state = await _play(rounds, partial(_stand, rounds, begun.draw))
+    state = await _run_rounds(rounds, partial(_resume, rounds, begun.draw))
     if rounds.neighbours:
         await rounds.neighbours.leave()
     return state
 
 
-def _settled_plan(begun: RunOpened, site: str) -> Plan:
-    """Return the plan that a run was begun with, as this site acts by it."""
-    return plan_of_site(settle_batches(begun.plan, begun.statistics_batches), site)
+def _site_plan(begun: RunOpened, site: str) -> Plan:
+    """Return the plan that the run began with, as this site runs it."""
+    return plan_of_site(set_batches(begun.plan, begun.statistics_batches), site)
 
 
-async def _server_examples(plan: Plan, server: Server) -> tuple[Examples | None, Examples | None]:
-    """Return what the server evaluates with, and what it trains on itself."""
+async def _load_server_examples(plan: Plan, server: Server) -> tuple[Examples | None, Examples | None]:
+    """Load the server's test data and its own training data."""
     test = await server.worker(load, test_data(plan)) if plan.evaluation.every else None
     return test, await server.worker(load, plan.server_data) if plan.server_data else None
 
 
 async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
-    """Record how a run begins, where no earlier process did."""
+    """Record the beginning of a new run."""
     if not rounds.store.records():
         require_record(rounds.store.folder)
         await rounds.persist(rounds.store.append, begun)
 
 
-async def _stand(rounds: Rounds, draw: str) -> Resumption:
-    """Return where a run stands."""
+async def _resume(rounds: Rounds, draw: str) -> Resumption:
+    """Return where a run continues."""
     (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
     return await rounds.persist(
         resume, rounds.store, lambda: init(initial(plan.model, plan.seed, draw), plan.seed), split=split
@@ -238,7 +236,7 @@ async def _stand(rounds: Rounds, draw: str) -> Resumption:
 
 
 def _require_examples(rounds: Rounds, tree: Tree) -> None:
-    """Refuse examples of the server's that its network or its method cannot take, before anybody is given a task."""
+    """Refuse server data that the network or algorithm cannot take, before any task is sent."""
     for examples, source in ((rounds.test, ""), (rounds.labelled, "server_data")):
         if examples is not None:
             require_fit(rounds.model.layers, tree, examples, source)
@@ -247,8 +245,8 @@ def _require_examples(rounds: Rounds, tree: Tree) -> None:
         server.check(rounds.model, (labelled.inputs, labelled.labels), rounds.plan.hyper)
 
 
-async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:
-    """Do what is left of a run; `stand` tells where it stands."""
+async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> State:
+    """Run the remaining rounds from the position that `stand` returns."""
     plan, store = rounds.plan, rounds.store
     at = await stand()
     state = at.state
@@ -257,41 +255,41 @@ async def _play(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]) -> S
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)
         return state
-    async with _observing(rounds, records), _costs(rounds, records) as costs:
+    async with _observe(rounds, records), _record_costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
-        recall_members(rounds, records)
+        restore_membership(rounds, records)
         repetition = Repetition(rounds, is_live(records), costs.repeat)
-        following = at.number if at.opened else await repetition.after(closed_rounds(records), at.number)
-        opened, accepted = at.opened, at.accepted
+        following = at.number if at.open_round else await repetition.after(closed_rounds(records), at.number)
+        open_round, accepted = at.open_round, at.accepted
         del at  # its state would be kept for as long as the run lasts
         while not isinstance(following, RunClosed) and following <= plan.rounds:
-            if end := None if opened else await _between(rounds, state, ledger, following - 1):
+            if end := None if open_round else await _finish_round(rounds, state, ledger, following - 1):
                 following = end
                 break
-            already_s = await _already_s(rounds, opened) if opened else repetition.pause_s
+            already_s = await _elapsed_s(rounds, open_round) if open_round else repetition.pause_s
             try:
-                state, closed = await rounds.next(following, state, opened, accepted, already_s=already_s)
+                state, closed = await rounds.run_round(following, state, open_round, accepted, already_s=already_s)
             except Infeasible as error:
                 following = RunClosed(outcome="stopped", cause=str(error))
                 break
-            opened, accepted = None, {}
-            log.info("%s", _line(rounds.run, closed, plan.rounds))
-            await leave_out_broken(rounds, closed)
+            open_round, accepted = None, {}
+            log.info("%s", _format_round(rounds.run, closed, plan.rounds))
+            await exclude_broken(rounds, closed)
             following = await repetition.after([closed], following + 1)
             if repetition.is_behind:
                 state, repetition.is_behind = (await stand()).state, False
         end = following if isinstance(following, RunClosed) else RunClosed(outcome="finished")
         await _conclude(rounds, state, costs, end, ledger)
-        await _note_doubts(rounds, ledger)
+        await _record_doubts(rounds, ledger)
     if end.cause:
         log.warning("run %s %s: %s", rounds.run, "is over" if end.outcome == "finished" else "ends short", end.cause)
     await rounds.persist(store.append, end)
-    await rounds.server.worker(keep_only, store.updates, ())  # they are in the model, and nobody asks for them again
+    await rounds.server.worker(prune_updates, store.updates, ())  # all of them are in the model
     return state
 
 
 async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, ledger: Ledger) -> None:
-    """Wait for what the last round cost, and let devices evaluate if that is due."""
+    """Wait for the last round's costs, and evaluate on devices if due."""
     records = rounds.store.records()
     ledger.take(records[ledger.seen :])  # a long journal is not read once more for that
     for closed in closed_rounds(records)[-1:]:
@@ -301,74 +299,76 @@ async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, 
         await evaluate.evaluate_due(rounds, state)
 
 
-async def _between(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
-    """Do what is due after a round; return the run's end, None where it goes on."""
+async def _finish_round(rounds: Rounds, state: State, ledger: Ledger, after: int) -> RunClosed | None:
+    """Do the work due after a round; return the run's end, None if it continues."""
     await evaluate.evaluate_due(rounds, state, after)
     if over := await reason_to_end(rounds, state):
         return RunClosed(outcome="finished", cause=over)
-    cause = await _spent(rounds, ledger)
+    cause = await _check_budget(rounds, ledger)
     return RunClosed(outcome="stopped", cause=cause) if cause else None
 
 
-async def _already_s(rounds: Rounds, opened: RoundOpened) -> float:
-    """Return how long ago an earlier process opened a round; the record says how well that is known."""
-    found = run_clock.elapsed_since(rounds.store.records(), opened, rounds.server.clock())
-    how = "by the calendar" if found.is_known else "as far as is known: the calendar does not tell how long it was away"
-    what = f"round {opened.round} {run_clock.RESTARTED}: its seconds count from its opening, {how}"
-    if found.away_s >= 1:
-        what += f"; up to {found.away_s:.0f} of them it was away, and nobody worked on the round"
+async def _elapsed_s(rounds: Rounds, open_round: RoundOpened) -> float:
+    """Return the seconds since an earlier process opened a round, and record how precise they are."""
+    elapsed = run_clock.elapsed_since(rounds.store.records(), open_round, rounds.server.clock())
+    precision = (
+        "by the calendar" if elapsed.is_known else "as far as is known: the calendar does not tell how long it was away"
+    )
+    what = f"round {open_round.round} {run_clock.RESTARTED}: its seconds count from its opening, {precision}"
+    if elapsed.away_s >= 1:
+        what += f"; up to {elapsed.away_s:.0f} of them it was away, and nobody worked on the round"
     await rounds.persist(rounds.store.append, Noted(what=what))
-    return found.seconds
+    return elapsed.seconds
 
 
-async def _spent(rounds: Rounds, ledger: Ledger) -> str:
-    """Return which budget lets no further round begin, empty where all do; leave out whose joules nobody knows."""
-    budget, muster, fleet = rounds.plan.budget, rounds.muster, rounds.server.fleet
+async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
+    """Return the exhausted budget, empty if another round may begin; exclude devices that report no energy."""
+    budget, membership, fleet = rounds.plan.budget, rounds.membership, rounds.server.fleet
     if budget == BudgetPlan():
         return ""
-    await _note_doubts(rounds, ledger)
-    spent = ledger.spending()
+    await _record_doubts(rounds, ledger)
+    spending = ledger.spending()
     if budget.joules is not None:
-        muster.unmetered = frozenset(spent.unmetered)
-    if muster.here(fleet) and not muster.ready(fleet):
-        dark = ", ".join(muster.here(fleet)[:8])
+        membership.unmetered = frozenset(spending.unmetered)
+    if membership.here(fleet) and not membership.ready(fleet):
+        dark = ", ".join(membership.here(fleet)[:8])
         return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
-    return spent_budget(budget, spent)
+    return spent_budget(budget, spending)
 
 
-async def _note_doubts(rounds: Rounds, ledger: Ledger) -> None:
-    """Record whose claims of joules are not believed, each device once, after taking the journal's next records."""
+async def _record_doubts(rounds: Rounds, ledger: Ledger) -> None:
+    """Record each device whose energy claims are implausible, once, from the journal's new records."""
     ledger.take(await rounds.server.worker(rounds.store.records, ledger.seen))
-    for what in ledger.doubts()[: membership.MOST_NAMED]:
+    for what in ledger.doubts()[:MOST_NAMED]:
         log.warning("%s", what)
         await rounds.persist(rounds.store.append, Noted(what=what))
 
 
 @asynccontextmanager
-async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
-    """Record who comes and goes and what the devices measure, while the block lasts."""
+async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[None]:
+    """Record presence and reports of devices during the block."""
     server, store = rounds.server, rounds.store
     now_utc_s = utc_seconds() if is_live(store.records()) else None
     await rounds.persist(
         store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
     )
     observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
-    muster = rounds.muster
+    membership = rounds.membership
 
     def presence(status: Status) -> None:
-        if muster.takes(status.device):
+        if membership.takes(status.device):
             observing.presence(status)
 
     def report(report: Report) -> None:
-        if muster.takes(report.device):
+        if membership.takes(report.device):
             observing.report(report)
 
-    observing.begin(records, select_devices(server.fleet, muster.takes))
+    observing.begin(records, select_devices(server.fleet, membership.takes))
     server.seen.append(presence)
     server.keep.append(report)
     try:
         async with background(observing.keep()):
-            rounds.opening = observing.settled
+            rounds.flush_observations = observing.settled
             yield
             await observing.settled()
     finally:
@@ -377,8 +377,8 @@ async def _observing(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
-    """Record what the devices say that tasks cost them, while the block lasts."""
+async def _record_costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Costs]:
+    """Record the task costs that devices report during the block."""
     costs = Costs(rounds.run, rounds.plan.rounds, lambda record: rounds.persist(rounds.store.append, record))
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
@@ -392,11 +392,11 @@ async def _costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[Cost
 
 
 def is_live(records: Iterable[AnyRecord]) -> bool:
-    """Tell whether a run is of real devices: it was begun at a calendar time."""
+    """Return true if a run has real devices, that is, began at a calendar time."""
     return any(isinstance(record, RunOpened) and record.started for record in records)
 
 
-def _begun(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
+def _find_beginning(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
     begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun and not is_same_plan(begun.plan, plan):
         others = describe_differences(begun.plan, plan)
@@ -407,10 +407,10 @@ def _begun(records: list[AnyRecord], plan: Plan) -> RunOpened | None:
 
 
 async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRecord]) -> None:
-    """Let every device that is there time training steps, before anything is decided for it; if the plan says so."""
+    """Let every online device time training steps before the first decision, if the plan asks for it."""
     if not rounds.plan.measure.seconds or any(isinstance(record, Measured) for record in records):
         return
-    assignments = (await rounds.assigning.next(state, 0, "measure")).assignments
+    assignments = (await rounds.assigner.assign_tasks(state, 0, "measure")).assignments
     gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():
@@ -423,7 +423,7 @@ async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRec
     await rounds.persist(rounds.store.append, measured)
 
 
-def _line(run: str, closed: RoundClosed, rounds: int) -> str:
+def _format_round(run: str, closed: RoundClosed, rounds: int) -> str:
     accuracy = "" if closed.accuracy is None else f" accuracy={closed.accuracy:.4f}"
     loss = "" if closed.loss is None else f" loss={closed.loss:.4f}"
     refused = f" refused={sum(closed.refused.values())}" if closed.refused else ""

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.split.kept_answers import KeptAnswers, Shelf
+from edge_server.rounds.split.gradient_store import GradientStore, SentGradients
 from shared.algorithms.base import Algorithm, Cohort
 from shared.algorithms.semisupervised.semisfl import semisfl
 from shared.codecs.dense import dense
@@ -70,7 +70,11 @@ def our_server(*, keeps: bool = False) -> Step:
     algorithm, model, state, told = begun()
     assert algorithm.split
     ups, serve, link = sent(model), algorithm.split.serve, LinkConfig()
-    kept, shelf, codec = {device: KeptAnswers() for device in ups}, Shelf(link.kept_gradients_mb << 20), dense()
+    kept, shelf, codec = (
+        {device: SentGradients() for device in ups},
+        GradientStore(link.kept_gradients_mb << 20),
+        dense(),
+    )
     shelf.folder = Path(tempfile.gettempdir())
 
     def step() -> object:

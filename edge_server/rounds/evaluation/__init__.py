@@ -1,1 +1,1 @@
-"""When models are evaluated and by whom, what their running statistics are, and what a round came to."""
+"""Evaluation on devices, BatchNorm running statistics, and the figures of a round."""

@@ -1,4 +1,4 @@
-"""When the devices evaluate, and what comes of it: the model, or each its own, on the examples that they hold back."""
+"""Evaluation on devices: when it is due, whether a budget allows it, its record."""
 
 from __future__ import annotations
 
@@ -23,58 +23,54 @@ def _is_due(plan: Plan, after: int) -> bool:
     return bool(every and after and after % every == 0)
 
 
-def evaluation_due(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
-    """Return after which round the devices are still to evaluate; None where they are not, or have done so.
+def find_due_evaluation(plan: Plan, records: Iterable[AnyRecord], *, ended: bool) -> int | None:
+    """Return the round after which an evaluation is due; None if it is not due or already done.
 
     Args:
-        plan: What it says of evaluation.
-        ended: Whether there will be no more rounds.
+        ended: Whether there are no more rounds.
     """
-    kept, evaluation = valid(records), plan.evaluation
-    last = max((record.round for record in closed_rounds(kept)), default=0)
+    valid_records, evaluation = valid(records), plan.evaluation
+    last = max((record.round for record in closed_rounds(valid_records)), default=0)
     if not (_is_due(plan, last) or (ended and (evaluation.on_device or evaluation.devices_every))):
         return None
-    done = {record.round for record in kept if isinstance(record, Evaluated)}
+    done = {record.round for record in valid_records if isinstance(record, Evaluated)}
     return None if done & {None, last} else last
 
 
-def unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
-    """Return why a budget of joules pays for no evaluation, as far as earlier ones tell; empty where it does.
-
-    Args:
-        plan: What it says of the budget.
-    """
+def explain_unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
+    """Return why the energy budget does not pay for an evaluation, by the cost of the last one; empty if it does."""
     if plan.budget.joules is None:
         return ""
     ledger = Ledger()
     ledger.take(records)
     spending = ledger.spending()
-    left = plan.budget.joules + spending.moved - (spending.joules or 0.0)
-    tried = [one.round for one in valid(records) if isinstance(one, Evaluated) and one.round is not None]
+    left_j = plan.budget.joules + spending.moved - (spending.joules or 0.0)
+    tried = [record.round for record in valid(records) if isinstance(record, Evaluated) and record.round is not None]
     last = by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
     parts = [getattr(cost, name) for cost in last.values() for name in joule_parts(split=False)]
-    foreseen = math.fsum(one for one in parts if one is not None)
-    if left > 0 and foreseen <= left:
+    foreseen = math.fsum(joules for joules in parts if joules is not None)
+    if left_j > 0 and foreseen <= left_j:
         return ""
     last_one = f", and the last one took {foreseen:.4g} J" if foreseen else ""
-    return f"{max(0.0, left):.4g} J are left of budget.joules{last_one}"
+    return f"{max(0.0, left_j):.4g} J are left of budget.joules{last_one}"
 
 
 async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -> None:
-    """Let every device that is there evaluate, if that is owed; record what comes of it, whatever that is.
+    """Evaluate on every online device if due, and record the result.
 
     Args:
-        state: The server state as it stands.
-        after: The last round; None if there will be no more.
+        after: The last round; None if there are no more.
     """
-    owed = rounds.plan.evaluation
-    if not (owed.on_device or owed.devices_every) or (after is not None and not _is_due(rounds.plan, after)):
+    evaluation = rounds.plan.evaluation
+    if not (evaluation.on_device or evaluation.devices_every) or (
+        after is not None and not _is_due(rounds.plan, after)
+    ):
         return  # as the records would tell, which are many
     records = await rounds.server.worker(rounds.store.records)
-    after = evaluation_due(rounds.plan, records, ended=after is None)
+    after = find_due_evaluation(rounds.plan, records, ended=after is None)
     if after is None:
         return
-    if why := unaffordable(rounds.plan, records):
+    if why := explain_unaffordable(rounds.plan, records):
         what = f"the devices' evaluation after round {after} is left out: {why}"
         if Noted(what=what) not in records:
             log.warning("%s", what)
@@ -82,12 +78,12 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
         return
     number = rounds.plan.evaluation.number(rounds.plan.rounds, after)
     personal = rounds.algorithm.personal is not None
-    assignments = (await rounds.assigning.next(state, number, "evaluate")).assignments
+    assignments = (await rounds.assigner.assign_tasks(state, number, "evaluate")).assignments
     gather = await rounds.exchange(number, state, assignments, accepted={}, purpose="evaluate")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     by_device = {device: update.metrics for device, update in updates.items()}
     accuracy = mean_accuracy(updates, personal=personal)
     evaluated = Evaluated(accuracy=accuracy, by_device=by_device, round=after, personal=personal)
     await rounds.persist(rounds.store.append, evaluated)
-    name, shown = "personal_accuracy" if personal else "device_accuracy", "" if accuracy is None else f"{accuracy:.4f}"
-    log.info("round=%d/%d run=%s devices=%d %s=%s", after, rounds.plan.rounds, rounds.run, len(updates), name, shown)
+    name, figure = "personal_accuracy" if personal else "device_accuracy", "" if accuracy is None else f"{accuracy:.4f}"
+    log.info("round=%d/%d run=%s devices=%d %s=%s", after, rounds.plan.rounds, rounds.run, len(updates), name, figure)

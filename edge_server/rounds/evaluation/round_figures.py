@@ -1,4 +1,4 @@
-"""What a round came to: the figures of the updates that count."""
+"""Figures of a closed round: loss, accuracy and traffic of its counted updates."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shared.models.evaluate import Score
 from shared.protocol.messages import Update
 
 
-def close_record(
+def build_round_record(
     gather: Gather, dropped: Counter[str], scored: Score | None, *, enough: bool, personal: bool = False
 ) -> RoundClosed:
-    """Return what is recorded of a round, but for its seconds.
+    """Return the record of a closed round, without its duration.
 
     Args:
-        dropped: What was refused before it reached the round, counted by reason.
-        scored: The aggregated model on the server's test data, if it was tried.
+        dropped: Counts of messages refused before they reached the round, by reason.
+        scored: Score of the aggregated model on the server's test data, if evaluated.
         enough: Whether there is an aggregated model.
-        personal: Whether each device evaluates parameters of its own.
+        personal: Whether each device evaluates its own parameters.
     """
-    came = sorted(gather.accepted.items())
-    updates = {device: record.update for device, record in came if device not in gather.failed}
+    accepted = sorted(gather.accepted.items())
+    updates = {device: record.update for device, record in accepted if device not in gather.failed}
     losses = [(update.loss, update.num_examples) for update in updates.values() if update.loss is not None]
     return RoundClosed(
         round=gather.number,
@@ -40,24 +40,28 @@ def close_record(
         class_accuracy=(scored and scored.by_class) or msgspec.UNSET,
         device_accuracy=mean_accuracy(updates, personal=personal),
         seconds=0.0,
-        bytes_up={device: record.bytes_up for device, record in came},
+        bytes_up={device: record.bytes_up for device, record in accepted},
         bytes_down={d: update.cost.bytes_down for d, update in updates.items() if update.cost.bytes_down is not None},
     )
 
 
-def accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
-    """Return what devices measured on their held-out examples, with the number of these."""
-    found = (update.metrics for update in updates.values())
-    return [(one["eval_accuracy"], one.get("eval_examples", 1.0)) for one in found if "eval_accuracy" in one]
+def list_accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
+    """Return (accuracy, number of examples) of each device's held-out examples."""
+    measurements = (update.metrics for update in updates.values())
+    return [
+        (metrics["eval_accuracy"], metrics.get("eval_examples", 1.0))
+        for metrics in measurements
+        if "eval_accuracy" in metrics
+    ]
 
 
 def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:
-    """Return the mean of what devices measured: of one model weighted by examples, of personal ones each as much."""
-    found = accuracies(updates)
-    return weighted_mean([(accuracy, 1.0) for accuracy, _ in found] if personal else found)
+    """Return the mean accuracy: weighted by examples for a common model, unweighted for personal ones."""
+    pairs = list_accuracies(updates)
+    return weighted_mean([(accuracy, 1.0) for accuracy, _ in pairs] if personal else pairs)
 
 
 def weighted_mean(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the weighted mean, None where nothing weighs anything."""
+    """Return the weighted mean; None if all weights are zero."""
     weight = sum(w for _, w in pairs)
     return sum(value * w for value, w in pairs) / weight if weight else None

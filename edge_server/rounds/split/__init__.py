@@ -1,1 +1,1 @@
-"""The steps of a split round: features in, a barrier, gradients out."""
+"""Split rounds: features in, step barrier, gradients out."""

@@ -1,9 +1,9 @@
-"""Decide when a step of a split round is due, who is waited for, and what to answer to an offer. No bytes and no IO.
+"""Barrier of a split round: decides when a step is due; no bytes and no IO.
 
-Every device does the same steps, 1 to `steps`. A step is served when each device that is in has delivered, or a while
-after the first did: who is missing then is absent, and holds up no later step. It is in again as soon as it speaks: it
-is told the open step and waited for there, or it would be a step behind the others for ever. Who lets that pass too is
-not waited for any more until it has delivered. Who begins the session anew is answered as before, step by step.
+Every device does the same steps, 1 to `steps`. A step is served when every awaited device has delivered, or a deadline
+after the first delivery: a device that is missing then is absent and delays no later step. It is awaited again as soon
+as it sends a message: it receives the open step's number, otherwise it would stay one step behind. A device that misses
+that step too is not awaited until it has delivered. A device that restarts its session gets the same answers again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.runtime.clock import left_s
 
 
 class Reply(Enum):
-    """What to do about an offer of features, where it is not to be told another step."""
+    """Reply to an offer of features, other than the number of another step."""
 
     TAKE = "ask for its frames"
     AGAIN = "that step's gradient once more"
@@ -27,7 +27,7 @@ class Reply(Enum):
 
 
 Answer: TypeAlias = Reply | int
-"""A number is the step to tell: ahead of the device's own, all between went on without it; behind it, begin anew."""
+"""A number is the step to send: above the device's own, the steps between ran without it; below, it restarts there."""
 
 
 @dataclass
@@ -35,12 +35,11 @@ class Barrier:
     """The steps of several devices.
 
     Attributes:
-        steps: How many there are.
-        deadline_s: Seconds after a step's first features at which it goes on with who has delivered.
-        devices: Who takes part, by name.
-        step: The one that is open; beyond `steps` when all are over.
-        sessions: Where each device is, by its name. Only the barrier lets them follow events: it counts on from there,
-            since a look at all of them for each device's features would grow with the square of the fleet.
+        deadline_s: Seconds after a step's first features at which it is served without absent devices.
+        devices: Names of the participants.
+        step: The open step; above `steps` when all are over.
+        sessions: Session of each device. Only the barrier changes their states, to keep its sets of devices current: a
+            scan of all sessions at each delivery would be quadratic in the fleet.
     """
 
     steps: int
@@ -53,7 +52,6 @@ class Barrier:
     _begun: set[str] = field(default_factory=set)  # of the open step: features are here, or were refused
 
     def __post_init__(self, devices: Iterable[str]) -> None:
-        """Expect every device at the first step."""
         self.sessions = {device: DeviceSession(device) for device in devices}
         self._waited_for.update(self.sessions)
 
@@ -64,28 +62,27 @@ class Barrier:
 
     @property
     def missed(self) -> dict[str, int]:
-        """Steps that went on without a device, by its name in order."""
-        return {name: one.missed for name, one in sorted(self.sessions.items()) if one.missed}
+        """Number of steps that ran without a device, by name in order."""
+        return {name: session.missed for name, session in sorted(self.sessions.items()) if session.missed}
 
     @property
-    def awaited(self) -> set[str]:
-        """Who is waited for."""
+    def awaited_devices(self) -> set[str]:
+        """Devices that the open step waits for."""
         return set(self._waited_for)
 
     def is_member(self, device: str) -> bool:
-        """Tell whether a device is of this session, and has not failed."""
+        """Return true if a device takes part and has not failed."""
         return device in self.sessions and self.sessions[device].is_alive
 
     def is_done(self, device: str) -> bool:
-        """Tell whether nothing of the session is left to a device: only then can its update be one of this session."""
+        """Return true if a device has finished all steps; only then can its update belong to this session."""
         return self.is_member(device) and self.sessions[device].step > self.steps
 
     def offer(self, device: str, step: int, features: bytes) -> Answer:
-        """Return what to answer to an offer. Offers may come twice, late, and of a session before this one.
+        """Return the reply to an offer. Offers may be repeated, late, or from an earlier session.
 
         Args:
-            step: Which it is at.
-            features: Digest of what it offers.
+            features: Digest of the offered features.
         """
         session = self.sessions[device]
         if step > session.step:
@@ -96,17 +93,17 @@ class Barrier:
         if is_answered:
             return Reply.AGAIN
         if step < self.step:
-            return session.answers.following(step) or self._let_go_on(session)
+            return session.answers.next_served(step) or self._move_to_open_step(session)
         if session.state == "refused" or (session.state == "delivered" and session.delivered == features):
             return Reply.NOTHING
         self._follow(session, "offer")  # also where it has begun anew since it delivered
         return Reply.TAKE
 
     def deliver(self, device: str, features: bytes, now: float) -> None:
-        """Note that a device's features of the open step are here and can be used.
+        """Mark a device's features of the open step as usable.
 
         Args:
-            now: On the barrier's clock.
+            now: Time of the barrier's clock, in seconds.
         """
         self._start_deadline(now)
         session = self.sessions[device]
@@ -114,55 +111,55 @@ class Barrier:
         session.delivered = features
 
     def refuse(self, device: str, now: float) -> None:
-        """Note that a device's features of the open step cannot be used, also if they are here: it goes on without."""
+        """Mark a device's features of the open step as unusable, delivered or not: the step runs without them."""
         self._start_deadline(now)
         self._follow(self.sessions[device], "refuse")
 
     def postpone(self, now: float) -> None:
-        """Count the deadline from now on: nobody could have delivered."""
+        """Restart the deadline: no device could have delivered."""
         self._since = now
 
     def drop(self, device: str) -> None:
-        """Part for good with a device that has failed."""
+        """Remove a failed device for good."""
         if device in self.sessions:
             self.sessions[device].fail()
-            self._count(self.sessions[device])
+            self._update_sets(self.sessions[device])
 
     def left_s(self, now: float) -> float:
-        """Return the seconds until the open step is due; 0 if it is, infinite while nothing says so."""
+        """Return the seconds until the open step is due; 0 if it is, infinite before the first delivery."""
         if not self._begun:
             return math.inf
         return left_s(self._since + self.deadline_s, now) if self._waited_for else 0.0
 
     def serve(self) -> tuple[list[str], list[str]]:
-        """Go on to the next step.
+        """Advance to the next step.
 
         Returns:
-            Who takes part in the one that was open, perhaps nobody, and who had offered features of it in vain: these
-            are to be told the next.
+            The devices that take part in the step, possibly none, and those whose features of it were not used: these
+            must be sent the next step's number.
         """
-        alive = list(self._alive())
+        alive = list(self._iterate_alive())
         served = sorted(session.device for session in alive if session.state == "delivered")
         in_vain = sorted(session.device for session in alive if session.state in {"offered", "refused"})
         for session in alive:
             session.close(self.step)
-            self._count(session)
+            self._update_sets(session)
         self.step += 1
         return served, in_vain
 
-    def _let_go_on(self, session: DeviceSession) -> int:
+    def _move_to_open_step(self, session: DeviceSession) -> int:
         session.step = self.step
         return self.step
 
-    def _alive(self) -> Iterator[DeviceSession]:
+    def _iterate_alive(self) -> Iterator[DeviceSession]:
         return (session for session in self.sessions.values() if session.is_alive)
 
     def _follow(self, session: DeviceSession, event: Event) -> None:
         session.follow(event)
-        self._count(session)
+        self._update_sets(session)
 
-    def _count(self, session: DeviceSession) -> None:
-        """Note where a session has gone."""
+    def _update_sets(self, session: DeviceSession) -> None:
+        """Update the sets of awaited and begun devices after a state change."""
         (self._waited_for.add if session.is_waited_for else self._waited_for.discard)(session.device)
         (self._begun.add if session.state in {"delivered", "refused"} else self._begun.discard)(session.device)
 

@@ -1,8 +1,8 @@
-"""Hold one device's session in a split round: its life in a step as a transition table, its payloads on their way.
+"""Device session of a split round: state machine and payloads in flight.
 
 A device is `awaited`, or `absent` while no step waits for it. It has `offered` features of the open step, which then
-are `delivered` or `refused`. When the step closes, who has delivered is awaited again, and who was awaited in vain is
-absent. One that has `failed` is out for good.
+are `delivered` or `refused`. When the step closes, a device that delivered is awaited again, and one that was awaited
+but did not deliver is absent. A `failed` device is out for good.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from edge_server.rounds.split.kept_answers import KeptAnswers
+from edge_server.rounds.split.gradient_store import SentGradients
 from shared.protocol.messages import Features
 from shared.tensors.tree import Tree
 from shared.transfer.in_memory import MemorySink
@@ -19,11 +19,11 @@ from shared.transfer.receiver import Receiver
 from shared.transfer.sender import Sender, WaitingPieces
 
 PATIENCE = 2
-"""Deadlines in a row that one device may cost the others."""
+"""Consecutive deadlines that one device may cost the others."""
 
 StepState: TypeAlias = Literal["awaited", "absent", "offered", "delivered", "refused", "failed"]
 Event: TypeAlias = Literal["return", "offer", "deliver", "refuse", "close", "close overdue", "fail"]
-"""`return`: it speaks and has patience left. `close`: the step is served, `close overdue`: and has none left."""
+"""`return`: a message came and patience is left. `close`: the step was served; `close overdue`: patience is used up."""
 
 TRANSITIONS: Mapping[StepState, Mapping[Event, StepState]] = {
     "awaited": {
@@ -68,22 +68,22 @@ TRANSITIONS: Mapping[StepState, Mapping[Event, StepState]] = {
 
 @dataclass
 class DeviceSession:
-    """Where one device is in the session, and what of it is here.
+    """State and payloads of one device.
 
     Attributes:
-        state: In the open step.
-        step: The next step that it can offer, as far as is known here.
-        delivered: Digest of its features of the open step, when they are delivered.
-        at: The step of its last offer; behind those that were served with it where it has begun anew.
-        answers: What it was answered.
-        late: Deadlines in a row that it let pass.
-        missed: Steps that went on without it.
-        offer: Its last offer whose frames were asked for.
-        receiver: Of these features, until they are read.
-        features: Those that are read, until the step is served.
-        size: The root mean square of their floating-point values.
-        gradient: The one that it is sent; nothing while a step is being computed.
-        waiting: Pieces of the gradient that wait to be sent.
+        state: Its state in the open step.
+        step: The next step that it can offer, as far as the server knows.
+        delivered: Digest of its delivered features of the open step.
+        at: The step of its last offer; below the last served step after a restart.
+        answers: Gradients already sent, by step.
+        late: Number of consecutive missed deadlines.
+        missed: Number of steps that ran without it.
+        offer: Its last offer whose frames were requested.
+        receiver: Receives these features until they are decoded.
+        features: Decoded features, until the step is served.
+        size: Root mean square of their floating-point values.
+        gradient: The gradient being sent; None while a step is computed.
+        pending: Requested pieces of the gradient, not sent yet.
     """
 
     device: str
@@ -91,7 +91,7 @@ class DeviceSession:
     step: int = 1
     delivered: bytes = b""
     at: int = 0
-    answers: KeptAnswers = field(default_factory=KeptAnswers)
+    answers: SentGradients = field(default_factory=SentGradients)
     late: int = 0
     missed: int = 0
     offer: Features | None = None
@@ -99,13 +99,13 @@ class DeviceSession:
     features: Tree | None = None
     size: float = 0.0
     gradient: Sender | None = None
-    waiting: WaitingPieces = field(default_factory=WaitingPieces)
+    pending: WaitingPieces = field(default_factory=WaitingPieces)
 
     def follow(self, event: Event) -> None:
-        """Go on to the state after an event.
+        """Move to the state after an event.
 
         Raises:
-            ValueError: The table has no such event in this state: a fault of ours.
+            ValueError: The table has no such event in this state, which is a bug.
         """
         following = TRANSITIONS[self.state].get(event)
         if following is None:
@@ -114,12 +114,12 @@ class DeviceSession:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is of this session still."""
+        """Whether the device has not failed."""
         return self.state != "failed"
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its patience is used up: it is not waited for until it has delivered."""
+        """Whether its patience is used up: it is not awaited until it has delivered."""
         return self.late >= PATIENCE
 
     @property
@@ -128,17 +128,17 @@ class DeviceSession:
         return self.state == "awaited" or (self.state == "offered" and not self.is_overdue)
 
     def fail(self) -> None:
-        """Part for good, with all that is here."""
+        """Mark as failed and drop all payloads."""
         self.follow("fail")
         self.receiver = self.features = self.gradient = None
-        self.answers = KeptAnswers()
-        self.waiting.clear()
+        self.answers = SentGradients()
+        self.pending.clear()
 
     def close(self, step: int) -> None:
-        """Note that a step was served, with this device if it had delivered.
+        """Account for a served step, with this device if it had delivered.
 
         Args:
-            step: The one that was open.
+            step: The step that was open.
         """
         if self.state == "delivered":
             self.answers.serve(step, self.delivered)
@@ -152,19 +152,19 @@ class DeviceSession:
         self.follow("close overdue" if self.is_overdue else "close")
 
     def take_features(self) -> Tree:
-        """Part with the features of the step that was served, and with the gradient of the one before: it has that.
+        """Return and release the features of the served step; release the previous gradient, which the device has.
 
-        One that has begun anew since it delivered them is given that of an earlier step, and may need it still.
+        A device that restarted after delivering is being sent an earlier gradient, which is not released.
         """
         assert self.features is not None, "who has delivered has features"
         features, self.features = self.features, None
         if self.at >= self.answers.last:
             self.gradient = None
-            self.waiting.clear()
+            self.pending.clear()
         return features
 
     def send(self, gradient: Sender) -> None:
-        """Let a gradient be the one that it is sent; what waits of another is of no use to it any more."""
+        """Set the gradient to send; requested pieces of another one are dropped."""
         if gradient is not self.gradient:
             self.gradient = gradient
-            self.waiting.clear()
+            self.pending.clear()

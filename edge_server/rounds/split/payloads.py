@@ -1,7 +1,7 @@
-"""Payloads of split steps: each device's features come in, asked for until they are whole; its gradient goes out.
+"""Transfer of split-step payloads: features up, gradients down.
 
-Features lie in memory, and both in the sessions of the devices. A gradient's header says how much of the next features
-may come unasked, which is why both ways are one.
+Features are received in memory and belong to the device's session. A gradient's header grants how much of the next
+features may be pushed without a request, so one class handles both directions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.broadcast import WishBudget
+from edge_server.rounds.broadcast import RequestBudget
 from edge_server.rounds.split.device_session import DeviceSession
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class StepPayloads:
-    """What is sent in one round's steps, either way.
+    """Features and gradients in flight during one round.
 
     Attributes:
-        sessions: Of the round's devices.
-        paces: How fast features come from each device; outlives the step, and the round.
+        sessions: Sessions of the round's devices.
+        paces: Pace of each device's features; shared by all rounds.
     """
 
     site: str
@@ -46,18 +46,17 @@ class StepPayloads:
     sessions: Mapping[str, DeviceSession]
     _policy: Policy = field(init=False)
     _expected: dict[str, Expected] = field(default_factory=dict)
-    _budgets: dict[str, tuple[bytes, WishBudget]] = field(default_factory=dict)
+    _budgets: dict[str, tuple[bytes, RequestBudget]] = field(default_factory=dict)
     _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        """Take the limits of features from the link's."""
         self._policy = self.link.policy(self.link.max_features_mb << 20)
 
     async def begin(self, session: DeviceSession, offer: Features) -> None:
-        """Ask for the features of an offer, or for what is missing of them.
+        """Request the missing frames of an offer.
 
         Raises:
-            WireError: There are more than this server takes; no memory was taken for them.
+            WireError: The features exceed the server's limit; no memory was allocated.
         """
         now, receiver = self.clock(), session.receiver
         session.offer, session.features = offer, None
@@ -70,10 +69,10 @@ class StepPayloads:
         await self._ask(session)
 
     async def take(self, session: DeviceSession, data: bytes) -> bool:
-        """Take a frame of features; tell whether anything in it was new, or was asked for.
+        """Take a frame of features; return true if it held new or requested blocks.
 
         Raises:
-            WireError: It is damaged or does not fit the offer.
+            WireError: It is damaged or does not match the offer.
         """
         frame, receiver = frames.decode(data), session.receiver
         is_expected = session.device in self._expected and self._expected[session.device].take(frame.data.nbytes)
@@ -85,54 +84,54 @@ class StepPayloads:
         return is_new or is_expected
 
     def expect_push(self, session: DeviceSession) -> None:
-        """Note that a device has been told how much of its next features it may send unasked."""
+        """Account for the blocks that a device may push without a request."""
         self._expect(session.device).ask((0, self._room(session.device).blocks))
 
     def _room(self, device: str) -> Room:
         return room(self.pace(device), self.window)
 
     def _expect(self, device: str) -> Expected:
-        """Return the account of what a device was asked for."""
+        """Return the account of what was requested from a device."""
         return self._expected.setdefault(device, self._policy.expected())
 
-    async def ask_anew(self, session: DeviceSession) -> None:
-        """Ask a device that has connected anew for all that is missing: what was under way is lost."""
+    async def ask_after_reconnect(self, session: DeviceSession) -> None:
+        """Request everything missing from a device that has reconnected; frames in flight are lost."""
         if session.receiver:
             session.receiver.lost(self.clock())
             await self._ask(session)
 
     async def retry(self, session: DeviceSession, error: WireError) -> bool:
-        """Ask for features anew if they were damaged on their way; tell whether there is hope."""
+        """Request damaged features again; return false if that is hopeless."""
         if session.receiver is None or error.reason != "digest" or session.receiver.is_hopeless:
             return False
         await self._ask(session)
         return True
 
     async def ask_again(self) -> None:
-        """Ask anew for what does not come."""
-        for session in self.coming():
+        """Repeat requests for overdue frames."""
+        for session in self.receiving_sessions():
             if session.receiver and not session.receiver.left_s(self.clock()):
                 session.receiver.gave_up(self.clock())
                 await self._ask(session)
 
-    def coming(self) -> list[DeviceSession]:
-        """Return the sessions whose features are on their way, or not read yet."""
+    def receiving_sessions(self) -> list[DeviceSession]:
+        """Return the sessions whose features are in flight or not yet decoded."""
         return [session for session in self.sessions.values() if session.receiver]
 
     def pace(self, device: str) -> Pace:
-        """Return how fast frames come from a device; small ones first, since its link is not known yet."""
+        """Return the pace of a device's frames; an unknown link starts with small ones."""
         if device not in self.paces:
             self.paces[device] = self._policy.pace(self.clock())
         return self.paces[device]
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of a gradient that go into a frame now."""
+        """Largest frame of a gradient, in bytes."""
         return frames.largest_frame(self.link.frame_bytes, self.transport.max_payload_bytes)
 
     @property
     def window(self) -> int:
-        """Frames that one device may have under way; all together have no more than the budget."""
+        """Frames that one device may have in flight, within the window that all devices share."""
         return self._policy.share(sum(1 for session in self.sessions.values() if session.receiver))
 
     async def _ask(self, session: DeviceSession) -> None:
@@ -141,10 +140,10 @@ class StepPayloads:
             await self.tell(session.device, want, assured=False)
 
     async def tell(self, device: str, message: Message, *, assured: bool = True) -> None:
-        """Send a message to a device; what does not reach it, it will cause again by another offer.
+        """Send a message; a device that misses it offers again.
 
         Args:
-            assured: Whether the broker is to acknowledge it.
+            assured: Whether the broker acknowledges it.
         """
         try:
             await self.transport.publish(topic(self.site, device, "gradient"), wire.encode(message), assured=assured)
@@ -152,17 +151,17 @@ class StepPayloads:
             log.debug("not sent, %s will offer again: %s", device, error)
 
     async def announce(self, session: DeviceSession, offer: Features) -> None:
-        """Announce a device's gradient, and send at once what it has room for.
+        """Announce a device's gradient and push what it has room for.
 
         Args:
-            session: Of the device; if it has no gradient of that step, nothing is sent: it is being computed.
-            offer: The features that it answers.
+            session: If it has no gradient of the offered step yet, nothing is sent.
+            offer: The features that the gradient answers.
         """
         gradient = session.answers.of_step(offer.step)
         if gradient is None:
             return
         session.send(gradient)
-        pieces = [] if session.waiting else gradient.unasked(offer.room, self.transport.max_payload_bytes)
+        pieces = [] if session.pending else gradient.unasked(offer.room, self.transport.max_payload_bytes)
         if not self._may_send(session.device, gradient, pieces):
             pieces = []
         header = Gradient(
@@ -186,14 +185,14 @@ class StepPayloads:
             raise ended
 
     async def _push(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
-        """Queue frames right behind the header, without waiting until the broker has acknowledged that."""
+        """Queue frames behind the header, without waiting for the broker to acknowledge it."""
         self._queue(session, pieces)
 
     def answer_want(self, session: DeviceSession, want: Want) -> None:
-        """Send what a device asks for: at most a window of it waits at once, nothing of it twice, and so many bytes.
+        """Queue requested pieces: at most a window at once, none twice, within the byte budget.
 
         Raises:
-            WireError: It asks for what does not exist.
+            WireError: It requests blocks that do not exist.
         """
         gradient = session.gradient
         if gradient and gradient.transfer.digest == want.digest:
@@ -202,29 +201,29 @@ class StepPayloads:
                 self._queue(session, pieces)
 
     def _may_send(self, device: str, gradient: Sender, pieces: Sequence[tuple[int, int]]) -> bool:
-        """Count what a device asks for of its gradients; tell whether that is no more than anybody needs."""
+        """Charge requested pieces to the device's budget; return false if they exceed it."""
         now, digest = self.clock(), gradient.transfer.digest
-        known, budget = self._budgets.get(device, (b"", WishBudget(now)))
-        if known != digest:
+        budget_digest, budget = self._budgets.get(device, (b"", RequestBudget(now)))
+        if budget_digest != digest:
             budget.begin(gradient.transfer.size, now)
             self._budgets[device] = digest, budget
         return budget.take(sum(stop - start for start, stop in pieces) * BLOCK_BYTES, now)
 
     def _queue(self, session: DeviceSession, pieces: Sequence[tuple[int, int]]) -> None:
-        if pieces and not session.waiting:
+        if pieces and not session.pending:
             self._turns.put_nowait(session)
         for start, stop in pieces:
-            session.waiting.add(start, stop)
+            session.pending.add(start, stop)
 
     async def send_gradients(self) -> None:
-        """Send the frames that are due, a frame of each device in turn, until cancelled."""
+        """Send queued frames, one of each device in turn, until cancelled."""
         while True:
             session = await self._turns.get()
-            start = next(iter(session.waiting), None)
+            start = next(iter(session.pending), None)
             if start is None or session.gradient is None:
                 continue  # that step is over
-            frame = session.gradient.frame(start, session.waiting.pop(start))
-            if session.waiting:
+            frame = session.gradient.frame(start, session.pending.pop(start))
+            if session.pending:
                 self._turns.put_nowait(session)
             try:
                 await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)

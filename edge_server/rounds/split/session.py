@@ -1,4 +1,4 @@
-"""Serve the steps of one split round: features come up, the barrier says when a step is due, gradients go down."""
+"""Serve the steps of a split round: features in, barrier, gradients out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edge_server.fleet.answers import Answers, skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.aggregate import median_of
+from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.collect_updates import Gather
 from edge_server.rounds.split.barrier import Barrier, Reply
 from edge_server.rounds.split.device_session import DeviceSession
-from edge_server.rounds.split.kept_answers import Shelf
+from edge_server.rounds.split.gradient_store import GradientStore
 from edge_server.rounds.split.payloads import StepPayloads
 from edge_server.rounds.split.top_model import TopModel, copy_state
 from shared.algorithms.base import Algorithm
@@ -39,34 +39,34 @@ log = logging.getLogger(__name__)
 
 TICK_S, LONG_S = 0.25, 3600.0
 EXAMPLES = 32
-"""Of the server's own, by which it knows how large features usually are."""
+"""Number of the server's own examples by which it estimates the usual size of features."""
 SKIP_COST = 1 / 32
-"""As what share of an answer it counts that a device is told the open step: others' steps may be many a second."""
+"""Cost, in answers, of a skip message: the steps of other devices may be many a second."""
 BEGIN_COST = 10.0
-"""As how many answers it counts that a device begins its session anew: all that it was given may follow."""
+"""Cost, in answers, of a session restart: all earlier gradients may follow."""
 MOST_SIZE = 5.0
-"""Features of one step differ less than that from device to device; 25 times as large, those of one in four halved the
-accuracy. `round.most_norm` may be less."""
+"""Bound on a device's feature size, in multiples of the median: one step's features differ by less between devices, and
+features 25 times as large from one device in four halved the accuracy. `round.most_norm` may be lower.
+"""
 COMPANY = 3
-"""Devices of which one alone does not choose the median."""
+"""Least number of devices whose median no single one chooses."""
 SPLIT_STEP = "split step"
-"""What a step of the server's part of a network is called where its time is charged."""
+"""Effect name under which a step's computing time is charged."""
 
 
 @dataclass
 class SplitRound:
-    """One open round's steps. The hub hands offers and frames in; `serve` alone takes steps.
+    """The steps of one open round. The hub passes in offers and frames; only `serve` takes steps.
 
     Attributes:
         top: The server's part of the network.
-        barrier: Which step is open, and the sessions of the devices.
-        payloads: Receives what comes up, and sends what goes down.
-        shelf: Room for what went down, in the round.
-        answers: Says what nobody waits for, to each device as often as it is due.
-        most_size: A step goes on without features larger than this many times the median of those that are here; 0:
-            with all. One step with such would leave nothing of what the server's part has learnt. Where fewer than
-            three devices are here, the median is one device's: then features must also be this many times what the
-            network makes of the server's own examples, so that who sends tiny ones does not have the others' refused.
+        payloads: Receives features and sends gradients.
+        gradient_store: Sent gradients of the round.
+        answers: Best-effort replies, rate-limited per device.
+        most_size: Bound on feature size, in multiples of the median; 0 for none. A single oversized step would destroy
+            what the server's part has learnt. With fewer than three devices the median is one device's choice: then
+            features must also exceed this multiple of the size that the network produces on the server's examples, so
+            that a device with tiny features cannot get the others rejected.
     """
 
     clock: Clock
@@ -74,7 +74,7 @@ class SplitRound:
     top: TopModel
     barrier: Barrier
     payloads: StepPayloads
-    shelf: Shelf
+    gradient_store: GradientStore
     answers: Answers
     most_size: float = 0.0
     _usual_size: float | None = None
@@ -83,19 +83,19 @@ class SplitRound:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake(self) -> None:
-        """Look again at who has failed."""
+        """Check again which devices have failed."""
         self._wake.set()
 
     def is_void(self, device: str, update: Update) -> bool:
-        """Tell whether an update is of a session that an earlier process served: the top that belongs to it is lost."""
+        """Return true if an update belongs to a session of an earlier process, whose top is lost."""
         is_ours = update.failure is None and update.start in (b"", self._gather.starts[device])
         return is_ours and self.barrier.is_member(device) and not self.barrier.is_done(device)
 
     async def offer(self, device: str, offer: Features) -> None:
-        """Answer an offer of features: ask for what is missing of them, or say where the session is.
+        """Answer an offer of features: request missing frames, or send the session's position.
 
         Raises:
-            WireError: It is in the name of another device, or of none of this round, or of no step.
+            WireError: It names another device, a device outside this round, or an invalid step.
         """
         if offer.device != device or device not in self._gather.starts:
             raise WireError(f"features in the name of {offer.device!r}", reason="identity")
@@ -115,7 +115,7 @@ class SplitRound:
             self.answers.tell(device, "gradient", skip(offer, answer), SKIP_COST)
 
     async def _answer_again(self, session: DeviceSession, offer: Features) -> None:
-        """Give a gradient once more, to who lost it or begins anew; who does so again and again waits for it."""
+        """Send a gradient again to a device that lost it or restarts its session, within its rate limit."""
         begins_anew = offer.step < session.at
         cost = BEGIN_COST if begins_anew else 1.0 if offer.step == session.at else SKIP_COST
         if not self.answers.is_due(session.device, cost):
@@ -134,14 +134,14 @@ class SplitRound:
         self._wake.set()  # from now on a silence is to be noticed
 
     def awaits(self, device: str) -> bool:
-        """Tell whether frames of a device may come."""
+        """Return true if frames of a device are accepted."""
         return self.barrier.is_member(device)
 
     async def frame(self, device: str, data: bytes) -> bool:
-        """Take a frame of features that were offered; tell whether anything in it was new, or was asked for.
+        """Take a frame of offered features; return true if it held new or requested blocks.
 
         Raises:
-            WireError: It is damaged or does not fit the offer.
+            WireError: It is damaged or does not match the offer.
         """
         session = self.barrier.sessions.get(device) or DeviceSession(
             device
@@ -152,43 +152,43 @@ class SplitRound:
         return is_new
 
     def join(self, gather: Gather) -> None:
-        """Take the features of this round's devices from now on."""
-        self._gather, self.shelf.folder = gather, gather.store.updates
+        """Attach to a round's update collection."""
+        self._gather, self.gradient_store.folder = gather, gather.store.updates
 
     def want(self, device: str, want: Want) -> None:
-        """Send what a device asks for of its last gradient."""
+        """Send the requested part of a device's last gradient."""
         if session := self.barrier.sessions.get(device):
             self.payloads.answer_want(session, want)
 
     async def returned(self, device: str) -> None:
-        """Note that a device has connected anew."""
+        """Request missing features from a device that has reconnected."""
         if session := self.barrier.sessions.get(device):
-            await self.payloads.ask_anew(session)
+            await self.payloads.ask_after_reconnect(session)
 
     async def serve(self, reachable: Callable[[], Awaitable[bool]]) -> None:
-        """Serve step after step, until cancelled.
+        """Serve steps until cancelled.
 
         Args:
-            reachable: Waits until the broker is there; tells whether it was there already. No deadline runs meanwhile.
+            reachable: Waits for the broker; returns true if it was connected already. No deadline runs while waiting.
         """
         async with background(self.payloads.send_gradients()):
             while True:
                 self._wake.clear()
                 for device in self._gather.failed:
                     self.barrier.drop(device)
-                for session in self.payloads.coming():
+                for session in self.payloads.receiving_sessions():
                     if session.receiver and session.receiver.complete:
                         await self._read(session, session.receiver)
                 if self.barrier.left_s(self.clock()) > 0:
                     await self.payloads.ask_again()
-                    await self._until_due()
-                elif self.barrier.awaited and not await reachable():
+                    await self._wait_until_due()
+                elif self.barrier.awaited_devices and not await reachable():
                     self.barrier.postpone(self.clock())
                 else:
-                    await self._step()
+                    await self._serve_step()
 
     async def _read(self, session: DeviceSession, receiver: Receiver[MemorySink]) -> None:
-        """Decode and check features that are whole."""
+        """Decode and check complete features."""
         try:
             features, size = await self.worker(self.top.read, session.device, receiver)
         except WireError as error:
@@ -211,13 +211,13 @@ class SplitRound:
         self.barrier.refuse(session.device, self.clock())
         self._wake.set()
 
-    async def _refuse_large(self) -> None:
-        """Let the open step go on without features that are far larger than the others', and than usual ones."""
-        median, large = self._beyond_median()
-        if large and self._usual_size is None and not self._is_in_company():
+    async def _refuse_oversized(self) -> None:
+        """Exclude features from the open step that far exceed the median and the usual size."""
+        median, large = self._find_oversized()
+        if large and self._usual_size is None and not self._has_robust_median():
             self._usual_size = await uninterrupted(self.worker(self.top.usual_size))
-            median, large = self._beyond_median()  # offers have come meanwhile
-        least = 0.0 if self._is_in_company() else self.most_size * (self._usual_size or 0.0)
+            median, large = self._find_oversized()  # offers have come meanwhile
+        least = 0.0 if self._has_robust_median() else self.most_size * (self._usual_size or 0.0)
         for session in large:
             if session.size > least:
                 session.features = None
@@ -229,22 +229,24 @@ class SplitRound:
                     log.warning("round %d: device %s: %s %s", self._gather.number, session.device, what, why)
                 self._refuse(session, WireError(f"{what} {why}", reason="large"))
 
-    def _delivered(self) -> list[DeviceSession]:
-        return [one for one in self.barrier.sessions.values() if one.state == "delivered"]
+    def _list_delivered(self) -> list[DeviceSession]:
+        return [session for session in self.barrier.sessions.values() if session.state == "delivered"]
 
-    def _is_in_company(self) -> bool:
-        return len(self._delivered()) >= COMPANY
+    def _has_robust_median(self) -> bool:
+        return len(self._list_delivered()) >= COMPANY
 
-    def _beyond_median(self) -> tuple[float, list[DeviceSession]]:
-        """Return the median size of the features that are here, and whose are far beyond it."""
-        delivered = self._delivered()
-        median = median_of([one.size for one in delivered])
-        return median, [one for one in delivered if self.most_size and median and one.size > self.most_size * median]
+    def _find_oversized(self) -> tuple[float, list[DeviceSession]]:
+        """Return the median feature size and the sessions that far exceed it."""
+        delivered = self._list_delivered()
+        median = lower_median([session.size for session in delivered])
+        return median, [
+            session for session in delivered if self.most_size and median and session.size > self.most_size * median
+        ]
 
-    async def _step(self) -> None:
-        """Take the step that is due, and send everybody what came of it."""
-        await self._refuse_large()
-        number, absent, sessions = self.barrier.step, self.barrier.awaited, self.barrier.sessions
+    async def _serve_step(self) -> None:
+        """Compute the due step and send its gradients."""
+        await self._refuse_oversized()
+        number, absent, sessions = self.barrier.step, self.barrier.awaited_devices, self.barrier.sessions
         devices, in_vain = self.barrier.serve()
         log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
         if absent:
@@ -263,24 +265,24 @@ class SplitRound:
         await asyncio.gather(*(self.payloads.announce(session, offer) for session, offer in due))
 
     def _keep(self, number: int, gradients: Mapping[str, Sender]) -> None:
-        was_full = self.shelf.is_full
+        was_full = self.gradient_store.is_full
         for device, gradient in gradients.items():
-            self.barrier.sessions[device].answers.put(number, gradient, self.shelf)
-        if self.shelf.is_full and not was_full:
-            kept = f"{self.shelf.used / (1 << 20):.1f} MiB of gradients (link.kept_gradients_mb)"
+            self.barrier.sessions[device].answers.put(number, gradient, self.gradient_store)
+        if self.gradient_store.is_full and not was_full:
+            limit = f"{self.gradient_store.used / (1 << 20):.1f} MiB of gradients (link.kept_gradients_mb)"
             log.info(
                 "round %d: from step %d on no more than %s are kept: a device that begins anew misses those behind",
-                *(self._gather.number, number, kept),
+                *(self._gather.number, number, limit),
             )
 
     async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
-        """Take a step off the loop; when cancelled, wait: nobody else may draw or use the state meanwhile."""
+        """Compute a step off the event loop; on cancellation, wait: state and random draws must not be shared."""
         step = Effect(SPLIT_STEP, self.top.serve)
         return await uninterrupted(self.worker(step, number, features, self.payloads.frame_bytes))
 
-    async def _until_due(self) -> None:
-        """Wait until something has come, or the step is due."""
-        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.payloads.coming() else LONG_S)
+    async def _wait_until_due(self) -> None:
+        """Wait for a message or the step's deadline."""
+        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.payloads.receiving_sessions() else LONG_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._wake.wait()
@@ -304,33 +306,46 @@ def open_split_round(  # noqa: PLR0913, PLR0917 - what a round is made of
     state: State,
     assignments: Mapping[str, Assignment],
 ) -> SplitRound | None:
-    """Return what serves a round's steps, on a copy of the state; None where the devices train alone.
+    """Return the step server of a round, on a copy of the state; None for an algorithm that is not split.
 
     Args:
-        model: Its network, without storage.
-        server: The site's, with how fast features come from each device.
-        link: Window and limits of transfers.
-        test: Examples of the server's own, if it has any.
-        device: What its part of the network computes with.
-        number: The round, from 1.
-        state: The server's before the round.
-        assignments: What the devices are told.
+        model: The whole network, without storage.
+        server: The site's server, with the pace of each device's features.
+        device: Where the server's part is computed.
+        state: The server state before the round.
     """
     if algorithm.split is None:
         return None
-    steps = max((told.steps for told in assignments.values()), default=0)
+    steps = max((assignment.steps for assignment in assignments.values()), default=0)
     codec = build(CODECS, plan.cut_codec, "cut_codec")
-    own = None if test is None else test.inputs[:EXAMPLES]
-    us = algorithm, model, copy_state(state, device), codec, assignments, plan.seed
-    top = TopModel(*us, before=(number - 1) * steps, examples=own, device=device)
+    examples = None if test is None else test.inputs[:EXAMPLES]
+    top = TopModel(
+        algorithm=algorithm,
+        model=model,
+        state=copy_state(state, device),
+        codec=codec,
+        assignments=assignments,
+        seed=plan.seed,
+        before=(number - 1) * steps,
+        examples=examples,
+        device=device,
+    )
     barrier = Barrier(steps, plan.round.step_deadline_s, assignments)
     payloads = StepPayloads(server.site, server.transport, server.clock, link, server.paces, barrier.sessions)
-    ways = barrier, payloads, Shelf(link.kept_gradients_mb << 20), server.answers
-    return SplitRound(server.clock, server.worker, top, *ways, min(plan.round.most_norm, MOST_SIZE))
+    return SplitRound(
+        clock=server.clock,
+        worker=server.worker,
+        top=top,
+        barrier=barrier,
+        payloads=payloads,
+        gradient_store=GradientStore(link.kept_gradients_mb << 20),
+        answers=server.answers,
+        most_size=min(plan.round.most_norm, MOST_SIZE),
+    )
 
 
 def split_figures(split: SplitRound | None) -> dict[str, Any]:
-    """Return what is recorded of a round's steps; nothing of one that is not split."""
+    """Return the recorded figures of a round's steps; empty for a round that is not split."""
     if split is None:
         return {}
     return {"steps": split.barrier.step - 1, "missed": split.barrier.missed}

@@ -1,4 +1,4 @@
-"""Train the server's part of a split network while one round lasts: read what comes up, compute what goes down."""
+"""Server part of a split network during one round: decode features, compute gradients."""
 
 from __future__ import annotations
 
@@ -28,18 +28,16 @@ from shared.transfer.sender import Sender
 
 @dataclass
 class TopModel:
-    """The network above the cut; learns step by step, on a state of its own.
+    """The network above the cut; trains step by step on its own copy of the state.
 
     Attributes:
-        algorithm: A split one.
         model: The whole network, without storage.
-        state: After the last step that was served.
-        codec: Of what goes up and comes down.
-        assignments: What the devices were told.
-        seed: Of the run; with a step's number it is that of what is random in the step.
-        before: Steps of the run before this round.
-        examples: Some inputs of the server's own; None where it has none.
-        device: What it computes with; what travels is on the CPU.
+        state: After the last served step.
+        codec: Of features and gradients.
+        seed: The run's seed; with the step's number it seeds the random draws of a step.
+        before: Number of steps of the run before this round.
+        examples: Inputs of the server's own data; None without any.
+        device: Where it computes; payloads are on the CPU.
     """
 
     algorithm: Algorithm
@@ -57,18 +55,18 @@ class TopModel:
         """The state after the last step, on the CPU."""
         return state_on(self.state, CPU)
 
-    def read(self, device: str, whole: Receiver[MemorySink]) -> tuple[Tree, float]:
-        """Decode what came up and see that it can be used; leaves may be views of the bytes.
+    def read(self, device: str, receiver: Receiver[MemorySink]) -> tuple[Tree, float]:
+        """Decode and check features; leaves may be views of the received bytes.
 
         Returns:
-            It, and the root mean square of its floating-point values.
+            The features, and the root mean square of their floating-point values.
 
         Raises:
-            WireError: It cannot.
+            WireError: They cannot be used.
         """
         assert self.algorithm.split
         try:
-            sent = payload.unpack(whole.finish())
+            sent = payload.unpack(receiver.finish())
             up = decode_bounded(self.codec, sent).tree
             norm = self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
@@ -77,10 +75,10 @@ class TopModel:
         return up, norm / math.sqrt(max(count, 1))
 
     def usual_size(self) -> float:
-        """Return the root mean square of the features that the network makes of the server's own examples.
+        """Return the root mean square of the features that the network computes on the server's examples.
 
-        Where it has none, or the method does not say where it cuts, 1: what a network's first weights and its
-        normalization keep it near. No device has a say in it.
+        Without examples or a known cut it is 1, near which first weights and normalization keep features. No device can
+        influence it.
         """
         split = self.algorithm.split
         if self.examples is None or split is None or split.cut_of is None:
@@ -89,18 +87,17 @@ class TopModel:
             return feature_size(self.model, split.cut_of(self.model), self.state.tree, self.examples.to(self.device))
 
     def serve(self, step: int, ups: Mapping[str, Tree], frame_bytes: int) -> dict[str, Sender]:
-        """Do one step with the devices that take part, in order of name; return the gradient for each.
+        """Compute one step with the devices that take part, in order of name; return the gradient for each.
 
-        In a session that measures running statistics nothing is trained, and the answers are empty.
+        In a session that measures running statistics nothing is trained, and the gradients are empty.
 
         Args:
             step: Number of the step in the round.
-            ups: What came up, by device.
-            frame_bytes: The largest frame of what goes down.
+            frame_bytes: The largest frame of a gradient.
         """
         split = self.algorithm.split
         assert split
-        measures = any(told.measures_statistics for told in self.assignments.values())
+        measures = any(assignment.measures_statistics for assignment in self.assignments.values())
         take_step = split.measure if measures and split.measure else split.serve
         with seeded(mix(self.seed, self.before + step, SERVER)):
             sent = {device: to_device(up, self.device) for device, up in sorted(ups.items())}
@@ -112,8 +109,8 @@ class TopModel:
 
 
 def copy_state(state: State, device: torch.device = CPU) -> State:
-    """Return a state on a device, whose tensors nobody else has, so that steps may change them in place.
+    """Return a copy of a state on a device, so that steps may change it in place.
 
-    In order of name: one that was read back from disk must come to the same, also where a method draws leaf by leaf.
+    Sorted by key: a state read back from disk must give the same result where an algorithm draws leaf by leaf.
     """
     return replace(state, tree={key: leaf.to(device, copy=True) for key, leaf in sorted(state.tree.items())})

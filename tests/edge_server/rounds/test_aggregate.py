@@ -10,7 +10,7 @@ import torch
 from edge_server.cli.commands import why_short
 from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.replay.run import replay
-from edge_server.rounds.aggregate import median_of
+from edge_server.rounds.aggregate import lower_median
 from edge_server.rounds.check_plan import load
 from shared.algorithms.fedavg import require_finite_loss
 from shared.errors import Diverged
@@ -162,9 +162,9 @@ def test_a_loss_that_is_none_before_any_step_is_not_laid_to_the_devices_rate():
 
 def test_medians_and_norms():
     """Of two in the middle the lower, so that one of two cannot be the measure; no device that sent zeros counts."""
-    assert median_of([]) == 0
-    assert median_of([0.0, 5.0, 1e30]) == 5.0
-    assert median_of([3.0, 1.0, 2.0]) == 2.0
+    assert lower_median([]) == 0
+    assert lower_median([0.0, 5.0, 1e30]) == 5.0
+    assert lower_median([3.0, 1.0, 2.0]) == 2.0
     big = {"w": torch.full((4,), 1e30), "b": torch.tensor([3, 4])}
     assert tree_norm(big) == float("inf")
     assert tree_norm({"w": torch.tensor([3.0]), "h": torch.tensor([4.0], dtype=torch.float16)}) == 5.0

@@ -54,8 +54,8 @@ class Fleet:
 
     def wait(self) -> list[str]:
         """Let the patience run out; whoever is told to leave, leaves."""
-        self.now += self.fanout.patience(self.now) or 0.0
-        slow = self.fanout.laggards(self.now)
+        self.now += self.fanout.patience_left_s(self.now) or 0.0
+        slow = self.fanout.remove_laggards(self.now)
         self.shared -= set(slow)
         return slow
 
@@ -103,7 +103,7 @@ def test_every_device_that_goes_on_asking_gets_every_frame(steps, count, window)
     fleet.settle(gone)
     assert not [device for device in fleet.have if device not in gone and fleet.lacking(device)]
     assert due(fleet.fanout, fleet.now + 100) == []
-    assert fleet.fanout.patience(fleet.now) is None
+    assert fleet.fanout.patience_left_s(fleet.now) is None
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -128,7 +128,7 @@ def test_a_frame_waits_until_the_last_member_has_asked_for_it():
     assert due(fanout, 0.1) == [(0, ALL), (1, ALL)]
     fanout.want("b", pieces(range(2, 4)), 0.2)
     assert due(fanout, 0.2) == [(2, ALL), (3, ALL)]
-    assert fanout.patience(0.2) is None
+    assert fanout.patience_left_s(0.2) is None
 
 
 def test_one_lost_frame_is_sent_to_its_loser_alone():
@@ -146,14 +146,14 @@ def test_a_laggard_is_served_alone_after_the_patience_and_the_others_go_on():
     fanout = Fanout(["quick", "slow", "swift"], patience_s=PATIENCE_S)
     for device in ("quick", "swift"):
         fanout.want(device, pieces(range(4)), 5.0)
-    assert fanout.patience(5.25) == 0.75
-    assert fanout.laggards(5.25) == []
-    assert fanout.laggards(6.0) == ["slow"]
+    assert fanout.patience_left_s(5.25) == 0.75
+    assert fanout.remove_laggards(5.25) == []
+    assert fanout.remove_laggards(6.0) == ["slow"]
     assert due(fanout, 6.0) == [(index, ALL) for index in range(4)]
-    assert fanout.laggards(60.0) == []
+    assert fanout.remove_laggards(60.0) == []
     fanout.want("slow", pieces([0, 1]), 7.0)
     assert due(fanout, 7.0) == [(0, "slow"), (1, "slow")]
-    assert fanout.patience(7.0) is None
+    assert fanout.patience_left_s(7.0) is None
 
 
 def test_patience_grows_with_the_time_the_group_takes_for_a_frame():
@@ -164,7 +164,7 @@ def test_patience_grows_with_the_time_the_group_takes_for_a_frame():
             fanout.want(device, pieces([int(now)]), now)
         due(fanout, now)
     fanout.want("a", pieces([11]), 20.0)
-    assert fanout.patience(20.0) == 5.0
+    assert fanout.patience_left_s(20.0) == 5.0
 
 
 def test_a_device_that_drops_does_not_block_the_others():
@@ -176,8 +176,8 @@ def test_a_device_that_drops_does_not_block_the_others():
     assert due(fanout, 0.0) == [(0, ALL), (1, ALL)]
     fanout.want("a", pieces([2]), 0.5)
     fanout.drop("a")
-    assert fanout.patience(9.0) is None
-    assert fanout.laggards(9.0) == []
+    assert fanout.patience_left_s(9.0) is None
+    assert fanout.remove_laggards(9.0) == []
     assert due(fanout, 9.0) == []
     fanout.want("b", pieces([2]), 9.0)
     assert due(fanout, 9.0) == [(2, ALL)]
@@ -199,7 +199,7 @@ def test_one_that_resumes_far_ahead_leaves_the_others_together():
     """It asks for the end while nine are at the beginning: it is the one to go, and they still cost one send."""
     fanout = Fanout([f"d{number}" for number in range(10)], patience_s=PATIENCE_S)
     fanout.want("d9", pieces([90]), 0.0)
-    assert fanout.laggards(1.5) == ["d9"]
+    assert fanout.remove_laggards(1.5) == ["d9"]
     for number in range(9):
         fanout.want(f"d{number}", pieces([0]), 1.6)
     assert due(fanout, 1.6) == [(0, ALL)]

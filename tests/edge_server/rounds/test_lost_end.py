@@ -147,7 +147,7 @@ def test_a_journal_torn_anywhere_costs_no_round_that_is_not_lost_and_is_never_si
             assert (len(known) == ROUNDS) != any(f"the model after round {ROUNDS} is whole" in one for one in notes)
         else:
             assert (at.number, len(known)) == (ROUNDS, ROUNDS - 1), "the one round whose end was lost, no other"
-            assert at.opened, seed
+            assert at.open_round, seed
     assert refused
     assert restored
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.rounds.check_update import read, require_like
+from edge_server.rounds.check_update import check_stored_update, read_update
 from edge_server.rounds.split.top_model import TopModel
 from shared.codecs import CODECS
 from shared.codecs.base import MOST_BYTES, Codec
@@ -48,10 +48,10 @@ def test_an_outline_is_what_decoding_gives_without_storage(name):
 @pytest.mark.parametrize("name", CODED)
 def test_an_honest_update_is_taken_and_a_number_that_is_none_is_not(tmp_path, name):
     codec: Codec = CODECS[name]()
-    require_like(stored(tmp_path, codec.encode(TREE, None)[0]), codec, TREE)
+    check_stored_update(stored(tmp_path, codec.encode(TREE, None)[0]), codec, TREE)
     path = stored(tmp_path, codec.encode(TREE | {"w": torch.full((8, 8), torch.nan)}, None)[0])
     with pytest.raises(WireError) as caught:
-        require_like(path, codec, TREE)
+        check_stored_update(path, codec, TREE)
     assert caught.value.reason == "not-finite"
 
 
@@ -66,11 +66,11 @@ def test_a_method_says_itself_what_its_updates_look_like(tmp_path, name):
             raise WireError("not half of it", reason="shape")
 
     half = {"w": TREE["w"][:4]}
-    require_like(stored(tmp_path, codec.encode(half, None)[0]), codec, TREE, accepts)
+    check_stored_update(stored(tmp_path, codec.encode(half, None)[0]), codec, TREE, accepts)
     assert asked[0] == (TREE, True)
     for bad, reason in (({"w": TREE["w"]}, "shape"), ({"w": torch.full((4, 8), torch.inf)}, "not-finite")):
         with pytest.raises(WireError) as caught:
-            require_like(stored(tmp_path, codec.encode(bad, None)[0]), codec, TREE, accepts)
+            check_stored_update(stored(tmp_path, codec.encode(bad, None)[0]), codec, TREE, accepts)
         assert caught.value.reason == reason
 
 
@@ -81,11 +81,11 @@ def test_a_bitmap_of_zeros_does_not_become_the_tensors_it_stands_for(tmp_path, n
     count = 1 << 19
     path = stored(tmp_path, codec.encode({"w": torch.zeros(count // 8, 8, dtype=torch.float64)}, None)[0])
     assert path.stat().st_size < count // 8 + 1024
-    assert read(path, UPDATE, codec).tree["w"].nbytes == 8 * count
+    assert read_update(path, UPDATE, codec).tree["w"].nbytes == 8 * count
     tracemalloc.start()
     try:
         with pytest.raises(WireError) as caught:
-            require_like(path, codec, TREE)
+            check_stored_update(path, codec, TREE)
         assert tracemalloc.get_traced_memory()[1] < count // 8, "numpy tells tracemalloc of the bits that it unpacks"
     finally:
         tracemalloc.stop()
@@ -102,7 +102,7 @@ def test_values_of_a_chain_are_no_more_than_its_bits(tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match="not one a bit"):
-            read(path, UPDATE, codec)
+            read_update(path, UPDATE, codec)
         assert tracemalloc.get_traced_memory()[1] < count // 8
     finally:
         tracemalloc.stop()

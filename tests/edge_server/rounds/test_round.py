@@ -12,9 +12,9 @@ from device_agent.exchange.download import Download
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.broadcast import audiences
+from edge_server.rounds.broadcast import group_audiences
 from edge_server.rounds.check_plan import load
-from edge_server.rounds.evaluation.round_figures import accuracies, weighted_mean
+from edge_server.rounds.evaluation.round_figures import list_accuracies, weighted_mean
 from edge_server.rounds.round import Rounds
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
@@ -40,10 +40,10 @@ def test_devices_with_the_very_same_leaves_share_one_transmission():
         "copy": {"w": w.clone(), "b": b},
         "c": {"w": w, "b": b},
     }
-    groups = [devices for _, devices in audiences(trees)]
+    groups = [devices for _, devices in group_audiences(trees)]
     assert groups == [["a", "c", "d"], ["copy"], ["part"]]
-    assert all(tree.keys() == trees[devices[0]].keys() for tree, devices in audiences(trees))
-    assert audiences({}) == []
+    assert all(tree.keys() == trees[devices[0]].keys() for tree, devices in group_audiences(trees))
+    assert group_audiences({}) == []
 
 
 def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
@@ -67,7 +67,7 @@ def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
             async with server.listening(), asyncio.TaskGroup() as group:
                 for name in devices:
                     group.create_task(fetch_and_answer(broker, name))
-                _, closed = await rounds.next(1, State(beginning(plan)), None, {})
+                _, closed = await rounds.run_round(1, State(beginning(plan)), None, {})
         finally:
             store.close()
         return closed.arrived
@@ -125,7 +125,7 @@ def test_weighted_means():
 def test_accuracies_are_of_devices_that_measured():
     """Without a number of examples a device counts as one."""
     update = Update(run="r", round=1, device="a", params=None)
-    found = accuracies(
+    found = list_accuracies(
         {
             "a": update,
             "b": Update(run="r", round=1, device="b", params=None, metrics={"eval_accuracy": 0.5}),

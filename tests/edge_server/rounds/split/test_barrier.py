@@ -252,7 +252,7 @@ class Anything(RuleBasedStateMachine):
     def counts(self) -> None:
         """What the barrier counts is where its sessions are."""
         sessions = self.session.sessions.values()
-        assert self.session.awaited == {one.device for one in sessions if one.is_waited_for}
+        assert self.session.awaited_devices == {one.device for one in sessions if one.is_waited_for}
         has_begun = any(one.state in {"delivered", "refused"} for one in sessions)
         assert math.isfinite(self.session.left_s(self.now)) == has_begun
 

@@ -86,7 +86,7 @@ def test_a_gradient_goes_with_the_features_of_the_next_step_but_not_with_those_o
     """Step 2 was served: who delivers one before it has begun anew, and may lack the gradient that it is sent."""
     session = DeviceSession("a", features={}, at=at, gradient=Sender.of_parts([memoryview(b"gradient")], BLOCK_BYTES))
     session.answers.serve(2, b"digest")
-    session.waiting.add(0, 1)
+    session.pending.add(0, 1)
     assert session.take_features() == {}
     assert session.features is None
-    assert (session.gradient is not None, list(session.waiting)) == (bool(waiting), waiting)
+    assert (session.gradient is not None, list(session.pending)) == (bool(waiting), waiting)

@@ -15,7 +15,7 @@ import torch
 from edge_server.fleet.answers import OVER
 from edge_server.journal.records import Rewound, RoundClosed, closed_rounds
 from edge_server.plan.server_config import LinkConfig
-from edge_server.rounds.split import kept_answers
+from edge_server.rounds.split import gradient_store
 from shared.errors import ConfigError
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, MISSED_STEPS, Features, Gradient, Room, Skip, Task, Transfer, Want
@@ -342,12 +342,12 @@ def sent(words: list[Any]) -> list[tuple[int, bytes]]:
     return [(word.step, word.params.digest if isinstance(word, Gradient) else b"") for word in words]
 
 
-@pytest.mark.parametrize("in_memory", [kept_answers.IN_MEMORY, 0])
+@pytest.mark.parametrize("in_memory", [gradient_store.IN_MEMORY, 0])
 def test_who_begins_its_session_anew_is_answered_as_before_and_nobody_does_a_step_twice(
     tmp_path, monkeypatch, in_memory
 ):
     """In the middle of it, with features that have come, and when all steps are over; from memory, or out of a file."""
-    monkeypatch.setattr(kept_answers, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(gradient_store, "IN_MEMORY", in_memory)
 
     async def play() -> None:
         async with two(tmp_path) as (here, a, b):

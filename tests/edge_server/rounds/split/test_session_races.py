@@ -8,7 +8,7 @@ import pytest
 
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.split.device_session import DeviceSession
-from edge_server.rounds.split.kept_answers import Shelf
+from edge_server.rounds.split.gradient_store import GradientStore
 from edge_server.rounds.split.payloads import StepPayloads
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Features, Gradient, Room, Skip, Want
@@ -96,7 +96,7 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
         offer = Features(**about, room=Room(blocks=1 << 40))
         session = DeviceSession("a")
         session.answers.serve(1, sent.transfer.digest)
-        session.answers.put(1, sent, Shelf(0))
+        session.answers.put(1, sent, GradientStore(0))
         async with broker.subscribe("#") as inbox:
             for _ in range(100):
                 await gradients.announce(session, offer)
