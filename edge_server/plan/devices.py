@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def check(planned: Sequence[DevicePlan], path: Path) -> None:
     """
     names = [check_name(device.name, f"{path}: device.name") for device in expanded(planned)]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path}: device: two devices have the same name; give each its own")
+        repeated = next(name for name, count in Counter(names).items() if count > 1)
+        raise ConfigError(f"{path}: device: two devices have the name {repeated!r}; rename one of them")
 
 
 def rooted(planned: Sequence[DevicePlan], data_root: Path) -> list[DevicePlan]:

@@ -156,8 +156,14 @@ def check(sites: SitesPlan, devices: Sequence[str], rounds: int, least: int, pat
     """
     for name in sites.names:
         check_name(name, f"{path}: sites.clusters")
-    if len({name.casefold() for name in sites.names}) < len(sites.names):
-        raise ConfigError(f"{path}: sites.clusters: two sites differ in case alone; their runs could share a folder")
+    by_folded_name: dict[str, str] = {}
+    for name in sites.names:
+        other = by_folded_name.setdefault(name.casefold(), name)
+        if other != name:
+            raise ConfigError(
+                f"{path}: sites.clusters: {other!r} and {name!r} differ only in case, and their runs could share a "
+                "folder; rename one of them"
+            )
     if rounds % sites.edge_rounds:
         raise ConfigError(
             f"{path}: rounds: {rounds} edge rounds are no whole number of global rounds of sites.edge_rounds = "

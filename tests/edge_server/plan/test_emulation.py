@@ -11,6 +11,7 @@ from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCom
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan
+from tests.naming import naming
 
 CLOCKS = "compute = { kind = 'ranges', hertz = [1e9, 2e9], cycles_per_step = 1e6 }"
 
@@ -35,17 +36,16 @@ def test_power_is_told_above_that_of_the_idle_board():
 
 
 @pytest.mark.parametrize(
-    ("table", "wrong"),
+    ("table", "key"),
     [
-        ('link = { kind = "ranges", up_mbit_s = [1.0, 2.0] }', "emulation.links: device 'a': its link is not emulated"),
-        ('link = { kind = "given", up_mbit_s = 1.0, loss = 0.1 }', 'give it kind = "given" without loss'),
-        (f"{CLOCKS}\npower = {{ kind = 'cycles', kappa = 1e-27 }}", "emulation.power: device 'a': its power is not"),
-        ('power = { kind = "trace", path = "power.csv" }', '"cycles" with one clock and one tx_w'),
+        ('link = { kind = "ranges", up_mbit_s = [1.0, 2.0] }', "links"),
+        ('link = { kind = "given", up_mbit_s = 1.0, loss = 0.1 }', "links"),
+        (f"{CLOCKS}\npower = {{ kind = 'cycles', kappa = 1e-27 }}", "power"),
+        ('power = { kind = "trace", path = "power.csv" }', "power"),
     ],
 )
-def test_what_no_agent_can_be_held_to_is_refused_where_that_is_asked_for(tmp_path, table, wrong):
+def test_what_no_agent_can_be_held_to_is_refused_where_that_is_asked_for(tmp_path, table, key):
     device = f'[[device]]\nname = "a"\n{table}\n[[device]]\nname = "b"'
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=naming(f"emulation.{key}", "a")):
         load(write_plan(tmp_path, more=f"[emulation]\nlinks = true\npower = true\n{device}"), tmp_path)
-    assert wrong in str(caught.value)
     load(write_plan(tmp_path, more=f"[emulation]\n{device}"), tmp_path)

@@ -15,6 +15,7 @@ from shared.data.load import load as load_data
 from shared.errors import ConfigError
 from shared.transport.base import Broker
 from tests.machine import configured
+from tests.naming import naming
 
 GATEWAY = Path(__file__).parents[3] / "deploy" / "gateway"
 
@@ -65,42 +66,38 @@ def test_every_key_is_read_and_paths_start_at_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "remedy"),
+    ("text", "named"),
     [
-        ("", "plan", "add it"),
-        ('plan = "p"\nhots = 1', "hots", "known: plan, run"),
-        ('plan = "p"\n[broker]\nhots = 1', "broker", "hots"),
-        ("plan = 5", "plan", "correct the value"),
-        ('plan = "p"\n[broker]\nport = "x"', "broker.port", "correct the value"),
-        ('plan = "p"\n[broker]\nversion = 4', "broker.version", "correct the value"),
-        ('plan = "p"\nsite = "a/b"', "site", "use 1 to 64 letters"),
-        ('plan = "p"\nsite = "a"\nrun = "../x"', "run", "use 1 to 64 letters"),
-        ('plan = "p"\nsite = "a"\nlog_level = "loud"', "log_level", "use debug, info, warning or error"),
-        ('plan = "p"\n[link]\nframe_bytes = 10', "link", "frame_bytes must be 1024 to"),
-        ('plan = "p"\n[link]\nwindow = 0', "link", "window 1 to 64"),
-        ('plan = "p"\n[link]\nbudget = 0', "link", "budget must be >= 1"),
-        ('plan = "p"\n[link]\npatience_s = 0.0', "link", "patience_s > 0"),
-        ('plan = "p"\n[link]\npatience_s = nan', "link", "patience_s > 0"),
-        ('plan = "p"\n[readings]\nkeep_days = nan', "readings", "keep_days must be 0 to"),
-        ('plan = "p"\n[readings]\nmax_mb = 0', "readings", "max_mb 1 to"),
-        ('plan = "p"\nthreads = -1', "threads", "threads must be 0"),
-        ('plan = "p"\nthreads = 5000000000', "threads", "to 1024"),
-        ("plan = p", "line 1", "correct that line"),
+        ("", ("plan",)),
+        ('plan = "p"\nhots = 1', ("hots", "plan", "run")),
+        ('plan = "p"\n[broker]\nhots = 1', ("broker", "hots")),
+        ("plan = 5", ("plan",)),
+        ('plan = "p"\n[broker]\nport = "x"', ("broker.port",)),
+        ('plan = "p"\n[broker]\nversion = 4', ("broker.version", 4)),
+        ('plan = "p"\nsite = "a/b"', ("site", "a/b")),
+        ('plan = "p"\nsite = "a"\nrun = "../x"', ("run", "../x")),
+        ('plan = "p"\nsite = "a"\nlog_level = "loud"', ("log_level", "loud", "debug", "info", "warning", "error")),
+        ('plan = "p"\n[link]\nframe_bytes = 10', ("link", "frame_bytes", 1024)),
+        ('plan = "p"\n[link]\nwindow = 0', ("link", "window", 1, 64)),
+        ('plan = "p"\n[link]\nbudget = 0', ("link", "budget")),
+        ('plan = "p"\n[link]\npatience_s = 0.0', ("link", "patience_s")),
+        ('plan = "p"\n[link]\npatience_s = nan', ("link", "patience_s")),
+        ('plan = "p"\n[readings]\nkeep_days = nan', ("readings", "keep_days")),
+        ('plan = "p"\n[readings]\nmax_mb = 0', ("readings", "max_mb")),
+        ('plan = "p"\nthreads = -1', ("threads", 1024)),
+        ('plan = "p"\nthreads = 5000000000', ("threads", 1024)),
+        ("plan = p", ("line 1",)),
     ],
 )
-def test_a_mistake_names_file_key_and_remedy(tmp_path, text, key, remedy):
+def test_a_mistake_names_file_and_key(tmp_path, text, named):
     path = write(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=naming(path, *named)) as caught:
         load(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert key in message
-    assert remedy in message
-    assert "\n" not in message
+    assert "\n" not in str(caught.value)
 
 
 def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file; give the path"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "nowhere.toml")):
         load(tmp_path / "nowhere.toml")
 
 
