@@ -18,6 +18,7 @@ from shared.errors import CorruptFile
 from tests.edge_server.gateway.sites import now, put_deb
 from tests.edge_server.processes import Ended, captured
 from tests.machine import free_port
+from tests.naming import names_all, naming
 
 TERMS = RolloutPlan(deployment="", release="", sha256="")
 
@@ -57,7 +58,7 @@ def test_a_version_that_the_gateway_has_not_signed_is_refused_although_its_packa
     for version in ("0.5.0", "9", "fieldfleet-agent/7"):
         ended = start(site, version)
         assert ended.code == 2
-        assert "is among this gateway's packages; there are: 0.4.0; `edge-server packages add FILE.deb`" in ended.err
+        assert names_all(ended.err, version.removeprefix("fieldfleet-agent/"), "0.4.0", "edge-server packages add")
     assert not begun(site)
 
 
@@ -65,7 +66,7 @@ def test_a_package_that_is_not_what_was_signed_is_not_offered(site):
     [package] = packages_folder(site).glob("*.deb")
     for spoil in (lambda: package.write_bytes(package.read_bytes() + b"x"), package.unlink):
         spoil()
-        with pytest.raises(CorruptFile, match="`edge-server packages remove VERSION`, then `packages add`"):
+        with pytest.raises(CorruptFile, match=naming(package, "edge-server packages remove", "packages add")):
             begin_rollout(site.parent / "runs", find_agent(site, "0.4.0"), TERMS)
     assert not begun(site)
 
@@ -75,16 +76,14 @@ def test_a_second_rollout_names_the_first_and_what_ends_it(site):
     known.journal.append(WaveOpened(at="20260101T000000Z", devices={"pi-1": "pi-4"}))
     ended = start(site, "0.4.0")
     assert ended.code == 2
-    assert f"rollout {known.state.plan.deployment} of fieldfleet-agent/1 is under way (going)" in ended.err
-    assert "`edge-server rollout resume` goes on with it, `abort` or `back` ends it" in ended.err
+    assert names_all(ended.err, known.state.plan.deployment, "fieldfleet-agent/1", "going")
+    assert names_all(ended.err, "edge-server rollout resume", "abort", "back")
 
 
 def test_without_a_broker_nothing_begins_and_its_start_is_named(site):
     ended = start(site, "0.4.0")
     assert ended.code == 1
-    assert "no broker answers at" in ended.err
-    assert "`systemctl start mosquitto`" in ended.err
-    assert "`edge-server doctor`" in ended.err
+    assert names_all(ended.err, "127.0.0.1", "systemctl start mosquitto", "edge-server doctor")
     assert not begun(site)
 
 
@@ -93,4 +92,4 @@ def test_a_server_without_a_site_has_no_packages_to_offer(site):
     config.write_text("".join(line + "\n" for line in config.read_text().splitlines() if "gateway = " not in line))
     ended = start(site, "0.4.0")
     assert ended.code == 2
-    assert "set `gateway` to the folder that `edge-server site init` made" in ended.err
+    assert names_all(ended.err, "gateway", "edge-server site init")

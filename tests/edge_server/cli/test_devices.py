@@ -34,6 +34,7 @@ from shared.transport.tcp_info import Traffic
 from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT
 from tests.machine import free_port
+from tests.naming import names_all
 
 SITE = "hall"
 
@@ -109,7 +110,6 @@ def test_the_fleet_as_the_broker_has_it(tmp_path, monkeypatch, capsys):
         assert "4.5/0.5  31.2/-" in lines["here"]
         assert re.search(r" (\d+ s|\d+ min)$", lines["here"].rstrip())
         assert "- denied" in lines["gone"]
-        assert "~ corrected" in out
         watts = report(Random(1), 100.0, "here").readings["power.total_watts"].value
         assert f" {watts:.2f}~ " in lines["here"]
         config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
@@ -131,12 +131,14 @@ def test_a_device_that_is_gone_for_good_is_forgotten(tmp_path, monkeypatch, caps
 
         assert listed() == ["gone", "here", "long-gone"]
         code, out, _ = run(monkeypatch, capsys, "forget", "gone", "--config", config)
-        assert (code, out) == (0, "gone is forgotten: 1 kept reports, 2 messages of the broker\n")
+        assert code == 0
+        assert names_all(out, "gone", 1, 2)
         code, out, _ = run(monkeypatch, capsys, "forget", "long-gone", "--data-dir", config.parent / "runs")
-        assert (code, out) == (0, "long-gone is forgotten: 1 kept reports, 0 messages of the broker\n")
+        assert code == 0
+        assert names_all(out, "long-gone", 1, 0)
         code, _, err = run(monkeypatch, capsys, "forget", "here", "--config", config)
         assert code == 2
-        assert "here is connected" in err
+        assert names_all(err, "here")
         assert listed() == ["here"]
         config.write_text(json.dumps({**json.loads(config.read_text()), "gateway": "."}))
         write_state(config.parent, SiteState(site=SITE, accounts={"here": SiteAccount(denied=True)}))
@@ -187,11 +189,12 @@ def test_a_history_is_shown_where_no_broker_answers(tmp_path, monkeypatch, capsy
     monkeypatch.setattr("edge_server.fleet.view.CONNECT_S", 0.3)
     code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
     assert (code, out) == (1, "")
-    assert "no broker answers at 127.0.0.1" in err
+    address = f"127.0.0.1:{keys['broker']['port']}"
+    assert names_all(err, address)
     kept(tmp_path / "runs", report(Random(1), 1.0))
     code, out, err = run(monkeypatch, capsys, "--config", tmp_path / "server.json")
     assert code == 0
-    assert "no broker answers" in err
+    assert names_all(err, address)
     assert "orin" in out
 
 
@@ -203,9 +206,8 @@ def test_all_of_one_device_and_a_plot(tmp_path, monkeypatch, capsys):
     last = report(Random(49), 149.0).readings["power.total_watts"]
     [line] = [line.split() for line in out.splitlines() if line.startswith("power.total_watts ")]
     assert line[1:6] == [f"{last.value:.4g}", "W", f"{last.uncertainty:.4g}", "W", "corrected"]
-    assert "not present: no wireless interface" in out
-    assert "governor: schedutil" in out
-    assert "power.total_watts, last 60 min: 50 reports" in out
+    assert names_all(out, "no wireless interface", "governor", "schedutil")
+    assert names_all(out.partition("power.total_watts, ")[2], 60, 50)
     code, out, _ = run(
         monkeypatch, capsys, "orin", "--data-dir", tmp_path, "--plot", "power.total_watts", "--format", "json"
     )
@@ -222,25 +224,25 @@ def test_what_a_device_says_is_no_markup_and_moves_no_cursor(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("words", "named"),
     [
-        (["--data-dir", "nowhere"], 2, "name its data_dir"),
-        (["nobody"], 2, "no device 'nobody' is known here; known: orin"),
-        (["orn"], 2, "did you mean 'orin'?"),
-        (["--plot", "x"], 2, "name the DEVICE"),
-        (["orin", "--plot", "power.total_wats"], 2, "power.total_watts"),
-        (["--watch", "0"], 2, "above 0"),
-        (["--watch", "nan"], 2, "above 0"),
-        (["orin", "--plot", "x", "--hours", "-1"], 2, "above 0"),
-        (["--config", "nowhere.toml"], 2, "no such file"),
+        (["--data-dir", "nowhere"], ("nowhere", "data_dir")),
+        (["nobody"], ("nobody", "orin")),
+        (["orn"], ("orn", "orin")),
+        (["--plot", "x"], ("--plot", "DEVICE")),
+        (["orin", "--plot", "power.total_wats"], ("power.total_wats", "power.total_watts")),
+        (["--watch", "0"], ("--watch",)),
+        (["--watch", "nan"], ("--watch",)),
+        (["orin", "--plot", "x", "--hours", "-1"], ("--hours",)),
+        (["--config", "nowhere.toml"], ("nowhere.toml",)),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, words, code, text):
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, capsys, words, named):
     kept(tmp_path / "runs", report(Random(1), 1.0))
     monkeypatch.chdir(tmp_path)
-    found, out, err = run(monkeypatch, capsys, *words)
-    assert (found, out) == (code, "")
-    assert text in err
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "")
+    assert names_all(err, *named)
     assert err.count("\n") == 1
 
 
@@ -275,7 +277,7 @@ def test_a_history_of_views_without_end_is_refused(tmp_path, schema):
     command = [sys.executable, "-m", "edge_server", "devices", "--data-dir", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)  # noqa: S603 - ours
     assert ended.returncode == 1
-    assert b"is no table of ours but a view" in ended.stderr
+    assert names_all(ended.stderr.decode(), tmp_path / FILE, "view")
     assert ended.stderr.count(b"\n") == 1
     kept(tmp_path, report(Random(1), 100.0, "here"))
     assert list(latest_reports(tmp_path / FILE)) == ["here"]

@@ -27,6 +27,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early
 from shared.config_reference import as_markdown, struct_keys, type_words, unit_of
+from tests.naming import naming
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "edge_server" / "plan" / "REFERENCE.md"
@@ -137,7 +138,7 @@ def test_units_are_those_of_the_names(name, unit):
 
 def test_a_type_without_words_is_an_error():
     """So that nobody adds a key whose type the page does not name."""
-    with pytest.raises(TypeError, match="add them to WORDS"):
+    with pytest.raises(TypeError, match=naming(bytes, "WORDS")):
         type_words(bytes)
     assert type_words(float | tuple[float, float] | None) == "number or [number, number]"
 

@@ -69,7 +69,7 @@ def test_the_demo_plan_can_be_used():
         ({"model": 'name = "mlp"\noptions = { hidden = -1 }'}, ("model", "mlp", -1)),
         ({"more": '[codec]\nname = "zip"'}, ("codec", "zip", "chain", "dense", "float16", "masked", "quantize")),
         ({"more": '[codec]\nname = "topk"\noptions = { share = 0.0 }'}, ("topk", "share")),
-        ({"more": '[codec]\nname = "topk"\noptions = { share = "x" }'}, ("topk", "share", "'x'")),
+        ({"more": '[codec]\nname = "topk"\noptions = { share = "x" }'}, ("topk", "share", "x")),
         (
             {"more": '[codec]\nname = "topk"\noptions = { exact = "1.weight, 9.bias" }'},
             ("codec.exact", "9.bias", "1.bias"),
