@@ -99,7 +99,7 @@ def test_every_command_takes_a_run_by_the_same_names(folder, tmp_path, capsys, m
     assert names_all(capsys.readouterr().err, "absent.toml")
     assert called("report", name, "--data-dir", folder, "--format", "csv") == 0
     assert called("explain", name, 1, "--data-dir", folder) == 2
-    assert names_all(capsys.readouterr().err, 1, "[optimizer]")
+    assert names_all(capsys.readouterr().err, 1, "edge-server show")
 
 
 def test_a_beginning_of_several_names_is_refused_with_the_names(folder, capsys):
