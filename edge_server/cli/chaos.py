@@ -211,7 +211,7 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
         say("replaying without kills what was decided")
         [(site, own)] = records.items()
         told = {one.round: one for one in valid(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
-        return {site: replay(exact, folder / str(next(number)), count, told=told)[0]}
+        return {site: replay(exact, folder / str(next(number)), count, opened_rounds=told)[0]}
 
     if not plan.sites:
         return told_again
@@ -219,7 +219,7 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
     def replayed(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
         decided = {site: decisions(own, plan.rounds) for site, own in records.items()}
         place = folder / str(next(number))
-        ended = replay_sites(exact, {site: place / site for site in records}, decided=decided)
+        ended = replay_sites(exact, {site: place / site for site in records}, decisions=decided)
         return {site: state for site, (state, _) in ended.items()}
 
     def with_decisions(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:

@@ -53,9 +53,9 @@ def least_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int)
     links = behaviour.of_round(work.round) if behaviour.of_round else (behaviour.up, behaviour.down)
     up_s, down_s = (_passes_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
     joules = [effort.joules, behaviour.radio("up", 0.0, up_s), behaviour.radio("down", 0.0, down_s)]
-    known = [one for one in joules if one is not None]
+    known_joules = [value for value in joules if value is not None]
     seconds = down_s + effort.seconds + effort.lag_s + up_s + TURNS * behaviour.delay_s
-    return Least(seconds, math.fsum(known) if known else None)
+    return Least(seconds, math.fsum(known_joules) if known_joules else None)
 
 
 def _passes_s(flow: Flow | None, size: int) -> float:
@@ -67,15 +67,15 @@ def least_round(plan: Plan, tasks: Iterable[Least]) -> Least:
 
     It ends with the update that completes the quorum, or with its deadline; those who answer by then have spent theirs.
     """
-    found = list(tasks)
+    bounds = list(tasks)
     size, over = plan.cohort.size, plan.cohort.over_selection
-    asked = len(
-        assign.select_cohort([str(k) for k in range(len(found))], size=size, seed=0, number=0, over_selection=over)
+    selected = len(
+        assign.select_cohort([str(k) for k in range(len(bounds))], size=size, seed=0, number=0, over_selection=over)
     )
-    needed = assign.updates_needed(asked, size=size, quorum=plan.round.quorum)
-    seconds = sorted(task.seconds for task in found)[:needed]
-    joules = sorted(task.joules or 0.0 for task in found if task.seconds <= plan.round.deadline_s)[:needed]
-    is_known = any(task.joules is not None for task in found)
+    needed = assign.updates_needed(selected, size=size, quorum=plan.round.quorum)
+    seconds = sorted(task.seconds for task in bounds)[:needed]
+    joules = sorted(task.joules or 0.0 for task in bounds if task.seconds <= plan.round.deadline_s)[:needed]
+    is_known = any(task.joules is not None for task in bounds)
     return Least(min(plan.round.deadline_s, max(seconds, default=0.0)), math.fsum(joules) if is_known else None)
 
 
@@ -89,18 +89,18 @@ def require_budgets(plan: Plan, rounds: Iterable[Least]) -> None:
         Infeasible: A budget is too small; the message says the smallest that can be met.
         ConfigError: There is a budget of energy, and nothing tells what any device draws.
     """
-    found, budget = list(rounds), plan.budget
-    seconds = math.fsum(one.seconds for one in found)
-    known = [one.joules for one in found if one.joules is not None]
-    if budget.joules is not None and not known:
+    bounds, budget = list(rounds), plan.budget
+    seconds = math.fsum(bound.seconds for bound in bounds)
+    known_joules = [bound.joules for bound in bounds if bound.joules is not None]
+    if budget.joules is not None and not known_joules:
         raise ConfigError("budget.joules: nothing tells what any device draws; give [[device]] a table power")
     for name, unit, limit, least in (
         ("time_s", "s", budget.time_s, seconds),
-        ("joules", "J", budget.joules, math.fsum(known)),
+        ("joules", "J", budget.joules, math.fsum(known_joules)),
     ):
         if limit is not None and limit < least:
             raise Infeasible(
-                f"budget.{name}: {limit:g} {unit} cannot be met: {len(found)} rounds take at least "
+                f"budget.{name}: {limit:g} {unit} cannot be met: {len(bounds)} rounds take at least "
                 f"{_up(least):g} {unit}; give that, or fewer rounds"
             )
 
@@ -133,19 +133,19 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
         require_budgets(plan, _rounds(plan, fleet, behaviours, scale, range(len(fleet))))
         return
     names = [device.name for device in fleet]
-    for site, those in devices_by_site(plan.sites, names).items():
-        found = _rounds(plan, fleet, behaviours, scale, [names.index(one) for one in those])
+    for site, members in devices_by_site(plan.sites, names).items():
+        bounds = _rounds(plan, fleet, behaviours, scale, [names.index(name) for name in members])
         try:
-            require_budgets(_bounded_site(plan, site), found)
+            require_budgets(_bounded_site(plan, site), bounds)
         except Infeasible as error:
             raise Infeasible(f"site {site}, whose part of the joules is that of its devices: {error}") from error
 
 
 def _bounded_site(plan: Plan, site: str) -> Plan:
     """Return the plan with what one site may take: of the joules its share, unless an optimizer moves them about."""
-    own = plan_of_site(plan, site)
-    budget = msgspec.structs.replace(own.budget, joules=None) if plan.optimizer else own.budget
-    return msgspec.structs.replace(own, budget=budget)
+    site_plan = plan_of_site(plan, site)
+    budget = msgspec.structs.replace(site_plan.budget, joules=None) if plan.optimizer else site_plan.budget
+    return msgspec.structs.replace(site_plan, budget=budget)
 
 
 def _rounds(
@@ -154,11 +154,11 @@ def _rounds(
     """Yield the least that each round can cost in which these devices of the fleet take part."""
     dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # what another codec leaves of it is not known yet
-    theirs = [(behaviours[index], scale.of(_job(plan, fleet, index))) for index in members]
+    devices = [(behaviours[index], scale.of(_job(plan, fleet, index))) for index in members]
     least = None
     for number in range(1, plan.rounds + 1):
-        if least is None or any(behaviour.of_round for behaviour, _ in theirs):
-            tasks = (least_task(behaves, replace(work, round=number), dense, bytes_up) for behaves, work in theirs)
+        if least is None or any(behaviour.of_round for behaviour, _ in devices):
+            tasks = (least_task(behaves, replace(work, round=number), dense, bytes_up) for behaves, work in devices)
             least = least_round(plan, tasks)
         yield least
 

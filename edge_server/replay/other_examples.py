@@ -80,14 +80,14 @@ def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) ->
             "table of 12 columns"
         )
     had = {task.device: task.examples for task in trace.tasks if task.purpose == "train" and task.examples}
-    clients = [one.name for one in trace.header.devices for _ in range(had.get(one.name) or USUAL_EXAMPLES)]
+    clients = [device.name for device in trace.header.devices for _ in range(had.get(device.name) or USUAL_EXAMPLES)]
     count = len(clients)
     random = np.random.default_rng(plan.seed)
     inputs = random.standard_normal((count, *shape), dtype=np.float32)
     labels = np.arange(count) % _classes(plan, shape)
-    words = "x".join(map(str, shape))
+    size = "x".join(map(str, shape))
     # Of the same name each time, so that the record of the same replay is the same.
-    path = folder.resolve() / f".synthetic-{words}-{count}-{plan.seed}.npz"
+    path = folder.resolve() / f".synthetic-{size}-{count}-{plan.seed}.npz"
     try:
         np.savez(path, x=inputs, y=labels, client=np.array(clients, dtype=str))
         data = Data(source="npz", path=str(path), client_column="client")
@@ -109,12 +109,12 @@ def _classes(plan: Plan, shape: tuple[int, ...]) -> int:
         with torch.no_grad():
             outputs = layers(torch.zeros(1, *shape))
     except RuntimeError as error:
-        words = "x".join(map(str, shape))
-        raise ConfigError(f"--synthetic: the plan's network takes no inputs of shape {words}: {error}") from error
+        size = "x".join(map(str, shape))
+        raise ConfigError(f"--synthetic: the plan's network takes no inputs of shape {size}: {error}") from error
     return math.prod(outputs.shape[1:])
 
 
 def recorded_shape(records: Iterable[AnyRecord]) -> tuple[int, ...]:
     """Return the shape of one input as the devices told it; empty where none did."""
-    told = (one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs)
-    return next((inputs.shape for inputs in told if inputs.shape), ())
+    inputs_of_rounds = (record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs)
+    return next((inputs.shape for inputs in inputs_of_rounds if inputs.shape), ())

@@ -101,27 +101,28 @@ class Beside:
 
     def __init__(self, do: Do, count: int) -> None:
         """Fork `count` processes; what `do` has read by now they need not read again."""
-        self._orders, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders, worker_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._backlog: deque[tuple[int, Sequence[TrainingOrder]]] = deque()
         self._under_way: set[int] = set()
         self._done: dict[int, list[Ending]] = {}
-        context, ours = multiprocessing.get_context("fork"), (self._orders, self._endings)
+        context, parent_sockets = multiprocessing.get_context("fork"), (self._orders, self._endings)
         self.processes = [
-            context.Process(target=_serve, args=(do, taken, answers, ours), daemon=True) for _ in range(count)
+            context.Process(target=_serve, args=(do, worker_orders, answers, parent_sockets), daemon=True)
+            for _ in range(count)
         ]
         for process in self.processes:
             process.start()
-        for theirs in (taken, answers):
-            theirs.close()
+        for worker_socket in (worker_orders, answers):
+            worker_socket.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """End the processes, whatever they are at."""
-        for one in (self._orders, self._endings):
-            one.close()
+        for parent_socket in (self._orders, self._endings):
+            parent_socket.close()
         for process in self.processes:
             process.terminate()
             process.join()
@@ -138,10 +139,10 @@ class Beside:
         return self._done.pop(number)
 
     def drop(self, number: int) -> None:
-        waiting = [batch for batch in self._backlog if batch[0] == number]
-        for batch in waiting:
+        batches = [batch for batch in self._backlog if batch[0] == number]
+        for batch in batches:
             self._backlog.remove(batch)
-        if not waiting:
+        if not batches:
             self.wait(number)
 
     def _pass_on(self) -> None:
@@ -158,8 +159,8 @@ class Beside:
         answered = self._endings in wait([self._endings, *sentinels])
         data = self._endings.recv(MESSAGE_BYTES) if answered else NOBODY
         if data == NOBODY:
-            gone = wait(sentinels)
-            dead = next(process for process in self.processes if process.sentinel in gone)
+            ended = wait(sentinels)
+            dead = next(process for process in self.processes if process.sentinel in ended)
             dead.join()
             raise FieldFleetError(
                 f"a process that trains for the replay ended with code {dead.exitcode}; -9 means killed, often for "
@@ -170,14 +171,14 @@ class Beside:
         self._done[number] = endings
 
 
-def _serve(do: Do, orders: socket.socket, answers: socket.socket, theirs: Sequence[socket.socket]) -> None:
+def _serve(do: Do, orders: socket.socket, answers: socket.socket, parent_sockets: Sequence[socket.socket]) -> None:
     """Do what comes until nobody can send any more."""
     gc.freeze()  # a collection would touch, and so copy, what is shared with whoever forked us
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    for one in theirs:
-        one.close()
+    for parent_socket in parent_sockets:
+        parent_socket.close()
     decoder = msgspec.msgpack.Decoder(tuple[int, list[TrainingOrder]])
     while data := orders.recv(MESSAGE_BYTES):
         number, batch = decoder.decode(data)

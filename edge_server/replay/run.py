@@ -29,7 +29,8 @@ from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.build import behaviour
 from edge_server.replay.feasibility import require_possible
 from edge_server.replay.jobs import Jobs
-from edge_server.replay.play import Cast, play
+from edge_server.replay.participants import Cast
+from edge_server.replay.play import play
 from edge_server.replay.pool import pool_of
 from edge_server.replay.progress import Progress
 from edge_server.replay.sites import Decided, play_sites
@@ -123,7 +124,7 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         require_recorded_data(trace, _examples_here(plan, trace))
     with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
         part = place / name_of(plan, trace, count)  # two replays of one plan write two, and one that is ended none
-        return [_kept(one, data_dir) for one in _played(plan, part, count, workers or cores(), trace)]
+        return [_kept(replayed, data_dir) for replayed in _played(plan, part, count, workers or cores(), trace)]
 
 
 def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
@@ -154,8 +155,8 @@ def _examples_here(plan: Plan, trace: Trace) -> dict[str, int]:
     try:
         return examples_by_device(plan, recorded_fleet(trace, plan)[0])
     except ConfigError as error:
-        here = f"the examples that its devices trained on cannot be read on this machine ({error})"
-        raise ConfigError(f"{trace.header.run}: {here}: {other_examples.REMEDY}") from error
+        problem = f"the examples that its devices trained on cannot be read on this machine ({error})"
+        raise ConfigError(f"{trace.header.run}: {problem}: {other_examples.REMEDY}") from error
 
 
 def _with_other_examples(
@@ -177,7 +178,7 @@ def _with_other_examples(
         stack.enter_context(_terminable())
         place = stack.enter_context(folder_in(make_folder(data_dir), PART_PREFIX))
         part = place / name_of(plan, trace)
-        return [_kept(one, data_dir) for one in _played(plan, part, 0, workers, trace)]
+        return [_kept(replayed, data_dir) for replayed in _played(plan, part, 0, workers, trace)]
 
 
 def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
@@ -265,7 +266,7 @@ def replay(  # noqa: PLR0913 - what a replay is made of
     workers: int = 1,
     tell: Tell | None = None,
     trace: Trace | None = None,
-    told: Mapping[int, RoundOpened] | None = None,
+    opened_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> tuple[State, list[AnyRecord]]:
     """Run a plan on virtual time into a new folder; return the final state and the records.
 
@@ -274,17 +275,17 @@ def replay(  # noqa: PLR0913 - what a replay is made of
         workers: Processes that train; 1 for this one. The record is the same for any number.
         tell: Is told of every record, and of the virtual second.
         trace: Whose devices to replay; None for those of the plan.
-        told: What another run told the devices in each round, which is told again; None for what is decided here.
+        opened_rounds: By round: assignments of another run to repeat; None to decide them again.
 
     Raises:
         ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
         Infeasible: A budget of the plan cannot be met; the message says the smallest that can.
     """
     with _prepared(plan, count, workers, trace) as ready:
-        runner, cast, place, notes = ready
+        runner, participants, place, notes = ready
         store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
         try:
-            state = runner.run(play(plan, folder.name, store, cast, told))
+            state = runner.run(play(plan, folder.name, store, participants, opened_rounds))
             store.extend([Noted(what=note) for note in notes])
             store.export()
             return state, store.records()
@@ -299,7 +300,7 @@ def replay_sites(
     workers: int = 1,
     tell: Tell | None = None,
     traces: SiteTraces | None = None,
-    decided: Decided | None = None,
+    decisions: Decided | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites on one virtual time; return each server's final state and its records.
 
@@ -308,21 +309,21 @@ def replay_sites(
         workers: As `replay`.
         tell: Is told of every record of each of them.
         traces: Whose devices and servers to replay; None for those of the plan.
-        decided: What is decided for the devices in each round; None for what their figures here lead to.
+        decisions: What is decided for the devices in each round; None for what their figures here lead to.
 
     Raises:
         ConfigError: As `replay`.
         Infeasible: As `replay`.
     """
     with _prepared(plan, 0, workers, traces) as ready, ExitStack() as stack:
-        runner, cast, place, notes = ready
+        runner, participants, place, notes = ready
         stores = {
             site: ReportingStore(folder, place / "updates" / site, runner.get_loop().time, tell)
             for site, folder in folders.items()
         }
         for store in stores.values():
             stack.callback(store.close)
-        states = runner.run(play_sites(plan, stores, cast, traces.server_s() if traces else {}, decided))
+        states = runner.run(play_sites(plan, stores, participants, traces.server_s() if traces else {}, decisions))
         for store in stores.values():
             store.extend([Noted(what=note) for note in notes])
             store.export()
@@ -339,7 +340,7 @@ def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | 
     malloc.tune(*_blocks(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(DataCache())
-    scale.shelf.count(share(plan, fleet, 0))  # read before there are processes: they share what is here by then
+    scale.cache.count(share(plan, fleet, 0))  # read before there are processes: they share what is here by then
     together = _together(plan, fleet, scale)
     if together > 1:
         notes.append(
@@ -347,7 +348,7 @@ def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | 
         )
     with (
         folder_in(memory_folder(plan, fleet)) as aside,
-        pool_of(Desk(scale.shelf, together=together > 1).do, workers) as pool,
+        pool_of(Desk(scale.cache, together=together > 1).do, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         # Steps are counted with autograd, which a process forked after it cannot use where torch is a CUDA build.
@@ -389,7 +390,11 @@ def _devices(
     else:
         fleet, notes = recorded_fleet(trace, plan, count)
         behaviours = recorded.behaviours(trace, [device.name for device in fleet])
-    return fleet, behaviours, notes + [warning for one in behaviours for warning in one.warnings]
+    return (
+        fleet,
+        behaviours,
+        notes + [warning for device_behaviour in behaviours for warning in device_behaviour.warnings],
+    )
 
 
 class ReportingStore(SqliteStore):
@@ -409,7 +414,7 @@ def _together(plan: Plan, fleet: Sequence[DevicePlan], scale: Scale) -> int:
     """Return how many devices train in one pass."""
     if not plan.replay.together:
         return 1
-    return divide_cohort(plan, _cohort(plan, fleet), scale.shelf.example(share(plan, fleet, 0)).shape)
+    return divide_cohort(plan, _cohort(plan, fleet), scale.cache.example(share(plan, fleet, 0)).shape)
 
 
 def _cohort(plan: Plan, fleet: Sequence[DevicePlan]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,13 +20,11 @@ from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
-from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, planned_data, share
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.flow import Part
-from edge_server.replay.jobs import Jobs
+from edge_server.replay.participants import Cast
 from edge_server.replay.trainer import ReplayTrainer
-from edge_server.replay.workload import Scale
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
 from shared.protocol.topics import parse_channel, parse_device, topic
@@ -70,12 +68,9 @@ class Stage:
     """
 
     plan: Plan
-    fleet: Sequence[DevicePlan]
-    behaviours: Sequence[Behaviour]
+    participants: Cast
     folder: Path
     broker: MemoryTransport
-    jobs: Jobs
-    scale: Scale
     clock: Clock
     site: str = SITE
     members: frozenset[str] | None = None
@@ -91,9 +86,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
-        self._workspace = Workspace(read=cache(self.scale.shelf.load))
-        self._numbers = {device.name: number for number, device in enumerate(self.fleet)}
-        self._classes = self.scale.shelf.classes(planned_data(self.plan))
+        self._workspace = Workspace(read=cache(self.participants.scale.cache.load))
+        self._numbers = {device.name: number for number, device in enumerate(self.participants.fleet)}
+        self._classes = self.participants.scale.cache.classes(planned_data(self.plan))
 
     @property
     def max_payload_bytes(self) -> int:
@@ -109,8 +104,8 @@ class Stage:
 
     def heard(self, report: Report) -> None:
         """Let a device rest whose last task is settled, and its cost told."""
-        actor, spent = self._actors.get(report.device), report.spent
-        if actor and spent and (spent.run, spent.round) == actor.task:
+        actor, cost = self._actors.get(report.device), report.spent
+        if actor and cost and (cost.run, cost.round) == actor.task:
             del self._actors[report.device]
             actor.living.cancel()
             self._put_away(actor.folder)
@@ -123,17 +118,17 @@ class Stage:
         """
         try:
             async with self._group:
-                for moment, name, session, here in sorted(self._appearances()):
+                for moment, name, session, is_online in sorted(self._appearances()):
                     if (wait := moment - self.clock()) > 0:
                         await asyncio.sleep(wait)
-                    await self._appear(name, session, here=here)
+                    await self._appear(name, session, is_online=is_online)
                 await asyncio.Event().wait()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
     def _appearances(self) -> Iterator[tuple[float, str, int, bool]]:
         """Yield when each device connects, True, and leaves, with the number of its session."""
-        for device, behaviour in zip(self.fleet, self.behaviours, strict=True):
+        for device, behaviour in zip(self.participants.fleet, self.participants.behaviours, strict=True):
             if self.members is not None and device.name not in self.members:
                 continue
             for session, (start, stop) in enumerate(behaviour.present, 1):
@@ -141,27 +136,27 @@ class Stage:
                 if stop < float("inf"):
                     yield stop, device.name, session, False
 
-    async def _appear(self, name: str, session: int, *, here: bool) -> None:
-        said, actor = build_presence(name, self.site, name, session, classes=self._classes), self._actors.get(name)
-        if here:
+    async def _appear(self, name: str, session: int, *, is_online: bool) -> None:
+        presence, actor = build_presence(name, self.site, name, session, classes=self._classes), self._actors.get(name)
+        if is_online:
             self._here.add(name)
         else:
             self._here.discard(name)
-        if actor and here:
+        if actor and is_online:
             actor.link.connected.set()
             actor.agent.delivery.wake.set()
         elif actor:
             actor.link.connected.clear()
-        await self.broker.publish(said.topic, said.birth if here else said.will, retain=True)
+        await self.broker.publish(presence.topic, presence.birth if is_online else presence.will, retain=True)
 
     def _wake(self, name: str, task: Task) -> None:
         if actor := self._actors.get(name):
             actor.task = (task.run, task.round)
-            actor.link.tune(_rate(self.behaviours[self._numbers[name]], task))
+            actor.link.tune(_rate(self.participants.behaviours[self._numbers[name]], task))
             return
         self._entries += 1
         number, folder = self._numbers[name], self.folder / name
-        behaviour, entry = self.behaviours[number], number + len(self.fleet) * self._entries
+        behaviour, entry = self.participants.behaviours[number], number + len(self.participants.fleet) * self._entries
         link = Link(self.broker, _rate(behaviour, task), self.clock, seed=entry)
         if name not in self._here:
             link.connected.clear()
@@ -171,10 +166,10 @@ class Stage:
             device=name,
             site=self.site,
             state_dir=str(folder),
-            data=share(self.plan, self.fleet, number),
+            data=share(self.plan, self.participants.fleet, number),
             report_s=REPORT_S,
         )
-        trainer = ReplayTrainer(behaviour, self.scale, self.jobs, self.clock, self._workspace)
+        trainer = ReplayTrainer(behaviour, self.participants.scale, self.participants.jobs, self.clock, self._workspace)
         agent = compose(
             *(config, folder, link, trainer),
             clock=self.clock,
@@ -201,8 +196,8 @@ class Stage:
 def _rate(behaviour: Behaviour, task: Task) -> Rate:
     """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
     up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
-    told = task.assignment.allocated
-    share = told.share if told.up_bits_per_s is not None else None  # as live, where that is what paces
+    allocated = task.assignment.allocated
+    share = allocated.share if allocated.up_bits_per_s is not None else None  # as live, where that is what paces
     if up and share and 0 < share < 1:
         return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)

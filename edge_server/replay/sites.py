@@ -22,7 +22,8 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.play import Cast, ReplaySite, server_among_devices, wait_for_jobs
+from edge_server.replay.participants import Cast
+from edge_server.replay.play import ReplaySite, server_among_devices, wait_for_jobs
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves
@@ -52,7 +53,7 @@ class Recorded(NamedTuple):
     """Where a site's run is recorded, and what is decided for it; None for what its figures lead to."""
 
     store: Store
-    decided: Mapping[int, Decision] | None
+    decisions: Mapping[int, Decision] | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class DecidedNeighbours:
     """
 
     others: Neighbours
-    decided: Mapping[int, Decision]
+    decisions: Mapping[int, Decision]
 
     async def begin(self, number: int) -> None:
         """Tell them which round begins here."""
@@ -73,7 +74,7 @@ class DecidedNeighbours:
     async def decide(self, case: Case, number: int) -> Decision:
         """Return what was decided, whatever is known of the devices now."""
         del case
-        return self.decided.get(number, Decision())
+        return self.decisions.get(number, Decision())
 
     async def mix(self, number: int, state: State) -> State:
         """Return the state after a gossip step."""
@@ -87,32 +88,34 @@ class DecidedNeighbours:
 async def play_sites(
     plan: Plan,
     stores: Mapping[str, Store],
-    cast: Cast,
+    participants: Cast,
     server_s: Mapping[str, ServerSeconds],
-    decided: Decided | None = None,
+    decisions: Decided | None = None,
 ) -> dict[str, State]:
     """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
 
     Args:
         stores: Where each site's run is recorded; the folder has the run's name.
         server_s: What each site's server's own calculations take, in place of the cast's; of none as there.
-        decided: What is decided, where that does not follow from what the devices do.
+        decisions: What is decided, where that does not follow from what the devices do.
 
     Raises:
         FieldFleetError: A site's run failed; the first of several.
     """
     assert plan.sites
-    wait_for_jobs(cast)
-    clusters = devices_by_site(plan.sites, [device.name for device in cast.fleet])
+    wait_for_jobs(participants)
+    clusters = devices_by_site(plan.sites, [device.name for device in participants.fleet])
     places = {site: ReplaySite(site, frozenset(devices), MemoryTransport()) for site, devices in clusters.items()}
-    records = {site: Recorded(store, decided[site] if decided else None) for site, store in stores.items()}
+    records = {site: Recorded(store, decisions[site] if decisions else None) for site, store in stores.items()}
     ended = asyncio.Barrier(len(places))
-    casts = {site: replace(cast, server_s=server_s.get(site, cast.server_s)) for site in places}
+    casts = {site: replace(participants, server_s=server_s.get(site, participants.server_s)) for site in places}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {
-                site: group.create_task(_play_site(plan, places, records[site], own, site, ended), name=f"site {site}")
-                for site, own in casts.items()
+                site: group.create_task(
+                    _play_site(plan, places, records[site], site_participants, site, ended), name=f"site {site}"
+                )
+                for site, site_participants in casts.items()
             }
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
@@ -120,42 +123,50 @@ async def play_sites(
 
 
 async def _play_site(
-    plan: Plan, places: Mapping[str, ReplaySite], record: Recorded, cast: Cast, site: str, ended: asyncio.Barrier
+    plan: Plan,
+    places: Mapping[str, ReplaySite],
+    record: Recorded,
+    participants: Cast,
+    site: str,
+    ended: asyncio.Barrier,
 ) -> State:
     """Run a plan at one site, and serve its neighbours until all have ended."""
-    store, decided = record
+    store, decisions = record
     run = store.folder.name
     async with (
-        server_among_devices(plan, run, cast, places[site]) as server,
-        _among_peers(plan, cast, store, places, server) as neighbours,
+        server_among_devices(plan, run, participants, places[site]) as server,
+        _among_peers(plan, participants, store, places, server) as neighbours,
     ):
-        us, graph = (plan, run, server, store, LinkConfig()), make_evaluation_graph(plan)
-        others = neighbours if decided is None else DecidedNeighbours(neighbours, decided)
-        state = await run_plan(*us, started="", draw=cast.draw, graph=graph, neighbours=others)
+        graph = make_evaluation_graph(plan)
+        others = neighbours if decisions is None else DecidedNeighbours(neighbours, decisions)
+        link = LinkConfig()
+        state = await run_plan(
+            plan, run, server, store, link, started="", draw=participants.draw, graph=graph, neighbours=others
+        )
         await ended.wait()
         return state
 
 
 @asynccontextmanager
 async def _among_peers(
-    plan: Plan, cast: Cast, store: Store, places: Mapping[str, ReplaySite], server: Server
+    plan: Plan, participants: Cast, store: Store, places: Mapping[str, ReplaySite], server: Server
 ) -> AsyncIterator[Neighbours]:
     """Link a site to the brokers of the others while the block lasts."""
     sites, site = plan.sites, server.site
     assert sites
     rate, described, names, run = backhaul(sites), plan_bytes(plan), list(places), store.folder.name
-    away = {
+    remote_links = {
         peer: Link(place.broker, rate, server.clock, seed=names.index(peer))
         for peer, place in places.items()
         if peer != site
     }
-    born = {peer: Births(site, peer, run, run, described) for peer in away}
-    for peer, link in away.items():
-        said = born[peer].presence()
-        await link.publish(said.topic, said.birth, retain=True)
-    links = Links(site, places[site].broker, away, described, born)
-    folder = cast.folder / f"{site}.neighbours"  # not of the run: nobody goes on with a replay
-    us = Ourselves(site, sites.names, run, folder, sites.deadline_s)
+    born = {peer: Births(site, peer, run, run, described) for peer in remote_links}
+    for peer, link in remote_links.items():
+        presence = born[peer].presence()
+        await link.publish(presence.topic, presence.birth, retain=True)
+    links = Links(site, places[site].broker, remote_links, described, born)
+    folder = participants.folder / f"{site}.neighbours"  # not of the run: nobody goes on with a replay
+    identity = Ourselves(site, sites.names, run, folder, sites.deadline_s)
 
     async def keep(record: AnyRecord) -> None:
         store.append(record)
@@ -167,5 +178,5 @@ async def _among_peers(
         clock=server.clock,
         worker=server.worker,
     )
-    async with joined(plan, us, links, means, store.records()) as neighbours:
+    async with joined(plan, identity, links, means, store.records()) as neighbours:
         yield neighbours

@@ -103,16 +103,16 @@ def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[Devic
     Raises:
         ConfigError: The plan names a device that is not in the trace, or there are not so many.
     """
-    own = [device.name for device in trace.header.plan.device] == [device.name for device in plan.device]
+    is_own_plan = [device.name for device in trace.header.plan.device] == [device.name for device in plan.device]
     recorded = [device.name for device in trace.header.devices]
     planned = {device.name: device for device in expanded(plan.device)}
     strangers = sorted(planned.keys() - set(recorded))
-    if strangers and not own:
+    if strangers and not is_own_plan:
         raise ConfigError(
             f"plan {plan.name!r} names {', '.join(strangers)}, of which the trace knows nothing: "
             "name devices of the trace, or none for all of them"
         )
-    names = recorded if own or not planned else list(planned)
+    names = recorded if is_own_plan or not planned else list(planned)
     if count > len(names) or not names:
         raise ConfigError(f"{count or 1} devices are asked for, and the trace has {len(names)}")
     names = names[:count] if count else names
@@ -130,10 +130,10 @@ def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int
     Args:
         plan: Whose data they share.
     """
-    shelf, sizes = DataCache(), dict[str, int]()
+    cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
         data = share(plan, fleet, index)
-        sizes[device.name] = count_trained_on(shelf.count(data), data)
+        sizes[device.name] = count_trained_on(cache.count(data), data)
     return sizes
 
 
@@ -156,7 +156,11 @@ class SiteTraces:
 
     def trace_of(self, device: str) -> Trace:
         """Return the trace in which a device of the plan is."""
-        return next(trace for trace in self.traces.values() if device in {one.name for one in trace.header.devices})
+        return next(
+            trace
+            for trace in self.traces.values()
+            if device in {device_entry.name for device_entry in trace.header.devices}
+        )
 
     def server_s(self) -> dict[str, Mapping[str, Callable[..., float]]]:
         """Return the seconds that each site's server's own calculations take, by their names."""
@@ -189,11 +193,12 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
     records = {site_of(run.records, run.folder.name): run.records for run in runs}
     traces = {site: portable_trace(trace_of(those), data_root) for site, those in records.items()}
     gossips = {
-        site: {one.round: one.seconds for one in those if isinstance(one, Gossiped)} for site, those in records.items()
+        site: {record.round: record.seconds for record in records if isinstance(record, Gossiped)}
+        for site, records in records.items()
     }
     plan = next(iter(traces.values())).header.plan
-    there = {device.name for trace in traces.values() for device in trace.header.devices}
-    absent = [one.name for one in expanded(plan.device) if one.name not in there]
+    present = {device.name for trace in traces.values() for device in trace.header.devices}
+    absent = [device.name for device in expanded(plan.device) if device.name not in present]
     missing = [site for site in (plan.sites.names if plan.sites else ()) if site not in traces]
     if missing or absent:
         lacking = f"the run of site {missing[0]} is not there" if missing else f"device {absent[0]} took part nowhere"

@@ -47,15 +47,15 @@ class Pass:
     @contextmanager
     def metered(self) -> Iterator[Spent]:
         """Charge the block what has passed when it ends: a step that went on without the device had no way back."""
-        spent = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
-        yield spent
+        cost = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
+        yield cost
         share = (self.ups * self.forward + self.downs * (1 - self.forward)) / self.steps
         cycles, joules = self.effort.cycles, self.effort.joules
-        spent.compute_s, spent.exchange_s = share * self.effort.seconds, self.exchange_s
-        spent.cycles = None if cycles is None else share * cycles
-        spent.joules = None if joules is None else share * joules
+        cost.compute_s, cost.exchange_s = share * self.effort.seconds, self.exchange_s
+        cost.cycles = None if cycles is None else share * cycles
+        cost.joules = None if joules is None else share * joules
         watts = self.effort.exchange_w
-        spent.exchange_joules = None if watts is None else watts * self.exchange_s
+        cost.exchange_joules = None if watts is None else watts * self.exchange_s
 
 
 async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock, passed: Pass) -> None:

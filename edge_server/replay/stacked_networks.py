@@ -170,5 +170,5 @@ def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
         count: How many of the K compute.
     """
     for name, stack in stacks.items():
-        owner, _, own = name.rpartition(".")
-        setattr(network.get_submodule(owner), own, nn.Parameter(stack[:count]))
+        owner, _, attribute = name.rpartition(".")
+        setattr(network.get_submodule(owner), attribute, nn.Parameter(stack[:count]))

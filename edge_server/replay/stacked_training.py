@@ -118,27 +118,27 @@ def train(
     order = sorted(range(len(batches)), key=lambda index: -batches[index].num_examples)
     stacks, active = stacks_of(network, start, len(order)), 0
     momenta = {name: torch.zeros_like(stack) for name, stack in stacks.items()} if hyper.momentum else {}
-    losses, seen = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
+    losses, counts = torch.zeros(len(order), dtype=torch.float64), torch.zeros(len(order), dtype=torch.int64)
     for step in _steps([batches[index] for index in order]):
         inputs, labels = _side_by_side(step)
-        sizes = torch.tensor([len(own) for _, own in step])
+        sizes = torch.tensor([len(labels_) for _, labels_ in step])
         if len(step) != active:
             load_stacks(network, stacks, active := len(step))
         every = functional.cross_entropy(network(inputs), labels, reduction="none")
         every.backward((1 / sizes.clamp_min(1).to(every.dtype))[:, None].expand_as(every))
         if correct:
             correct(network, start)
-        own = {name: momentum[: len(step)] for name, momentum in momenta.items()}
-        descend(network.named_parameters(), own, hyper)
+        active_momenta = {name: momentum[: len(step)] for name, momentum in momenta.items()}
+        descend(network.named_parameters(), active_momenta, hyper)
         losses[: len(step)] += every.detach().sum(1)
-        seen[: len(step)] += sizes
-    moved = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
+        counts[: len(step)] += sizes
+    changes = {name: stack.sub_(start[name]) for name, stack in stacks.items()}
     results = {
         index: Result(
-            {name: stack[place] for name, stack in moved.items()},
+            {name: stack[place] for name, stack in changes.items()},
             float(batches[index].num_examples),
             batches[index].num_examples,
-            losses[place].item() / count if (count := int(seen[place])) else None,
+            losses[place].item() / count if (count := int(counts[place])) else None,
         )
         for place, index in enumerate(order)
     }
@@ -147,10 +147,10 @@ def train(
 
 def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:
     """Yield, step by step, the batches of the devices that still train: the first of those that did before."""
-    own = [iter(each) for each in batches]
-    while step := [batch for each in own if (batch := next(each, None)) is not None]:
+    iterators = [iter(each) for each in batches]
+    while step := [batch for each in iterators if (batch := next(each, None)) is not None]:
         yield step
-        del own[len(step) :]
+        del iterators[len(step) :]
 
 
 def _side_by_side(step: Sequence[Batch]) -> Batch:

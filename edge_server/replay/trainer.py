@@ -72,8 +72,8 @@ class ReplayTrainer:
             start: Second at which the transfer began.
             stop: Second at which it ended.
         """
-        known = self.behaviour.provenance
-        named = {name: known[name] for name in (figure, figure.replace("joules", "s")) if name in known}
+        provenance = self.behaviour.provenance
+        named = {name: provenance[name] for name in (figure, figure.replace("joules", "s")) if name in provenance}
         joules = self.behaviour.radio("down" if figure == "download_joules" else "up", start, stop)
         if joules is None:
             named.pop(figure, None)
@@ -83,13 +83,13 @@ class ReplayTrainer:
     def _order(self, job: Job) -> tuple[float, TrainingOrder]:
         """Return how long a job takes its device, and what to do."""
         compute, begun = self.behaviour.compute, self.clock()
-        whole = compute(self.scale.of(job), begun)
+        effort = compute(self.scale.of(job), begun)
         if not job.task.measure_s:
-            return whole.seconds + whole.lag_s, TrainingOrder(job, _spent(whole))
+            return effort.seconds + effort.lag_s, TrainingOrder(job, _spent(effort))
         step = compute(self.scale.step(job), begun)
         task = msgspec.structs.replace(job.task, measure_s=AT_ONCE_S)
         quick = msgspec.structs.replace(job, task=task)
-        return whole.seconds + whole.lag_s + job.task.measure_s, TrainingOrder(quick, _spent(whole), _spent(step))
+        return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(quick, _spent(effort), _spent(step))
 
 
 def _spent(effort: Effort) -> Spent:

@@ -35,8 +35,8 @@ class Desk:
         together: Whether jobs of one batch may be trained in one pass; else one after the other, as on the devices.
     """
 
-    def __init__(self, shelf: DataCache, *, together: bool = False) -> None:
-        self._workspace, self._may = Workspace(read=shelf.load), together
+    def __init__(self, cache: DataCache, *, together: bool = False) -> None:
+        self._workspace, self._may = Workspace(read=cache.load), together
 
     def do(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
         """Leave the update of every order in its draft; return how each ended."""
@@ -69,12 +69,12 @@ class Desk:
         try:
             algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
             is_sgd, correct = correction_of(algorithm)
-            own = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
-            network = stack_networks(model.layers, own[0].examples.inputs.shape[1:])
+            batches = [self._workspace.batches(job.data, job.task.assignment, lambda: False) for job in jobs]
+            network = stack_networks(model.layers, batches[0].examples.inputs.shape[1:])
             if not is_sgd or network is None:
                 return []
             start = read_parameters(jobs[0], self._workspace, algorithm)
-            return train(network, start, own, task.assignment.hyper, correct)
+            return train(network, start, batches, task.assignment.hyper, correct)
         except FAILURES as error:
             log.warning("round %d: trained one by one, because together: %s", task.round, error)
             return []

@@ -27,7 +27,7 @@ from shared.transfer import to_file
 class Scale:
     """How much work tasks are, by the data of their devices and the shape of their network."""
 
-    shelf: DataCache
+    cache: DataCache
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
 
@@ -39,21 +39,21 @@ class Scale:
         """
         if job.task.assignment.steps:
             return self.session(job)[0]
-        task, total = job.task, self.shelf.count(job.data)
-        held = count_held_out(total, job.data.holdout)
-        own = count_trained_on(total, job.data)
-        told = task.assignment
-        passed = held if task.evaluate else 0
-        if task.evaluate or told.measures_statistics:
-            passed += min(own, told.batches_to_measure * told.hyper.batch_size)
+        task, total = job.task, self.cache.count(job.data)
+        held_out = count_held_out(total, job.data.holdout)
+        trained_on = count_trained_on(total, job.data)
+        assignment = task.assignment
+        passed = held_out if task.evaluate else 0
+        if task.evaluate or assignment.measures_statistics:
+            passed += min(trained_on, assignment.batches_to_measure * assignment.hyper.batch_size)
         flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
         if not task.train:
             return self._work(job, steps=0, examples=passed, flops=flops)
-        steps = steps_of(told, own)
-        sizes = batches(own, told.hyper.batch_size, steps, merges_single=told.merges_single)
-        dense = sum(count * self.flops(task.model, job.data, one) for one, count in sizes.items() if count)
+        steps = steps_of(assignment, trained_on)
+        sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
+        dense = sum(count * self.flops(task.model, job.data, size) for size, count in sizes.items() if count)
         flops += round(self._share(job) * dense)
-        examples = sum(one * count for one, count in sizes.items())
+        examples = sum(size * count for size, count in sizes.items())
         return self._work(job, steps=steps, examples=examples, flops=flops)
 
     def session(self, job: Job) -> tuple[Work, float]:
@@ -64,26 +64,26 @@ class Scale:
         Raises:
             ConfigError: As `of`.
         """
-        task, total = job.task, self.shelf.count(job.data)
-        came = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
+        task, total = job.task, self.cache.count(job.data)
+        received = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
         network = self._network(task.model)
-        names = came & network.state_dict().keys()
+        names = received & network.state_dict().keys()
         split = build(ALGORITHMS, task.algorithm, "algorithm").split
         more = split.passes - 1 if split else 0  # beside the one that is trained by
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
-        told, steps = task.assignment, task.assignment.steps
-        own = count_trained_on(total, job.data)
-        sizes = batches(own, told.hyper.batch_size, steps, merges_single=told.merges_single)
+        assignment, steps = task.assignment, task.assignment.steps
+        trained_on = count_trained_on(total, job.data)
+        sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
         forward, both = (
             sum(
-                count * self.flops(task.model, job.data, one, trains=trains, below=below)
-                for one, count in sizes.items()
+                count * self.flops(task.model, job.data, size, trains=trains, below=below)
+                for size, count in sizes.items()
             )
             for trains in (False, True)
         )
         forward, both = forward * (1 + more), both + forward * more
-        examples = sum(one * count for one, count in sizes.items())
+        examples = sum(size * count for size, count in sizes.items())
         work = self._work(job, steps=steps, examples=examples, flops=both)
         weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)
         return replace(work, weights=weights), forward / both if both else 0.0
@@ -94,7 +94,7 @@ class Scale:
         Raises:
             ConfigError: As `of`.
         """
-        total = self.shelf.count(job.data)
+        total = self.cache.count(job.data)
         size = min(job.task.assignment.hyper.batch_size, count_trained_on(total, job.data))
         flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
         work = self._work(job, steps=1, examples=size, flops=flops)
@@ -112,7 +112,7 @@ class Scale:
         Raises:
             ConfigError: As `of`.
         """
-        shape = self.shelf.example(data).shape
+        shape = self.cache.example(data).shape
         return step_flops(spec, shape, batch_size, trains=trains, below=below)
 
     def _work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
@@ -130,12 +130,12 @@ class Scale:
 
     def _share(self, job: Job) -> float:
         """Return the share of a whole network's step that a step of the task's algorithm is."""
-        task, told = job.task, job.task.assignment
-        said = told.hyper.batch_size, told.hyper.local_epochs, told.values
-        key = msgspec.msgpack.encode((task.algorithm, task.model, said))
+        task, assignment = job.task, job.task.assignment
+        settings = assignment.hyper.batch_size, assignment.hyper.local_epochs, assignment.values
+        key = msgspec.msgpack.encode((task.algorithm, task.model, settings))
         if key not in self._shares:
             step_share = build(ALGORITHMS, task.algorithm, "algorithm").resources.step_share
-            self._shares[key] = step_share(blank(task.model), told) if step_share else 1.0
+            self._shares[key] = step_share(blank(task.model), assignment) if step_share else 1.0
         return self._shares[key]
 
     def _network(self, spec: Spec) -> nn.Module:

@@ -19,35 +19,35 @@ K = TypeVar("K", int, tuple[int, str])
 T = TypeVar("T")
 
 ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
-    "round_s": lambda one: one.seconds,
-    "loss": lambda one: one.loss,
-    "test_loss": lambda one: one.test_loss,
-    "accuracy": lambda one: one.accuracy,
-    "device_accuracy": lambda one: one.device_accuracy,
-    "global_accuracy": lambda one: one.global_accuracy,
-    "fleet_accuracy": lambda one: one.fleet_accuracy,
+    "round_s": lambda digest: digest.seconds,
+    "loss": lambda digest: digest.loss,
+    "test_loss": lambda digest: digest.test_loss,
+    "accuracy": lambda digest: digest.accuracy,
+    "device_accuracy": lambda digest: digest.device_accuracy,
+    "global_accuracy": lambda digest: digest.global_accuracy,
+    "fleet_accuracy": lambda digest: digest.fleet_accuracy,
 }
 TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
-    "download_s": lambda one: _whole(one.seconds.download),
-    "compute_s": lambda one: _whole(one.seconds.compute),
-    "exchange_s": lambda one: _whole(one.seconds.exchange),
-    "upload_s": lambda one: _whole(one.seconds.upload),
-    "download_joules": lambda one: _whole(one.joules.download),
-    "compute_joules": lambda one: _whole(one.joules.compute),
-    "exchange_joules": lambda one: _whole(one.joules.exchange),
-    "upload_joules": lambda one: _whole(one.joules.upload),
-    "bytes_down": lambda one: _whole(one.bytes_down),
-    "bytes_up": lambda one: _whole(one.bytes_up),
-    "gradient_bytes": lambda one: _whole(one.gradient_bytes),
-    "features_bytes": lambda one: _whole(one.features_bytes),
+    "download_s": lambda task: _whole(task.seconds.download),
+    "compute_s": lambda task: _whole(task.seconds.compute),
+    "exchange_s": lambda task: _whole(task.seconds.exchange),
+    "upload_s": lambda task: _whole(task.seconds.upload),
+    "download_joules": lambda task: _whole(task.joules.download),
+    "compute_joules": lambda task: _whole(task.joules.compute),
+    "exchange_joules": lambda task: _whole(task.joules.exchange),
+    "upload_joules": lambda task: _whole(task.joules.upload),
+    "bytes_down": lambda task: _whole(task.bytes_down),
+    "bytes_up": lambda task: _whole(task.bytes_up),
+    "gradient_bytes": lambda task: _whole(task.gradient_bytes),
+    "features_bytes": lambda task: _whole(task.features_bytes),
 }
 EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
 """Of a split session alone."""
 PAYLOAD = "payload_up_bytes"
 GOSSIP: Mapping[str, Callable[[Gossiped], float]] = {
-    "gossip_s": lambda one: one.seconds,
-    "gossip_bytes_up": lambda one: float(sum(one.bytes_up.values())),
-    "gossip_bytes_down": lambda one: float(sum(one.bytes_down.values())),
+    "gossip_s": lambda gossip: gossip.seconds,
+    "gossip_bytes_up": lambda gossip: float(sum(gossip.bytes_up.values())),
+    "gossip_bytes_down": lambda gossip: float(sum(gossip.bytes_down.values())),
 }
 """Of a site's mixing with its neighbours after a round."""
 FIGURES = (*ROUND, *GOSSIP, *TASK, PAYLOAD)
@@ -139,7 +139,7 @@ class Gap(GapPart, frozen=True, kw_only=True):
 
     def spread(self, figure: str) -> ErrorSpread | None:
         """Return how the errors of a figure spread; None where it was not compared."""
-        return next((one for one in self.spreads if one.figure == figure), None)
+        return next((spread for spread in self.spreads if spread.figure == figure), None)
 
 
 def compare_runs(
@@ -160,34 +160,38 @@ def compare_runs(
     skipped: Skips = Counter()
     pairs = [*_rounds(before, after, skipped), *_tasks(before, after, skipped)]
     pairs += _gossips(recorded, replayed, skipped)
-    told, said = _updates(recorded), _updates(replayed)
-    both = sorted(told.keys() & said.keys())
-    sent = [key for key in both if told[key].update.params or said[key].update.params]
+    recorded_updates, replayed_updates = _updates(recorded), _updates(replayed)
+    both = sorted(recorded_updates.keys() & replayed_updates.keys())
+    sent = [key for key in both if recorded_updates[key].update.params or replayed_updates[key].update.params]
     for key in sent:
-        pairs += _paired(PAYLOAD, key, (_size(told[key]), _size(said[key])), skipped)
+        pairs += _paired(PAYLOAD, key, (_size(recorded_updates[key]), _size(replayed_updates[key])), skipped)
     return Gap(
         recorded=before.run,
         replayed=after.run,
         rounds=sum(pair.figure == "round_s" for pair in pairs),
         model=model,
         why=why,
-        starts=_same((told[key].update.start, said[key].update.start) for key in both),
-        updates=_same((_digest(told[key]), _digest(said[key])) for key in sent),
+        starts=_same((recorded_updates[key].update.start, replayed_updates[key].update.start) for key in both),
+        updates=_same((_digest(recorded_updates[key]), _digest(replayed_updates[key])) for key in sent),
         pairs=pairs,
-        spreads=[error_spread(name, own) for name in FIGURES if (own := [one for one in pairs if one.figure == name])],
+        spreads=[
+            error_spread(name, matching)
+            for name in FIGURES
+            if (matching := [pair for pair in pairs if pair.figure == name])
+        ],
         skipped=[Skipped(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
     )
 
 
 def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
     """Return how the errors of a figure's pairs spread."""
-    signed = sorted(one.error for one in pairs if one.error is not None)
+    signed = sorted(pair.error for pair in pairs if pair.error is not None)
     sizes = sorted(map(abs, signed))
     at = [quantile(sizes, share) if sizes else 0.0 for share in (0.1, 0.5, 0.9, 1.0)]
     return ErrorSpread(
         figure=figure,
         count=len(pairs),
-        exact=sum(one.error == 0 for one in pairs),
+        exact=sum(pair.error == 0 for pair in pairs),
         boundless=len(pairs) - len(sizes),
         least_tenth=at[0],
         median=at[1],
@@ -198,30 +202,36 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 
 
 def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
-    mine, other = ({one.round: one for one in run.rounds} for run in (before, after))
+    recorded_rounds, replayed_rounds = ({row.round: row for row in run.rounds} for run in (before, after))
     figures = [name for name in ROUND if name not in FLEET_ACCURACIES or name in fleet_figures([before, after])]
-    for number, one, again in _matched("round", mine, other, lambda one: one.outcome, skipped):
+    for number, recorded, replayed in _matched(
+        "round", recorded_rounds, replayed_rounds, lambda recorded: recorded.outcome, skipped
+    ):
         for figure in figures:
-            yield from _paired(figure, (number, ""), (ROUND[figure](one), ROUND[figure](again)), skipped)
+            yield from _paired(figure, (number, ""), (ROUND[figure](recorded), ROUND[figure](replayed)), skipped)
 
 
 def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
-    mine, other = ({(one.round, one.device): one for one in run.tasks} for run in (before, after))
+    recorded_tasks, replayed_tasks = ({(row.round, row.device): row for row in run.tasks} for run in (before, after))
     figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
-    for key, one, again in _matched("task", mine, other, lambda one: one.arrival, skipped):
+    for key, recorded, replayed in _matched(
+        "task", recorded_tasks, replayed_tasks, lambda recorded: recorded.arrival, skipped
+    ):
         for figure in figures:
-            yield from _paired(figure, key, (TASK[figure](one), TASK[figure](again)), skipped)
+            yield from _paired(figure, key, (TASK[figure](recorded), TASK[figure](replayed)), skipped)
 
 
 def _gossips(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], skipped: Skips) -> Iterator[Pair]:
-    mine, other = ({one.round: one for one in those if isinstance(one, Gossiped)} for those in (recorded, replayed))
-    for number, one, again in _matched("gossip", mine, other, _edges, skipped):
+    recorded_gossips, replayed_gossips = (
+        {record.round: record for record in those if isinstance(record, Gossiped)} for those in (recorded, replayed)
+    )
+    for number, before, after in _matched("gossip", recorded_gossips, replayed_gossips, _edges, skipped):
         for figure, of in GOSSIP.items():
-            yield Pair(figure=figure, round=number, recorded=of(one), replayed=of(again))
+            yield Pair(figure=figure, round=number, recorded=of(before), replayed=of(after))
 
 
-def _edges(one: Gossiped) -> str:
-    return f"with {', '.join(sorted(one.on)) or 'nobody'}"
+def _edges(gossip: Gossiped) -> str:
+    return f"with {', '.join(sorted(gossip.on)) or 'nobody'}"
 
 
 def _matched(
@@ -244,26 +254,28 @@ def _paired(
     recorded, replayed = values
     if recorded is not None and replayed is not None:
         return [Pair(figure=figure, round=key[0], device=key[1], recorded=recorded, replayed=replayed)]
-    known = "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
-    skipped[figure, f"known {known}"] += 1
+    availability = (
+        "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
+    )
+    skipped[figure, f"known {availability}"] += 1
     return []
 
 
 def _updates(records: Sequence[AnyRecord]) -> dict[tuple[int, str], UpdateAccepted]:
-    return {(one.round, one.device): one for one in valid(records) if isinstance(one, UpdateAccepted)}
+    return {(record.round, record.device): record for record in valid(records) if isinstance(record, UpdateAccepted)}
 
 
-def _size(one: UpdateAccepted) -> float | None:
-    return float(one.update.params.size) if one.update.params else None
+def _size(accepted: UpdateAccepted) -> float | None:
+    return float(accepted.update.params.size) if accepted.update.params else None
 
 
-def _digest(one: UpdateAccepted) -> bytes:
-    return one.update.params.digest if one.update.params else b""
+def _digest(accepted: UpdateAccepted) -> bytes:
+    return accepted.update.params.digest if accepted.update.params else b""
 
 
 def _same(pairs: Iterable[tuple[bytes, bytes]]) -> Same:
-    found = [one == other for one, other in pairs if one and other]
-    return Same(same=sum(found), of=len(found))
+    matches = [recorded == replayed for recorded, replayed in pairs if recorded and replayed]
+    return Same(same=sum(matches), of=len(matches))
 
 
 def _whole(amount: Amount) -> float | None:

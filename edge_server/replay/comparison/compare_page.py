@@ -23,7 +23,7 @@ OF_TASK = (
     *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
     *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
 )
-RATES = (*(one for one in ROUND if one != "round_s"), "mean_accuracy")
+RATES = (*(figure for figure in ROUND if figure != "round_s"), "mean_accuracy")
 """Of which a part of the axis shows more."""
 MOST_DEVICES = 60
 """Beyond so many devices there are no curves of each, only the table."""
@@ -36,7 +36,7 @@ def page(gap: Gap) -> str:
         _head("How far the replay is from the run", compare_text.lines(gap)),
         _section("Relative errors", _errors(gap.spreads)),
         _section("Rounds", _rounds(gap)),
-        *(_section(f"Device {device}", _charts(own, OF_TASK)) for device, own in _by_device(gap)),
+        *(_section(f"Device {device}", _charts(pairs, OF_TASK)) for device, pairs in _by_device(gap)),
     )
 
 
@@ -47,7 +47,10 @@ def sites_page(gap: SitesGap) -> str:
         _head("How far the replay is from the runs of all sites", compare_text.sites_lines(gap)),
         _section("Relative errors of all sites", _errors(gap.spreads)),
         _section("All sites together", _charts(gap.pairs, list(OF_ALL))),
-        *(_section(f"Site {site}", join(_errors(own.spreads), _rounds(own))) for site, own in gap.sites.items()),
+        *(
+            _section(f"Site {site}", join(_errors(site_gap.spreads), _rounds(site_gap)))
+            for site, site_gap in gap.sites.items()
+        ),
     )
 
 
@@ -59,7 +62,7 @@ def _head(title: str, lines: Sequence[str]) -> Markup:
 
 def _rounds(gap: Gap) -> Markup:
     figures = [*ROUND, *GOSSIP]
-    return _charts([one for one in gap.pairs if one.figure in figures], figures)
+    return _charts([pair for pair in gap.pairs if pair.figure in figures], figures)
 
 
 def _section(title: str, content: str) -> Markup:
@@ -69,43 +72,45 @@ def _section(title: str, content: str) -> Markup:
 def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
     """Return the quantiles of every figure's errors, with the median as a bar."""
     rows = []
-    for one in spreads:
-        errors = [compare_text.percent(error) for error in (one.least_tenth, one.median, one.most_tenth)]
-        drawn = bar([Slice("compute", min(one.median, compare_text.FULL), errors[1])], compare_text.FULL)
-        rows.append([one.figure, str(one.count), str(one.exact), *errors, compare_text.most(one), drawn])
+    for spread in spreads:
+        errors = [compare_text.percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth)]
+        drawn = bar([Slice("compute", min(spread.median, compare_text.FULL), errors[1])], compare_text.FULL)
+        rows.append([spread.figure, str(spread.count), str(spread.exact), *errors, compare_text.most(spread), drawn])
     heads = ["figure", "pairs", "exact", "10 %", "median", "90 %", "most", f"median, 0 to {compare_text.FULL:.0%}"]
     return table(heads, rows)
 
 
 def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:
-    found = [(figure, own) for figure in figures if (own := [one for one in pairs if one.figure == figure])]
-    return element("div", *(_chart(figure, own) for figure, own in found), class_="charts")
+    by_figure = [
+        (figure, matching) for figure in figures if (matching := [pair for pair in pairs if pair.figure == figure])
+    ]
+    return element("div", *(_chart(figure, matching) for figure, matching in by_figure), class_="charts")
 
 
 def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
     """Return a figure over rounds, twice; what is spent stands on zero, so that a gap looks its size."""
-    heights = [height for one in pairs for height in (one.recorded, one.replayed)]
+    heights = [height for pair in pairs for height in (pair.recorded, pair.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
     curves = [
-        ChartLine(name, colour, [Point(one.round, getattr(one, name) / size, _said(one, name)) for one in pairs])
+        ChartLine(name, colour, [Point(pair.round, getattr(pair, name) / size, _said(pair, name)) for pair in pairs])
         for colour, name in enumerate(NAMES)
     ]
     least = min(heights) if figure in RATES else 0.0
     title = f"{figure}, {unit}" if unit else figure
-    rounds = whole_ticks(max(one.round for one in pairs))
+    rounds = whole_ticks(max(pair.round for pair in pairs))
     return chart(title, "round", rounds, ticks(least / size, max(heights) / size), curves)
 
 
-def _said(one: Pair, name: str) -> str:
-    error = "no bound" if one.error is None else f"{100 * one.error:+.2f} %"
-    return f"round {one.round}: {formatting.digits(getattr(one, name))}; error {error}"
+def _said(pair: Pair, name: str) -> str:
+    error = "no bound" if pair.error is None else f"{100 * pair.error:+.2f} %"
+    return f"round {pair.round}: {formatting.digits(getattr(pair, name))}; error {error}"
 
 
 def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:
     by_device: dict[str, list[Pair]] = {}
-    for one in gap.pairs:
-        if one.device:
-            by_device.setdefault(one.device, []).append(one)
+    for pair in gap.pairs:
+        if pair.device:
+            by_device.setdefault(pair.device, []).append(pair)
     if len(by_device) > MOST_DEVICES:
         return []
     return sorted(by_device.items(), key=lambda pair: natural_order(pair[0]))

@@ -16,10 +16,10 @@ Journals: TypeAlias = Mapping[str, Sequence[AnyRecord]]
 """Records of the run of each site."""
 
 OF_ALL: Mapping[str, Callable[[MixingDigest], float | None]] = {
-    "whole_s": lambda one: one.whole_s,
-    "mean_accuracy": lambda one: one.mean,
-    "disagreement_before": lambda one: one.before,
-    "disagreement_after": lambda one: one.after,
+    "whole_s": lambda mixing: mixing.whole_s,
+    "mean_accuracy": lambda mixing: mixing.mean,
+    "disagreement_before": lambda mixing: mixing.before,
+    "disagreement_after": lambda mixing: mixing.after,
 }
 """Of all sites together, at the end of each global round; see `edge_server.report.sites.digest`."""
 
@@ -47,7 +47,7 @@ class SitesGap(GapPart, frozen=True, kw_only=True):
 
     def spread(self, figure: str) -> ErrorSpread | None:
         """Return how the errors of a figure spread over all sites; None where it was not compared."""
-        return next((one for one in self.spreads if one.figure == figure), None)
+        return next((spread for spread in self.spreads if spread.figure == figure), None)
 
 
 def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap]) -> SitesGap:
@@ -72,7 +72,11 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
         sites=dict(gaps),
         model=_model([gap.model for gap in gaps.values()]),
         pairs=pairs,
-        spreads=[error_spread(name, own) for name in names if (own := [one for one in every if one.figure == name])],
+        spreads=[
+            error_spread(name, matching)
+            for name in names
+            if (matching := [pair for pair in every if pair.figure == name])
+        ],
         skipped=[
             Skipped(what=f"site {site}", why="only recorded" if site in recorded else "only replayed", count=1)
             for site in alone
@@ -81,21 +85,23 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
 
 
 def _together(journals: Journals) -> SitesDigest:
-    found = digest_sites([(digest_run(records), records) for records in journals.values()])
-    if len(found) != 1:
+    digests = digest_sites([(digest_run(records), records) for records in journals.values()])
+    if len(digests) != 1:
         raise ConfigError("the runs are not those of one plan's sites: there is no one run to hold against another")
-    return found[0]
+    return digests[0]
 
 
 def _model(models: Iterable[Model]) -> Model:
-    found = set(models)
-    return "different" if "different" in found else "unknown" if found != {"same"} else "same"
+    distinct = set(models)
+    return "different" if "different" in distinct else "unknown" if distinct != {"same"} else "same"
 
 
 def _pairs(before: SitesDigest, after: SitesDigest) -> Iterable[Pair]:
-    mine, other = ({one.round: one for one in those.mixings} for those in (before, after))
-    for number in sorted(mine.keys() & other.keys()):
-        for figure, of in OF_ALL.items():
-            recorded, replayed = of(mine[number]), of(other[number])
+    recorded_mixings, replayed_mixings = (
+        {mixing.round: mixing for mixing in digest.mixings} for digest in (before, after)
+    )
+    for number in sorted(recorded_mixings.keys() & replayed_mixings.keys()):
+        for figure, read_figure in OF_ALL.items():
+            recorded, replayed = read_figure(recorded_mixings[number]), read_figure(replayed_mixings[number])
             if recorded is not None and replayed is not None:
                 yield Pair(figure=figure, round=number, recorded=recorded, replayed=replayed)

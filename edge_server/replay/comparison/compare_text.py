@@ -19,30 +19,30 @@ PARTS = " ▏▎▍▌▋▊▉"
 def table(spreads: Sequence[ErrorSpread]) -> TextTable:
     """Return how the errors of every figure spread."""
     headings = ("pairs", "exact", "10 %", "median", "90 %", "most")
-    columns = (TextColumn("error of"), *(TextColumn(one, right=True) for one in headings))
+    columns = (TextColumn("error of"), *(TextColumn(heading, right=True) for heading in headings))
     rows = []
-    for one in spreads:
-        quantiles = (percent(error) for error in (one.least_tenth, one.median, one.most_tenth))
-        rows.append((one.figure, str(one.count), str(one.exact), *quantiles, most(one), bar(one.median)))
+    for spread in spreads:
+        quantiles = (percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth))
+        rows.append((spread.figure, str(spread.count), str(spread.exact), *quantiles, most(spread), bar(spread.median)))
     return TextTable([*columns, TextColumn(f"median, 0 to {FULL:.0%}")], rows)
 
 
 def lines(gap: Gap) -> list[str]:
     """Return what else is known of a gap."""
     why = f" ({gap.why})" if gap.why else ""
-    said = [
+    summary = [
         f"recorded: {gap.recorded}; replayed: {gap.replayed}; {gap.rounds} rounds compared",
         f"final model: {MODELS[gap.model]}{why}",
         f"payloads of the same bits: {_of(gap.starts)} given to devices, {_of(gap.updates)} sent by them",
     ]
-    return said + [f"not compared: {one.what}, {one.count} times: {one.why}" for one in gap.skipped]
+    return summary + [f"not compared: {skip.what}, {skip.count} times: {skip.why}" for skip in gap.skipped]
 
 
 def sites_lines(gap: SitesGap) -> list[str]:
     """Return what else is known of the gap of several sites, and of each of them."""
-    said = [f"recorded: {gap.recorded}; replayed: {gap.replayed}", f"final models: {MODELS[gap.model]}"]
-    said += [f"not compared: {one.what}: {one.why}" for one in gap.skipped]
-    return said + [f"{site}: {line}" for site, own in gap.sites.items() for line in lines(own)[1:]]
+    summary = [f"recorded: {gap.recorded}; replayed: {gap.replayed}", f"final models: {MODELS[gap.model]}"]
+    summary += [f"not compared: {skip.what}: {skip.why}" for skip in gap.skipped]
+    return summary + [f"{site}: {line}" for site, site_gap in gap.sites.items() for line in lines(site_gap)[1:]]
 
 
 def percent(error: float) -> str:
@@ -50,9 +50,9 @@ def percent(error: float) -> str:
     return "0" if error == 0 else f"{100 * error:.2f} %" if error >= TINY else f"{100 * error:.0e} %"
 
 
-def most(one: ErrorSpread) -> str:
+def most(spread: ErrorSpread) -> str:
     """Return the largest error; without bound where zero was recorded and something else replayed."""
-    return "no bound" if one.boundless else percent(one.most)
+    return "no bound" if spread.boundless else percent(spread.most)
 
 
 def bar(error: float) -> str:
@@ -61,5 +61,5 @@ def bar(error: float) -> str:
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
-def _of(one: Same) -> str:
-    return f"{one.same} of {one.of}"
+def _of(matches: Same) -> str:
+    return f"{matches.same} of {matches.of}"

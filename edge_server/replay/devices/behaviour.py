@@ -60,9 +60,9 @@ def batches(examples: int, size: int, steps: int, *, merges_single: bool = False
     Args:
         merges_single: Whether a last batch of one example joins the one before it.
     """
-    whole, rest = split_epoch(examples, size, merges_single=merges_single)
-    last = steps // (whole + 1) if rest else 0
-    return {size: steps - last} | ({rest: last} if rest else {})
+    full_batches, last_size = split_epoch(examples, size, merges_single=merges_single)
+    last = steps // (full_batches + 1) if last_size else 0
+    return {size: steps - last} | ({last_size: last} if last_size else {})
 
 
 @dataclass(frozen=True)

@@ -45,41 +45,41 @@ def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, 
     Raises:
         ConfigError: The file is missing or unreadable, empty, or without one of the columns.
     """
-    found: dict[str, list[Row]] = {}
+    rows_by_key: dict[str, list[Row]] = {}
     with _opened(path) as rows:
         header = _header(path, rows)
-        asked = (key, TIME, column, *(name for name, _ in where))
-        if missing := [name for name in asked if name not in header]:
+        required = (key, TIME, column, *(name for name, _ in where))
+        if missing := [name for name in required if name not in header]:
             raise ConfigError(f"{path}: no column {missing[0]!r}; it has {', '.join(header)}")
-        at_key, at_time, at_value, *others = (header.index(name) for name in asked)
-        wanted = list(zip(others, (value for _, value in where), strict=True))
+        at_key, at_time, at_value, *others = (header.index(name) for name in required)
+        conditions = list(zip(others, (value for _, value in where), strict=True))
         last = max(at_key, at_time, at_value, *others)
         for line, row in enumerate(rows, 2):
             if not row:
                 continue
             if len(row) <= last:
                 raise ConfigError(f"{path}:{line}: {len(row)} of {len(header)} columns; complete the row or remove it")
-            if row[at_value] and all(row[at] == value for at, value in wanted):
-                found.setdefault(row[at_key], []).append((line, _number(row[at_time]), _number(row[at_value])))
-    return found
+            if row[at_value] and all(row[at] == value for at, value in conditions):
+                rows_by_key.setdefault(row[at_key], []).append((line, _number(row[at_time]), _number(row[at_value])))
+    return rows_by_key
 
 
-def choose_name(path: str, found: Mapping[str, list[Row]], name: str, index: int) -> str:
+def choose_name(path: str, rows_by_name: Mapping[str, list[Row]], name: str, index: int) -> str:
     """Return that name; where it is empty, the `index`-th of the file, counted again from its begin.
 
     Args:
         path: The file, for the error.
-        found: Its series by name.
+        rows_by_name: Its series by name.
         name: The one asked for; empty for the `index`-th.
 
     Raises:
         ConfigError: There is no series of that name, or none at all.
     """
-    if not found:
+    if not rows_by_name:
         raise ConfigError(f"{path}: no row fits; correct `where`, or the file")
-    name = name or list(found)[index % len(found)]
-    if name not in found:
-        raise ConfigError(f"{path}: there is no {name!r}; it has {_few(found)}")
+    name = name or list(rows_by_name)[index % len(rows_by_name)]
+    if name not in rows_by_name:
+        raise ConfigError(f"{path}: there is no {name!r}; it has {_few(rows_by_name)}")
     return name
 
 
@@ -116,8 +116,8 @@ def mean_by_moment(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [(t - merged[0][0], math.fsum(values) / len(values)) for t, values in merged]
 
 
-def _few(found: Mapping[str, object], most: int = 5) -> str:
-    return ", ".join([*list(found)[:most], *(["..."] if len(found) > most else [])])
+def _few(names: Mapping[str, object], most: int = 5) -> str:
+    return ", ".join([*list(names)[:most], *(["..."] if len(names) > most else [])])
 
 
 def _number(text: str) -> float:
@@ -136,9 +136,9 @@ def _header(path: str, rows: Iterator[list[str]]) -> list[str]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Iterator[list[str]]]:
-    opened: Callable[..., TextIO] = gzip.open if path.endswith(".gz") else open
+    open_text: Callable[..., TextIO] = gzip.open if path.endswith(".gz") else open
     try:
-        with opened(Path(path), "rt", encoding="utf-8", newline="") as file:
+        with open_text(Path(path), "rt", encoding="utf-8", newline="") as file:
             yield csv.reader(file)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; give the path of a recorded trace, from the data root on") from None

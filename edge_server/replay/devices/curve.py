@@ -66,8 +66,8 @@ class Curve:
         index = bisect_right(self.edges, first) - 1
         if turn == first_turn and index < len(self.values) and last <= self.edges[index + 1]:
             return self.values[index] * (t1 - t0)  # within one step: no sum's rounding
-        whole = (turn - first_turn) * self._sums[-1] if turn != first_turn else 0.0
-        return whole + self._until(last) - self._until(first)
+        full_turns = (turn - first_turn) * self._sums[-1] if turn != first_turn else 0.0
+        return full_turns + self._until(last) - self._until(first)
 
     def when(self, t0: float, amount: float) -> float:
         """Return the earliest second by which the integral since `t0` is `amount`; infinite if it never is."""
@@ -85,9 +85,9 @@ class Curve:
 
     def later(self, seconds: float) -> Curve:
         """Return the curve as it is from that second on."""
-        moved = copy(self)  # shares the steps: a fleet may enter one long trace at ten thousand places
-        object.__setattr__(moved, "begin_s", self.begin_s + seconds)
-        return moved
+        shifted = copy(self)  # shares the steps: a fleet may enter one long trace at ten thousand places
+        object.__setattr__(shifted, "begin_s", self.begin_s + seconds)
+        return shifted
 
     def scaled(self, factor: float) -> Curve:
         """Return the curve with every value times a factor."""
@@ -121,8 +121,8 @@ class Curve:
             return period + (amount - total) / rate if rate else math.inf
         index = max(1, bisect_left(self._sums, amount)) - 1
         value = self.values[index]
-        rest = (amount - self._sums[index]) / value if value else 0.0
-        return turn * period * (self.after == "repeat") + min(self.edges[index] + rest, self.edges[index + 1])
+        offset_s = (amount - self._sums[index]) / value if value else 0.0
+        return turn * period * (self.after == "repeat") + min(self.edges[index] + offset_s, self.edges[index + 1])
 
 
 def constant(value: float) -> Curve:

@@ -31,18 +31,18 @@ class Flow(Protocol):
 class Part:
     """A share of a flow."""
 
-    whole: Flow
+    flow: Flow
     share: float
 
     @property
     def most(self) -> float:
-        return self.share * self.whole.most
+        return self.share * self.flow.most
 
     def at(self, t: float) -> float:
-        return self.share * self.whole.at(t)
+        return self.share * self.flow.at(t)
 
     def integral(self, t0: float, t1: float) -> float:
-        return self.share * self.whole.integral(t0, t1)
+        return self.share * self.flow.integral(t0, t1)
 
     def when(self, t0: float, amount: float) -> float:
-        return self.whole.when(t0, amount / self.share)
+        return self.flow.when(t0, amount / self.share)

@@ -60,7 +60,7 @@ def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
         delay_s=table.delay_s,
         loss=table.loss,
         source=f"link trace {up.name}",
-        warnings=tuple(dict.fromkeys(one.warning for one in (up, down) if one.warning)),
+        warnings=tuple(dict.fromkeys(curve.warning for curve in (up, down) if curve.warning)),
     )
 
 
@@ -72,14 +72,14 @@ def _way(table: TraceLink, way: str, column: str, where: Where, index: int) -> R
 
 
 @lru_cache(maxsize=1024)
-def recorded_curve(asked: LinkSeries) -> RepairedCurve:
+def recorded_curve(source: LinkSeries) -> RepairedCurve:
     """Return one trace of a file, in bit/s.
 
     Raises:
         ConfigError: It cannot be used, or never lets anything pass.
     """
-    path, name = asked.path, asked.name
-    rows = series(path, KEY, asked.column, asked.where)[name]
+    path, name = source.path, source.name
+    rows = series(path, KEY, source.column, source.where)[name]
     require_possible(path, name, rows)
     pairs, gaps = fill_gaps(mean_by_moment(rows))
     if not any(rate for _, rate in pairs):
@@ -91,16 +91,16 @@ def recorded_curve(asked: LinkSeries) -> RepairedCurve:
             f"the last value holds for {HOLD_S:g} s, then nothing passes"
         )
     end_s = None if len(pairs) < 2 else pairs[-1][0] + min(HOLD_S, pairs[-1][0] - pairs[-2][0])  # noqa: PLR2004
-    curve = steps(((t, asked.scale * MEGA * rate) for t, rate in pairs), after=asked.after, end_s=end_s)
+    curve = steps(((t, source.scale * MEGA * rate) for t, rate in pairs), after=source.after, end_s=end_s)
     return RepairedCurve(name, curve, warning)
 
 
 def fill_gaps(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[float]]:
     """Return the steps with nothing where a value would hold for too long, and the lengths of those gaps."""
-    found, gaps = [], []
+    filled, gaps = [], []
     for (t, rate), (after, _) in pairwise([*pairs, (-math.inf, 0.0)]):
-        found.append((t, rate))
+        filled.append((t, rate))
         if after - t > HOLD_S:
-            found.append((t + HOLD_S, 0.0))
+            filled.append((t + HOLD_S, 0.0))
             gaps.append(after - t)
-    return found, gaps
+    return filled, gaps

@@ -24,7 +24,9 @@ def draw(table: TracePower, index: int) -> Draw:
         ConfigError: A curve cannot be used; the message names file, line and remedy.
     """
     name, busy = _watts(table, table.name, index)
-    radio = {way: _watts(table, one, index)[1] for way, one in (("up", table.tx_name), ("down", table.rx_name)) if one}
+    radio = {
+        way: _watts(table, name, index)[1] for way, name in (("up", table.tx_name), ("down", table.rx_name)) if name
+    }
 
     def transfer(way: Direction, t0: float, t1: float) -> float | None:
         return radio[way].integral(0.0, t1 - t0) if way in radio else None

@@ -110,11 +110,10 @@ def ways(table: RangeLink, seed: int, device: str) -> Ways:
         def of_round(number: int) -> Flow | None:
             if span is None:
                 return None
-            keys = (seed, device, name)
             if not isinstance(table.again, str):
-                blocks = drawn(span, table.again, keys)
+                blocks = drawn(span, table.again, (seed, device, name))
                 return Blocks(lambda block: MEGA * blocks.draw(block), blocks.every_s, MEGA * blocks.most)
-            return constant(MEGA * draw_within(span, *keys, number if table.again == "round" else ""))
+            return constant(MEGA * draw_within(span, seed, device, name, number if table.again == "round" else ""))
 
         return of_round
 
@@ -142,5 +141,5 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
             return None
         return table.kappa * busy.cycles * busy.hertz**2 + table.idle_w * busy.seconds
 
-    tx_w, rx_w = (None if one is None else table.idle_w + one for one in (power, table.rx_w))
+    tx_w, rx_w = (None if radio_w is None else table.idle_w + radio_w for radio_w in (power, table.rx_w))
     return Draw(charge, table.idle_w, steady_radio(tx_w, rx_w), "plan, power cycles")

@@ -79,8 +79,8 @@ class RecordedDevice:
         """
         if any(self._shared(task) and self._is_last(task) for task in self.tasks.values()):
             return 0.0
-        found = [(lag_s, task) for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None]
-        spans = (part for lag_s, task in found for part in (lag_s, *self._moving(task)) if task.outcome == "arrived")
+        lags = [(lag_s, task) for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None]
+        spans = (part for lag_s, task in lags for part in (lag_s, *self._moving(task)) if task.outcome == "arrived")
         return min(spans, default=0.0) / 2
 
     def lag_s(self, number: int) -> float:
@@ -107,11 +107,11 @@ class RecordedDevice:
         left: its link is faster than its download. Who took longest waited for nobody: what it told counts for it only
         if it is no other link by what a meter calls a step.
         """
-        told = self.readings.get("link.down_bits_per_s")
-        if not told or not self._shared(task) or not task.download_s:
+        rates = self.readings.get("link.down_bits_per_s")
+        if not rates or not self._shared(task) or not task.download_s:
             return 0.0
         moment, slow_bps = self.moment(task), 8 * (task.bytes_down or 0) / task.download_s
-        rate_bps = max(0.0, min(told, key=lambda one: abs(one.at_s - (one.age_s or 0.0) - moment)).value)
+        rate_bps = max(0.0, min(rates, key=lambda sample: abs(sample.at_s - (sample.age_s or 0.0) - moment)).value)
         return 0.0 if self._is_last(task) and slow_bps < (1 - STEP_SHARE) * rate_bps else rate_bps
 
     def _shared(self, task: TaskRow) -> bool:
@@ -128,7 +128,9 @@ class RecordedDevice:
         the next while the device is there, the first also before it and the last behind it. Where the device was away
         for more than 5 s, the mean of both sides stands for that time, and the later one from its return on.
         """
-        samples = [one for one in self.readings.get(name, ()) if self._computes(one.at_s - (one.age_s or 0.0))]
+        samples = [
+            sample for sample in self.readings.get(name, ()) if self._computes(sample.at_s - (sample.age_s or 0.0))
+        ]
         if not samples:
             return None, 0
         pairs, gaps = [(0.0, max(0.0, samples[0].value))], 0
@@ -152,10 +154,10 @@ class RecordedDevice:
 
     def _moving(self, task: TaskRow) -> list[float]:
         """Return what of a task's transfers, or of one step's exchange, may be delay; where nothing moved, nothing."""
-        moved = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
+        transfers = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
         if (steps := self.done(task)) and task.exchange_s is not None:
-            moved.append((task.features_bytes, task.exchange_s / steps))
-        return [SHARE * seconds for count, seconds in moved if count and seconds is not None]
+            transfers.append((task.features_bytes, task.exchange_s / steps))
+        return [SHARE * seconds for count, seconds in transfers if count and seconds is not None]
 
     def _computes(self, second: float) -> bool:
         windows = (self.window(task) for task in self.tasks.values())
@@ -169,7 +171,7 @@ class RecordedDevice:
 
 def _rising(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Keep of several values of one moment the last."""
-    return [one for one, other in pairwise([*pairs, (math.inf, 0.0)]) if one[0] < other[0]]
+    return [pair for pair, following in pairwise([*pairs, (math.inf, 0.0)]) if pair[0] < following[0]]
 
 
 def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
@@ -178,27 +180,29 @@ def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     for row in trace.presence:
         presence[row.device].append(row)
     server_s = training_seconds(trace) if trace.header.plan.server_data else 0.0  # no delay of the devices' links
-    opened_s = {one.round: one.opened_s + server_s for one in trace.rounds if one.opened_s is not None}
-    closed_s = {one.round: one.closed_s for one in trace.rounds if one.closed_s is not None}
+    opened_s = {row.round: row.opened_s + server_s for row in trace.rounds if row.opened_s is not None}
+    closed_s = {row.round: row.closed_s for row in trace.rounds if row.closed_s is not None}
     moments: dict[str, Any] = {"opened_s": opened_s, "closed_s": closed_s, "longest_s": _longest_s(trace.tasks)}
-    found = {
-        one.name: RecordedDevice(one.name, one.board, present=connected_intervals(presence[one.name]), **moments)
-        for one in trace.header.devices
+    devices = {
+        device.name: RecordedDevice(
+            device.name, device.board, present=connected_intervals(presence[device.name]), **moments
+        )
+        for device in trace.header.devices
     }
     for task in trace.tasks:
         if task.outcome in ("arrived", "late") and task.compute_s is not None:
-            found[task.device].tasks[task.round] = task
-    for told in trace.decisions:
-        found[told.device].batch_size[told.round] = told.batch_size
-        found[told.device].epochs[told.round] = told.local_epochs
-        found[told.device].merges[told.round] = told.values.get(MERGES_SINGLE) is True
-        if told.steps:
-            found[told.device].sessions[told.round] = told.steps
+            devices[task.device].tasks[task.round] = task
+    for decision in trace.decisions:
+        devices[decision.device].batch_size[decision.round] = decision.batch_size
+        devices[decision.device].epochs[decision.round] = decision.local_epochs
+        devices[decision.device].merges[decision.round] = decision.values.get(MERGES_SINGLE) is True
+        if decision.steps:
+            devices[decision.device].sessions[decision.round] = decision.steps
     for sample in trace.readings:
-        found[sample.device].readings[sample.name].append(sample)
+        devices[sample.device].readings[sample.name].append(sample)
     for step in trace.steps:
-        found[step.device] = replace(found[step.device], step=step)
-    return found
+        devices[step.device] = replace(devices[step.device], step=step)
+    return devices
 
 
 def training_seconds(trace: Trace) -> float:
@@ -206,13 +210,13 @@ def training_seconds(trace: Trace) -> float:
 
     It delays every device: what the least delayed one's update took beyond its own spans, in the median round.
     """
-    opened_s = {one.round: one.opened_s for one in trace.rounds if one.opened_s is not None}
-    found: dict[int, list[float]] = {}
+    opened_s = {row.round: row.opened_s for row in trace.rounds if row.opened_s is not None}
+    waits_s: dict[int, list[float]] = {}
     for task in trace.tasks:
         if task.outcome == "arrived" and task.arrived_s is not None and task.round in opened_s:
             own_s = task.arrived_s - opened_s[task.round] - sum(part or 0.0 for part in parts_s(task))
-            found.setdefault(task.round, []).append(max(0.0, own_s))
-    return median(map(min, found.values())) if found else 0.0
+            waits_s.setdefault(task.round, []).append(max(0.0, own_s))
+    return median(map(min, waits_s.values())) if waits_s else 0.0
 
 
 def parts_s(task: TaskRow) -> tuple[float | None, ...]:
@@ -222,24 +226,24 @@ def parts_s(task: TaskRow) -> tuple[float | None, ...]:
 
 def _longest_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
     """Return the longest download of every round in which several devices had one."""
-    found: defaultdict[int, list[float]] = defaultdict(list)
+    downloads_s: defaultdict[int, list[float]] = defaultdict(list)
     for task in tasks:
         if task.download_s is not None:
-            found[task.round].append(task.download_s)
-    return {number: max(seconds) for number, seconds in found.items() if len(seconds) > 1}
+            downloads_s[task.round].append(task.download_s)
+    return {number: max(seconds) for number, seconds in downloads_s.items() if len(seconds) > 1}
 
 
 def connected_intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], ...]:
     """Return when a device was connected; always, where nobody saw it come or go."""
-    found: list[tuple[float, float]] = []
+    intervals: list[tuple[float, float]] = []
     since: float | None = 0.0 if rows and rows[0].event == "left" else None
     for row in rows:
         if row.event == "joined" and since is None:
             since = row.at_s
         elif row.event == "left" and since is not None:
             if row.at_s > since:
-                found.append((since, row.at_s))
+                intervals.append((since, row.at_s))
             since = None
     if since is not None:
-        found.append((since, math.inf))
-    return tuple(found) if rows else ALWAYS
+        intervals.append((since, math.inf))
+    return tuple(intervals) if rows else ALWAYS

@@ -40,10 +40,12 @@ def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callab
     for task in trace.tasks:
         beyond = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0  # within its round all the same
         tasks.setdefault(task.round - beyond, []).append(task)
-    found = ((one.round, _own_s(one, tasks.get(one.round, []), deadline_s)) for one in trace.rounds)
-    known = {number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in found if own_s is not None}
-    usual_s = median(known.values()) if known else 0.0
-    return lambda number: known.get(number, usual_s)
+    round_ends = ((row.round, _own_s(row, tasks.get(row.round, []), deadline_s)) for row in trace.rounds)
+    server_s = {
+        number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in round_ends if own_s is not None
+    }
+    usual_s = median(server_s.values()) if server_s else 0.0
+    return lambda number: server_s.get(number, usual_s)
 
 
 def step_seconds(trace: Trace) -> float:
@@ -52,25 +54,25 @@ def step_seconds(trace: Trace) -> float:
     Whoever delivers last waits for the server alone: what the least patient device's exchange took beyond its link, in
     the median round.
     """
-    found: dict[int, list[float]] = {}
-    for one in recorded_devices(trace).values():
-        for task in one.tasks.values():
-            if (spare := spare_s(one, task)) is not None:
-                found.setdefault(task.round, []).append(spare)
-    return median(map(min, found.values())) if found else 0.0
+    spares_s: dict[int, list[float]] = {}
+    for device in recorded_devices(trace).values():
+        for task in device.tasks.values():
+            if (spare := spare_s(device, task)) is not None:
+                spares_s.setdefault(task.round, []).append(spare)
+    return median(map(min, spares_s.values())) if spares_s else 0.0
 
 
-def _own_s(one: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
+def _own_s(row: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
     """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
-    if one.outcome != "aggregated" or one.opened_s is None or one.closed_s is None:
+    if row.outcome != "aggregated" or row.opened_s is None or row.closed_s is None:
         return None
-    ends_s = [end_s for task in tasks if (end_s := _end_s(task, one.opened_s)) is not None]
+    ends_s = [end_s for task in tasks if (end_s := _end_s(task, row.opened_s)) is not None]
     if not ends_s:
         return None
-    ended_s, due_s = max(ends_s), one.opened_s + deadline_s
-    if ended_s < due_s <= one.closed_s and any(task.outcome in ("late", "missing") for task in tasks):
+    ended_s, due_s = max(ends_s), row.opened_s + deadline_s
+    if ended_s < due_s <= row.closed_s and any(task.outcome in ("late", "missing") for task in tasks):
         ended_s = due_s
-    return max(0.0, one.closed_s - ended_s)
+    return max(0.0, row.closed_s - ended_s)
 
 
 def _end_s(task: TaskRow, opened_s: float) -> float | None:

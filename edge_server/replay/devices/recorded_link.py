@@ -11,23 +11,23 @@ from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.trace.schema import TaskRow
 
 
-def link(one: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
+def link(device: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
     """Return the rates up and down of a round; None where nothing took time."""
-    up_bps, down_bps = link_rates(one, number)
+    up_bps, down_bps = link_rates(device, number)
     return _limit(up_bps), _limit(down_bps)
 
 
-def link_rates(one: RecordedDevice, number: int) -> tuple[float, float]:
+def link_rates(device: RecordedDevice, number: int) -> tuple[float, float]:
     """Return bit/s up and down of a round, else of the nearest; infinite where nothing took time.
 
     They are those of the model's transfers, but never so low that a split session's exchange would have lasted longer
     than it did: a small model's transfers are more latency than rate.
     """
-    up_bps, down_bps = _rate(one, number, "up"), _rate(one, number, "down")
-    session = min(filter(one.done, one.tasks.values()), key=lambda task: _far(task, number), default=None)
+    up_bps, down_bps = _rate(device, number, "up"), _rate(device, number, "down")
+    session = min(filter(device.done, device.tasks.values()), key=lambda task: _far(task, number), default=None)
     if session is None or not session.exchange_s:
         return up_bps, down_bps
-    room_s = session.exchange_s - 2 * one.delay_s * one.done(session)
+    room_s = session.exchange_s - 2 * device.delay_s * device.done(session)
     faster = max(1.0, moving_s(session, up_bps, down_bps) / room_s) if room_s > 0 else 1.0
     return up_bps * faster, down_bps * faster
 
@@ -42,15 +42,15 @@ def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
     return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
 
 
-def spare_s(one: RecordedDevice, task: TaskRow) -> float | None:
+def spare_s(device: RecordedDevice, task: TaskRow) -> float | None:
     """Return what one step's exchange took beyond its link: the server, and waiting for others; None if not known."""
-    steps = one.done(task)
+    steps = device.done(task)
     if not steps or task.exchange_s is None or not task.features_bytes or not task.gradient_bytes:
         return None
-    return max(0.0, (task.exchange_s - moving_s(task, *link_rates(one, task.round))) / steps - 2 * one.delay_s)
+    return max(0.0, (task.exchange_s - moving_s(task, *link_rates(device, task.round))) / steps - 2 * device.delay_s)
 
 
-def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
+def radio(device: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
     """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
 
     Args:
@@ -58,10 +58,10 @@ def radio(one: RecordedDevice, way: Direction, t0: float, t1: float) -> float | 
         t1: Second at which it ends.
     """
     joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
-    found = [task for task in one.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
-    if not found:
+    tasks = [task for task in device.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
+    if not tasks:
         return None
-    task = min(found, key=lambda each: (abs(one.moment(each) - t1), each.round))
+    task = min(tasks, key=lambda each: (abs(device.moment(each) - t1), each.round))
     watts: float = getattr(task, joules) / getattr(task, span)
     return watts * (t1 - t0)
 
@@ -73,15 +73,15 @@ def exchange_w(task: TaskRow) -> float | None:
     return task.exchange_joules / task.exchange_s
 
 
-def _rate(one: RecordedDevice, number: int, way: Direction) -> float:
+def _rate(device: RecordedDevice, number: int, way: Direction) -> float:
     size, span = {"down": ("bytes_down", "download_s"), "up": ("arrived_bytes", "upload_s")}[way]
-    found = [task for task in one.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
-    if not found:
+    tasks = [task for task in device.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
+    if not tasks:
         return math.inf
-    task = min(found, key=lambda each: _far(each, number))
-    seconds = max(0.0, getattr(task, span) - 2 * one.delay_s)
+    task = min(tasks, key=lambda each: _far(each, number))
+    seconds = max(0.0, getattr(task, span) - 2 * device.delay_s)
     rate_bps = 8 * getattr(task, size) / seconds if seconds else math.inf
-    return max(rate_bps, one.told_bps(task)) if way == "down" else rate_bps
+    return max(rate_bps, device.told_bps(task)) if way == "down" else rate_bps
 
 
 def _far(task: TaskRow, number: int) -> tuple[int, int]:

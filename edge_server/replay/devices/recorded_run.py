@@ -46,63 +46,67 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     Raises:
         ConfigError: A name is of no device of the trace, or no device did any task.
     """
-    known = recorded_devices(trace)
-    strangers = [name for name in names if name not in known]
+    devices = recorded_devices(trace)
+    strangers = [name for name in names if name not in devices]
     if strangers:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
-    if not any(one.tasks for one in known.values()):
+    if not any(device.tasks for device in devices.values()):
         raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
     weights, shares = weights_of(trace), shares_of(trace)
-    return [_behaviour(known[name], known.values(), weights, shares) for name in names]
+    return [_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
 
-def _behaviour(one: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares) -> Behaviour:
+def _behaviour(device: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares) -> Behaviour:
     warnings = []
-    if not one.tasks:
-        like = _alike(one, fleet)
-        warnings.append(f"{one.device} did no task in the trace: it takes the figures of {like.device}")
-        one = replace(like, present=one.present)
-    clock, gaps = one.curve("cpu.f_hertz")
+    if not device.tasks:
+        like = _alike(device, fleet)
+        warnings.append(f"{device.device} did no task in the trace: it takes the figures of {like.device}")
+        device = replace(like, present=device.present)
+    clock, gaps = device.curve("cpu.f_hertz")
     if gaps:
         warnings.append(
-            f"{one.device} was away {gaps} times for more than 5 s: the mean of both sides stands for its clock there"
+            f"{device.device} was away {gaps} times for more than 5 s: its clock there is the mean of both sides"
         )
-    source = Source(one, weights, clock, shares)
+    source = Source(device, weights, clock, shares)
     return Behaviour(
         compute=source.effort,
         least=source.least,
-        of_round=partial(link, one),
-        delay_s=one.delay_s,
-        radio=partial(radio, one),
-        present=one.present,
-        provenance={name: _told(one, name) for name in ("download_s", "upload_s", "download_joules", "upload_joules")},
+        of_round=partial(link, device),
+        delay_s=device.delay_s,
+        radio=partial(radio, device),
+        present=device.present,
+        provenance={
+            name: _told(device, name) for name in ("download_s", "upload_s", "download_joules", "upload_joules")
+        },
         warnings=tuple(warnings),
     )
 
 
-def _alike(one: RecordedDevice, fleet: Iterable[RecordedDevice]) -> RecordedDevice:
+def _alike(device: RecordedDevice, fleet: Iterable[RecordedDevice]) -> RecordedDevice:
     able = [other for other in fleet if other.tasks]
-    able = [other for other in able if one.board and other.board == one.board] or able
+    able = [other for other in able if device.board and other.board == device.board] or able
     able.sort(key=lambda other: (median(task.compute_s or 0.0 for task in other.tasks.values()), other.device))
     return able[(len(able) - 1) // 2]
 
 
-def _told(one: RecordedDevice, figure: str) -> Provenance:
+def _told(device: RecordedDevice, figure: str) -> Provenance:
     return next(
         (
             traced_provenance(task.provenance.get(figure))
-            for task in one.tasks.values()
+            for task in device.tasks.values()
             if getattr(task, figure) is not None
         ),
         traced_provenance(None),
     )
 
 
-def traced_provenance(told: Provenance | None) -> Provenance:
+def traced_provenance(provenance: Provenance | None) -> Provenance:
     """Return the provenance of a figure that is taken from a trace as it stands there."""
-    if told is None:
+    if provenance is None:
         return Provenance(source="trace", quality="modelled")
-    return Provenance(source=f"trace: {told.source}", quality=told.quality, uncertainty=told.uncertainty)
+    return Provenance(
+        source=f"trace: {provenance.source}", quality=provenance.quality, uncertainty=provenance.uncertainty
+    )
 
 
 @dataclass(frozen=True)
@@ -116,19 +120,19 @@ class Source:
         shares: Of a whole network's step, that steps were.
     """
 
-    one: RecordedDevice
+    device: RecordedDevice
     weights: int
     clock: Curve | None
     shares: Shares = field(default_factory=dict)
 
     def effort(self, work: Work, second: float) -> Effort:
         """Return what a task takes that begins at a second."""
-        task = self.one.tasks.get(work.round)
+        task = self.device.tasks.get(work.round)
         if task is not None and self._is(task, work):
             return self._again(task)
         if not work.examples:
             return Effort(seconds=0.0)
-        step = self.one.step
+        step = self.device.step
         if step is not None and work.steps == 1 and not (work.train and task is not None):
             return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _renamed(step.provenance))
         return self._scaled(work, second)
@@ -147,7 +151,7 @@ class Source:
         return self._share(task) == work.share and self._examples(task) in (None, 0.0, work.examples)
 
     def _share(self, task: TaskRow) -> float:
-        return self.shares.get((self.one.device, task.round), 1.0)
+        return self.shares.get((self.device.device, task.round), 1.0)
 
     def _examples(self, task: TaskRow) -> float | None:
         """Return how many examples passed through the network in a task, each trained on; None of a late one.
@@ -158,14 +162,14 @@ class Source:
             return FORWARD * task.metrics.get("eval_examples", 0.0)
         if task.examples is None:
             return None
-        merges = self.one.merges.get(task.round, False)
-        if steps := self.one.sessions.get(task.round, 0):
-            size = self.one.batch_size[task.round]
+        merges = self.device.merges.get(task.round, False)
+        if steps := self.device.sessions.get(task.round, 0):
+            size = self.device.batch_size[task.round]
             sizes = batches(task.examples, size, steps, merges_single=merges)
-            return sum(one * count for one, count in sizes.items()) * self.one.done(task) / steps
-        size = self.one.batch_size.get(task.round, 1)
+            return sum(size * count for size, count in sizes.items()) * self.device.done(task) / steps
+        size = self.device.batch_size.get(task.round, 1)
         sizes = batches(task.examples, size, task.steps or 0, merges_single=merges)
-        return float(sum(a * b for a, b in sizes.items()) or task.examples * self.one.epochs.get(task.round, 1))
+        return float(sum(a * b for a, b in sizes.items()) or task.examples * self.device.epochs.get(task.round, 1))
 
     def _again(self, task: TaskRow) -> Effort:
         figures = {name: getattr(task, column) for name, column in FIGURES.items()}
@@ -177,23 +181,23 @@ class Source:
         return Effort(
             *(task.compute_s or 0.0, task.cycles, task.compute_joules, task.idle_w),
             provenance | _of_exchange(task),
-            self.one.lag_s(task.round),
+            self.device.lag_s(task.round),
             exchange_w(task),
         )
 
     def _scaled(self, work: Work, second: float) -> Effort:
-        task = min(self._able(), key=lambda one: (abs(self.one.moment(one) - second), one.round))
+        task = min(self._able(), key=lambda other: (abs(self.device.moment(other) - second), other.round))
         return self._like(task, work, second, self.clock)
 
     def least(self, work: Work) -> Effort:
         """Return the least that a task can take: what it took, else what another tells, at the highest clock."""
-        task = self.one.tasks.get(work.round)
+        task = self.device.tasks.get(work.round)
         if not work.examples or (task is not None and self._is(task, work)):
             return self.effort(work, 0.0)
         highest = constant(self.clock.most) if self.clock else None
-        found = [self._like(task, work, 0.0, highest) for task in self._able()]
-        joules = [one.joules for one in found if one.joules is not None]
-        return replace(min(found, key=lambda one: one.seconds), joules=min(joules, default=None))
+        efforts = [self._like(task, work, 0.0, highest) for task in self._able()]
+        joules = [effort.joules for effort in efforts if effort.joules is not None]
+        return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
 
     def _like(self, task: TaskRow, work: Work, second: float, clock: Curve | None) -> Effort:
         """Return what a task takes that begins at a second, by what another took."""
@@ -214,23 +218,27 @@ class Source:
             figures["cycles"],
             figures["compute_joules"],
             task.idle_w,
-            {name: Provenance(source=source, quality="modelled") for name, one in figures.items() if one is not None}
+            {
+                name: Provenance(source=source, quality="modelled")
+                for name, figure in figures.items()
+                if figure is not None
+            }
             | _of_exchange(task),
-            self.one.lag_s(work.round),
+            self.device.lag_s(work.round),
             exchange_w(task),
         )
 
     def _able(self) -> list[TaskRow]:
         """Return the tasks that say how long an example takes; where only late ones do, those, as if of equal work."""
-        timed = [task for task in self.one.tasks.values() if task.compute_s]
-        return [task for task in timed if self._examples(task)] or timed or list(self.one.tasks.values())
+        timed = [task for task in self.device.tasks.values() if task.compute_s]
+        return [task for task in timed if self._examples(task)] or timed or list(self.device.tasks.values())
 
     def _heavier(self, work: Work) -> float:
         """Return how many times the trace's operations for an example the work's network takes."""
-        step = self.one.step
+        step = self.device.step
         if work.weights == self.weights or not work.examples:
             return 1.0
-        size = self.one.batch_size.get(min(self.one.batch_size, default=0), 0)
+        size = self.device.batch_size.get(min(self.device.batch_size, default=0), 0)
         if step is not None and step.flops and size and work.train:
             return work.flops / work.share / work.examples / (step.flops / size)
         return work.weights / self.weights
@@ -238,7 +246,7 @@ class Source:
     def _seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:
         """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
         seconds = (task.compute_s or 0.0) * ratio
-        window = self.one.window(task)
+        window = self.device.window(task)
         if self.clock is None or clock is None or window is None:
             return seconds
         then = self.clock.integral(*window) / (window[1] - window[0])
@@ -247,9 +255,9 @@ class Source:
 
 
 def _of_exchange(task: TaskRow) -> dict[str, Provenance]:
-    told = task.provenance.get("exchange_joules")
-    return {} if exchange_w(task) is None else {"exchange_joules": traced_provenance(told)}
+    provenance = task.provenance.get("exchange_joules")
+    return {} if exchange_w(task) is None else {"exchange_joules": traced_provenance(provenance)}
 
 
 def _renamed(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
-    return {name: traced_provenance(one) for name, one in provenance.items()}
+    return {name: traced_provenance(entry) for name, entry in provenance.items()}

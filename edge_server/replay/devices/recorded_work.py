@@ -20,10 +20,10 @@ def weights_of(trace: Trace) -> int:
     """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
     plan = trace.header.plan
     leaves = dict(build_skeleton(plan.model).named_parameters())
-    if any(one.steps for one in trace.decisions):
+    if any(decision.steps for decision in trace.decisions):
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
-        told = Assignment(seed=plan.seed, hyper=plan.hyper)
-        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", told)
+        assignment = Assignment(seed=plan.seed, hyper=plan.hyper)
+        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", assignment)
         leaves = {name: leaf for name, leaf in leaves.items() if name in start}
     return sum(leaf.numel() for leaf in leaves.values())
 
@@ -35,9 +35,11 @@ def shares_of(trace: Trace) -> Shares:
     if step_share is None:
         return {}
     model = blank(plan.model)
-    return {(one.device, one.round): step_share(model, _told(one)) for one in trace.decisions}
+    return {(decision.device, decision.round): step_share(model, _told(decision)) for decision in trace.decisions}
 
 
-def _told(one: DecisionRow) -> Assignment:
-    hyper = Hyper(local_epochs=one.local_epochs, batch_size=one.batch_size, learning_rate=one.learning_rate)
-    return Assignment(seed=one.seed, hyper=hyper, values=one.values)
+def _told(decision: DecisionRow) -> Assignment:
+    hyper = Hyper(
+        local_epochs=decision.local_epochs, batch_size=decision.batch_size, learning_rate=decision.learning_rate
+    )
+    return Assignment(seed=decision.seed, hyper=hyper, values=decision.values)

@@ -25,14 +25,15 @@ def ways(table: WirelessLink, seed: int, device: str) -> Ways:
     Raises:
         ConfigError: It is so far away, or sends so low, that next to nothing passes.
     """
-    keys = (seed, device)
-    bandwidth = table.share * draw_within(table.bandwidth_hz, *keys, "bandwidth_hz")
-    path = path_gain(table, draw_within(table.distance_m, *keys, "distance_m") if table.distance_m is not None else 1.0)
+    bandwidth = table.share * draw_within(table.bandwidth_hz, seed, device, "bandwidth_hz")
+    path = path_gain(
+        table, draw_within(table.distance_m, seed, device, "distance_m") if table.distance_m is not None else 1.0
+    )
     noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
-    sent = watts(draw_within(table.tx_dbm, *keys, "tx_dbm"))
+    sent = watts(draw_within(table.tx_dbm, seed, device, "tx_dbm"))
 
     def rate(power_w: float, block: object) -> float:
-        fading = table.gain if table.fading == "none" else draw_exponential(table.gain, *keys, "gain", block)
+        fading = table.gain if table.fading == "none" else draw_exponential(table.gain, seed, device, "gain", block)
         return shannon(bandwidth, path * fading, power_w, noise)
 
     def flow(power_w: float, number: int = 0) -> Flow:

@@ -47,9 +47,11 @@ def perform_away(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
     Raises:
         ConfigError: This machine has others.
     """
-    if (found := versions()) != expected:
-        raise ConfigError(f"a node of the cluster has {found}, this machine {expected}; install the same on both")
+    if (local_versions := versions()) != expected:
+        raise ConfigError(
+            f"a node of the cluster has {local_versions}, this machine {expected}; install the same on both"
+        )
     with tempfile.TemporaryDirectory(prefix="fieldfleet-") as place:
-        told = msgspec.json.decode(order, type=Order)
-        folder = perform(msgspec.structs.replace(told, place=place))
+        decoded = msgspec.json.decode(order, type=Order)
+        folder = perform(msgspec.structs.replace(decoded, place=place))
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

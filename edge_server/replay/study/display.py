@@ -39,9 +39,9 @@ class StudyDisplay:
         """Return how many cells are done, run and failed, and how long the rest will take."""
         done = self._total - self._left + self._ended - self._failed
         parts = [f"{done}/{self._total} done", f"{len(self._running)} running", f"{self._failed} failed"]
-        waiting = self._left - self._ended
-        if self._ended and waiting:
-            parts.append(f"about {_span((self._clock() - self._began) / self._ended * waiting)} left")
+        remaining = self._left - self._ended
+        if self._ended and remaining:
+            parts.append(f"about {_span((self._clock() - self._began) / self._ended * remaining)} left")
         return ", ".join(parts)
 
 

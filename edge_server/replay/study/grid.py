@@ -74,25 +74,27 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
         ConfigError: A key or value of a cell is wrong, is set twice, or there are too many cells; with the line.
     """
     axes = _axes(study, path, text)
-    found: dict[str, Cell] = {}
+    cells_by_name: dict[str, Cell] = {}
     for index, variant in enumerate(study.variant or (Variant(name=""),)):
-        own = [Change(key, value, ("variant", "set", *key.split(".")), index) for key, value in _leaves(variant.set)]
+        variant_changes = [
+            Change(key, value, ("variant", "set", *key.split(".")), index) for key, value in _leaves(variant.set)
+        ]
         for combination in product(*axes):
-            changes = [*own, *combination]
+            changes = [*variant_changes, *combination]
             _refuse_lost(changes, path, text)
             plan = _plan(base, changes, path, text, study.devices)
             name = name_of(variant.name, combination)
-            if name in found:
+            if name in cells_by_name:
                 raise ConfigError(f"{path}: cell {name!r} is there twice; list every value of the grid once")
-            found[name] = Cell(
+            cells_by_name[name] = Cell(
                 name=name,
                 variant=variant.name,
-                settings={one.key: one.value for one in combination if one.key not in study.seeds},
-                seeds={one.key: one.value for one in combination if one.key in study.seeds},
+                settings={change.key: change.value for change in combination if change.key not in study.seeds},
+                seeds={change.key: change.value for change in combination if change.key in study.seeds},
                 plan=placed(plan, data_root),
                 devices=study.devices,
             )
-    return list(found.values())
+    return list(cells_by_name.values())
 
 
 def name_of(variant: str, changes: Sequence[Change]) -> str:
@@ -107,10 +109,10 @@ def label(key: str, value: object) -> str:
     """Return what a value of the grid is called in the names of cells; of a named thing, its name and options."""
     if isinstance(value, Mapping) and "name" in value:
         options = value.get("options", {})
-        words = [value["name"], *(f"{name}-{option}" for name, option in options.items())]
+        parts = [value["name"], *(f"{name}-{option}" for name, option in options.items())]
     else:
-        words = [key.rpartition(".")[2], canonical(value)]
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(map(str, words))).strip("-.")
+        parts = [key.rpartition(".")[2], canonical(value)]
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", "-".join(map(str, parts))).strip("-.")
 
 
 def setting_of(cell: Cell) -> str:
@@ -192,10 +194,10 @@ def _require_own_devices(plan: Plan, count: int) -> None:
 
 def _changed(table: Table, keys: Sequence[str], value: object) -> Table:
     """Return a table with one value changed; the table itself stays as it is."""
-    here, *below = keys
+    key, *below = keys
     if not below:
-        return {**table, here: value}
-    inner = table.get(here, {})
+        return {**table, key: value}
+    inner = table.get(key, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"{here} is no table; set it as a whole")
-    return {**table, here: _changed(inner, below, value)}
+        raise ConfigError(f"{key} is no table; set it as a whole")
+    return {**table, key: _changed(inner, below, value)}

@@ -36,9 +36,9 @@ async def run_here(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) 
         place: For the processes' logs and temporary files.
         tell: Hears of every cell that begins or ends.
     """
-    waiting = deque(orders)
+    queue = deque(orders)
     logs = [place / f"worker-{number}.log" for number in range(min(jobs, len(orders)))]
-    await await_all([_work(waiting, log, tell) for log in logs])
+    await await_all([_work(queue, log, tell) for log in logs])
 
 
 async def await_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -51,12 +51,12 @@ async def await_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise failed.exceptions[0] from failed
 
 
-async def _work(waiting: deque[Order], log: Path, tell: Tell) -> None:
+async def _work(queue: deque[Order], log: Path, tell: Tell) -> None:
     """Run cells until none is waiting, in one process and, should it die, in another."""
-    while waiting:
+    while queue:
         async with _process(log) as process:
-            while waiting and process.returncode is None:
-                order = waiting.popleft()
+            while queue and process.returncode is None:
+                order = queue.popleft()
                 tell(Began(order.cell, process.pid))
                 tell(Ended(order.cell, await _ask(process, order, log)))
 
@@ -107,5 +107,5 @@ async def _process(log: Path) -> AsyncIterator[Process]:
 
 def sweep(process: int) -> None:
     """Remove what a process that was killed had in memory; one that ended by itself has left nothing."""
-    for left in MEMORY.glob(f"fieldfleet-{process}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in MEMORY.glob(f"fieldfleet-{process}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -41,17 +41,17 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
     ray = _ray()
     _connect(ray, address)
     try:
-        away = ray.remote(num_cpus=1, max_retries=0)(perform_away)
+        remote_perform = ray.remote(num_cpus=1, max_retries=0)(perform_away)
         slots = asyncio.Semaphore(jobs or max(1, AHEAD * int(ray.cluster_resources().get("CPU", 1))))
-        await await_all([_run(ray, away, order, slots, tell) for order in orders])
+        await await_all([_run(ray, remote_perform, order, slots, tell) for order in orders])
     finally:
         ray.shutdown()
 
 
-async def _run(ray: Any, away: Any, order: Order, slots: asyncio.Semaphore, tell: Tell) -> None:
+async def _run(ray: Any, remote_perform: Any, order: Order, slots: asyncio.Semaphore, tell: Tell) -> None:
     async with slots:
         tell(Began(order.cell, None))
-        reference = away.remote(msgspec.json.encode(order), versions())
+        reference = remote_perform.remote(msgspec.json.encode(order), versions())
         cause = ""
         try:
             files = await reference
@@ -83,8 +83,8 @@ def _ray() -> Any:
     try:
         import ray  # noqa: PLC0415
     except ImportError as error:
-        found = f"this is Python {platform.python_version()}, for which Ray must have a package"
-        raise ConfigError(f"--ray needs Ray ({error}); {install_command('ray')}; {found}") from error
+        requirement = f"this is Python {platform.python_version()}, for which Ray must have a package"
+        raise ConfigError(f"--ray needs Ray ({error}); {install_command('ray')}; {requirement}") from error
     if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigError(f"--ray: this is Ray {ray.__version__}; install {oldest} or later here and on the cluster")

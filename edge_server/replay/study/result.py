@@ -71,10 +71,10 @@ def read_result(cell: Cell, folder: Path) -> Result | None:
     """Return what a cell came to; None where `folder` holds no whole run of this very plan."""
     try:
         result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
-        whole = hash_of(folder, cell.plan) == result.journal
+        is_complete = hash_of(folder, cell.plan) == result.journal
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return result if whole and (result.digest.plan, result.devices) == (cell.plan, cell.devices) else None
+    return result if is_complete and (result.digest.plan, result.devices) == (cell.plan, cell.devices) else None
 
 
 def _journals(folder: Path, plan: Plan) -> list[Path]:
@@ -84,9 +84,9 @@ def _journals(folder: Path, plan: Plan) -> list[Path]:
 
 def hash_of(folder: Path, plan: Plan) -> str:
     """Return the hash of a run's journal, of several sites of theirs one after another."""
-    found = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for journal in _journals(folder, plan):
         with journal.open("rb") as file:
             while block := file.read(1 << 20):
-                found.update(block)
-    return found.hexdigest()
+                digest.update(block)
+    return digest.hexdigest()

@@ -51,8 +51,8 @@ class AsRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
     """Return what the cells that have ended came to, by name."""
-    found = {cell.name: read_result(cell, folder / cell.name) for cell in cells}
-    return {name: result for name, result in found.items() if result is not None}
+    results = {cell.name: read_result(cell, folder / cell.name) for cell in cells}
+    return {name: result for name, result in results.items() if result is not None}
 
 
 def conduct(
@@ -93,8 +93,8 @@ def conduct(
             replace_file(folder / "summary.json", _json(summary), durable=False)
             replace_file(folder / "summary.csv", groups_csv(summary.groups).encode(), durable=False)
             replace_file(folder / "cells.csv", cells_csv(summary.rows).encode(), durable=False)
-            if (found := page_of(summary, cells, folder)) is not None:
-                replace_file(folder / "report.html", found.encode(), durable=False)
+            if (html := page_of(summary, cells, folder)) is not None:
+                replace_file(folder / "report.html", html.encode(), durable=False)
             if summary.whole:
                 shutil.rmtree(part, ignore_errors=True)
     return summary

@@ -39,81 +39,81 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
         run: What it is called.
         by_site: What it came to at each.
     """
-    found = list(by_site.values())
-    worst = min(found, key=lambda one: OUTCOMES.index(one.outcome) if one.outcome in OUTCOMES else -1)
-    notes = {note: None for one in found for note in one.notes}
-    refused = sum((Counter(one.refused) for one in found), Counter[str]())
-    rounds = _rounds([one.rounds for one in found])
-    ended = {one.round for one in rounds}  # where budgets end a run, sites end it apart
-    tasks = [task for one in found for task in one.tasks if task.round in ended]
+    digests = list(by_site.values())
+    worst = min(digests, key=lambda digest: OUTCOMES.index(digest.outcome) if digest.outcome in OUTCOMES else -1)
+    notes = {note: None for digest in digests for note in digest.notes}
+    refused = sum((Counter(digest.refused) for digest in digests), Counter[str]())
+    rounds = _rounds([digest.rounds for digest in digests])
+    ended = {row.round for row in rounds}  # where budgets end a run, sites end it apart
+    tasks = [task for digest in digests for task in digest.tasks if task.round in ended]
     return Digest(
         run=run,
-        live=any(one.live for one in found),
-        started=min(one.started for one in found),
+        live=any(digest.live for digest in digests),
+        started=min(digest.started for digest in digests),
         outcome=worst.outcome,
         cause=worst.cause,
-        versions=found[0].versions,
-        servers=sum(one.servers for one in found),
-        went_back=sum(one.went_back for one in found),
+        versions=digests[0].versions,
+        servers=sum(digest.servers for digest in digests),
+        went_back=sum(digest.went_back for digest in digests),
         notes=list(notes),
         refused=dict(sorted(refused.items())),
-        classes=found[0].classes,
-        personal=any(one.personal for one in found),
-        measuring=sum_known(one.measuring for one in found),
+        classes=digests[0].classes,
+        personal=any(digest.personal for digest in digests),
+        measuring=sum_known(digest.measuring for digest in digests),
         plan=plan,
         rounds=rounds,
-        devices=[device for one in found for device in one.devices],
+        devices=[device for digest in digests for device in digest.devices],
         tasks=sorted(tasks, key=lambda task: task.round),
     )
 
 
 def _rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]:
     """Return the rounds that have ended at every site."""
-    numbered = [{one.round: one for one in rounds} for rounds in by_site]
+    numbered = [{row.round: row for row in rounds} for rounds in by_site]
     ended = sorted(set.intersection(*(set(rounds) for rounds in numbered)))
-    found, before_s = list[RoundDigest](), 0.0
+    merged_rounds, before_s = list[RoundDigest](), 0.0
     for number in ended:
-        one = _round([rounds[number] for rounds in numbered], before_s)
-        before_s += one.seconds
-        found.append(one)
-    return found
+        merged_round = _round([rounds[number] for rounds in numbered], before_s)
+        before_s += merged_round.seconds
+        merged_rounds.append(merged_round)
+    return merged_rounds
 
 
 def _round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
     """Return a round of all sites, which began when the one before had ended everywhere."""
-    until = _until([one.until for one in sites])
+    until = _until([row.until for row in sites])
     return RoundDigest(
         round=sites[0].round,
-        outcome=next((one.outcome for one in sites if one.outcome != "aggregated"), "aggregated"),
-        online=None if any(one.online is None for one in sites) else sum(one.online or 0 for one in sites),
-        selected=sum(one.selected for one in sites),
-        arrived=sum(one.arrived for one in sites),
-        late=sum(one.late for one in sites),
-        failed=sum(one.failed for one in sites),
-        accuracy=_mean(sites, lambda one: one.accuracy),
-        test_loss=_mean(sites, lambda one: one.test_loss),
-        loss=_mean(sites, lambda one: one.loss),
-        device_accuracy=_mean(sites, lambda one: one.device_accuracy),
+        outcome=next((row.outcome for row in sites if row.outcome != "aggregated"), "aggregated"),
+        online=None if any(row.online is None for row in sites) else sum(row.online or 0 for row in sites),
+        selected=sum(row.selected for row in sites),
+        arrived=sum(row.arrived for row in sites),
+        late=sum(row.late for row in sites),
+        failed=sum(row.failed for row in sites),
+        accuracy=_mean(sites, lambda row: row.accuracy),
+        test_loss=_mean(sites, lambda row: row.test_loss),
+        loss=_mean(sites, lambda row: row.loss),
+        device_accuracy=_mean(sites, lambda row: row.device_accuracy),
         seconds=max(0.0, (until.seconds.value or 0.0) - before_s),
-        joules=sum_known(one.joules for one in sites),
-        bytes_up=sum_known(one.bytes_up for one in sites),
-        bytes_down=sum_known(one.bytes_down for one in sites),
-        features_bytes=sum_known(one.features_bytes for one in sites),
-        gradient_bytes=sum_known(one.gradient_bytes for one in sites),
-        statistics_bytes=sum_known(one.statistics_bytes for one in sites),
+        joules=sum_known(row.joules for row in sites),
+        bytes_up=sum_known(row.bytes_up for row in sites),
+        bytes_down=sum_known(row.bytes_down for row in sites),
+        features_bytes=sum_known(row.features_bytes for row in sites),
+        gradient_bytes=sum_known(row.gradient_bytes for row in sites),
+        statistics_bytes=sum_known(row.statistics_bytes for row in sites),
         until=until,
     )
 
 
 def _until(sites: Sequence[SpentByRound]) -> SpentByRound:
-    sums = {name: sum_known(getattr(one, name) for one in sites) for name in SpentByRound.__struct_fields__}
-    longest = [one.seconds.value for one in sites if one.seconds.value is not None]
-    whole = all(one.seconds.whole for one in sites)
-    seconds = Amount(value=max(longest, default=None), whole=whole, quality=sums["seconds"].quality)
+    sums = {name: sum_known(getattr(site, name) for site in sites) for name in SpentByRound.__struct_fields__}
+    longest = [site.seconds.value for site in sites if site.seconds.value is not None]
+    is_complete = all(site.seconds.whole for site in sites)
+    seconds = Amount(value=max(longest, default=None), whole=is_complete, quality=sums["seconds"].quality)
     return SpentByRound(**{**sums, "seconds": seconds})
 
 
 def _mean(sites: Sequence[RoundDigest], figure: Callable[[RoundDigest], float | None]) -> float | None:
     """Return the mean of a figure over the sites; None where one of them does not know it."""
-    known = [one for site in sites if (one := figure(site)) is not None]
-    return statistics.fmean(known) if len(known) == len(sites) else None
+    values = [value for site in sites if (value := figure(site)) is not None]
+    return statistics.fmean(values) if len(values) == len(sites) else None

@@ -158,8 +158,11 @@ def summarise(
     groups: dict[str, list[CellRow]] = {}
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
-    versions = [dict(one) for one in sorted({tuple(sorted(result.versions.items())) for result in results.values()})]
-    grouped = [_group(own, target) for own in groups.values()]
+    versions = [
+        dict(versions_of_cell)
+        for versions_of_cell in sorted({tuple(sorted(result.versions.items())) for result in results.values()})
+    ]
+    grouped = [_group(rows_of_setting, target) for rows_of_setting in groups.values()]
     return StudySummary(study=study, target=target, versions=versions, groups=grouped, rows=rows)
 
 
@@ -174,7 +177,7 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
     if result is None:
         return CellRow(**who, state="waiting" if cause is None else "failed", cause=cause or "")
     run = result.digest
-    final, found = last_evaluated(run), round_reaching(run, target) if target is not None else None
+    final, reached = last_evaluated(run), round_reaching(run, target) if target is not None else None
     return CellRow(
         **who,
         state="stopped" if run.outcome in ("stopped", "diverged") else "finished",
@@ -182,22 +185,22 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
         accuracy=final.accuracy if final else None,
         best=best_accuracy(run),
         whole=_taken(run, run.rounds[-1] if run.rounds else None),
-        target=_taken(run, found) if found else None,
+        target=_taken(run, reached) if reached else None,
     )
 
 
 def _taken(run: Digest, until: RoundDigest | None) -> CellCost:
     if until is None:
         return CellCost()
-    spent: SpentByRound = until.until
+    costs: SpentByRound = until.until
     rounds = amount_or_unknown(float(run.rounds.index(until) + 1))
-    exchanged = sum_known([spent.features_bytes, spent.gradient_bytes])
-    return CellCost(rounds=rounds, seconds=spent.seconds, joules=spent.joules, bytes=spent.bytes, exchanged=exchanged)
+    exchanged = sum_known([costs.features_bytes, costs.gradient_bytes])
+    return CellCost(rounds=rounds, seconds=costs.seconds, joules=costs.joules, bytes=costs.bytes, exchanged=exchanged)
 
 
 def _group(rows: Sequence[CellRow], target: float | None) -> Group:
     first, ended = rows[0], [row for row in rows if row.ended]
-    there = [row.target for row in ended if row.target]
+    reached = [row.target for row in ended if row.target]
     return Group(
         setting=first.setting,
         variant=first.variant,
@@ -207,24 +210,24 @@ def _group(rows: Sequence[CellRow], target: float | None) -> Group:
         accuracy=spread_of_seeds(amount_or_unknown(row.accuracy) for row in ended),
         best=spread_of_seeds(amount_or_unknown(row.best) for row in ended),
         whole=_outlay([row.whole for row in ended]),
-        reached=None if target is None else len(there),
-        target=_outlay(there) if there else None,
+        reached=None if target is None else len(reached),
+        target=_outlay(reached) if reached else None,
     )
 
 
-def _outlay(taken: Sequence[CellCost]) -> Outlay:
-    return Outlay(**{name: spread_of_seeds(getattr(one, name) for one in taken) for name in Outlay.__struct_fields__})
+def _outlay(costs: Sequence[CellCost]) -> Outlay:
+    return Outlay(**{name: spread_of_seeds(getattr(cost, name) for cost in costs) for name in Outlay.__struct_fields__})
 
 
 def spread_of_seeds(amounts: Iterable[Amount]) -> SeedSpread:
     """Return the mean of what is known of some amounts, and how far they lie apart."""
-    found = [one for one in amounts if one.value is not None]
-    values = [one.value for one in found if one.value is not None]
+    known_amounts = [amount for amount in amounts if amount.value is not None]
+    values = [amount.value for amount in known_amounts if amount.value is not None]
     return SeedSpread(
         mean=Amount(
             value=statistics.fmean(values) if values else None,
-            whole=bool(found) and all(one.whole for one in found),
-            quality=worst_quality(one.quality for one in found),
+            whole=bool(known_amounts) and all(amount.whole for amount in known_amounts),
+            quality=worst_quality(amount.quality for amount in known_amounts),
         ),
         std=statistics.stdev(values) if len(values) >= MIN_SPREAD else None,
         count=len(values),

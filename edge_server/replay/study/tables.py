@@ -28,9 +28,11 @@ UNITS = {"exchanged": "bytes"}
 
 def tables(summary: StudySummary) -> list[TextTable]:
     """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
-    kinds = [kind for kind in KINDS if kind != "exchanged" or any(one.whole.exchanged.count for one in summary.groups)]
+    kinds = [
+        kind for kind in KINDS if kind != "exchanged" or any(group.whole.exchanged.count for group in summary.groups)
+    ]
     headings = [KINDS[kind] for kind in kinds]
-    whole = [
+    totals = [
         (
             *(group.setting, f"{group.ended}/{group.cells}", _share(group.accuracy), _share(group.best)),
             *_outlay(group.whole, kinds),
@@ -39,13 +41,13 @@ def tables(summary: StudySummary) -> list[TextTable]:
     ]
     caption = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}"
     columns = _columns("runs", "accuracy", "best", *headings)
-    found = TextTable(columns, whole, f"Study {summary.study}", caption)
+    overview = TextTable(columns, totals, f"Study {summary.study}", caption)
     if summary.target is None:
-        return [found]
+        return [overview]
     until = [
         (group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds)) for group in summary.groups
     ]
-    return [found, TextTable(_columns("reached", *headings), until, f"Until accuracy {100 * summary.target:g} %")]
+    return [overview, TextTable(_columns("reached", *headings), until, f"Until accuracy {100 * summary.target:g} %")]
 
 
 def _columns(*headings: str) -> list[TextColumn]:
@@ -62,16 +64,16 @@ def _figure(spread: SeedSpread, kind: str) -> str:
         return amount(spread.mean, kind)
     _, size = unit_of(abs(spread.mean.value), kind)
     number = digits(spread.mean.value / size)
-    apart = f"{number} \N{PLUS-MINUS SIGN} {digits(spread.std / size)}"
-    return amount(spread.mean, kind).replace(number, apart, 1)
+    with_std = f"{number} \N{PLUS-MINUS SIGN} {digits(spread.std / size)}"
+    return amount(spread.mean, kind).replace(number, with_std, 1)
 
 
 def _share(spread: SeedSpread) -> str:
     """Return an accuracy in percent."""
     if spread.mean.value is None:
         return NOTHING
-    apart = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}"
-    return f"{100 * spread.mean.value:.2f}{apart} %"
+    deviation = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}"
+    return f"{100 * spread.mean.value:.2f}{deviation} %"
 
 
 def cells_csv(rows: Sequence[CellRow]) -> str:
@@ -102,21 +104,23 @@ def groups_csv(groups: Sequence[Group]) -> str:
 
 def _settings(values: Mapping[str, object]) -> dict[str, object]:
     scalars = (bool, int, float, str)
-    return {k: one if isinstance(one, scalars) else msgspec.json.encode(one).decode() for k, one in values.items()}
+    return {
+        k: value if isinstance(value, scalars) else msgspec.json.encode(value).decode() for k, value in values.items()
+    }
 
 
 def _amounts(prefix: str, amounts: Mapping[str, Amount]) -> dict[str, object]:
-    named = [(f"{prefix}{kind}", one) for kind, one in amounts.items()]
-    whole = {f"{name}_whole": None if one.value is None else one.whole for name, one in named}
-    return {**{name: one.value for name, one in named}, **whole}
+    named = [(f"{prefix}{kind}", value) for kind, value in amounts.items()]
+    completeness = {f"{name}_whole": None if value.value is None else value.whole for name, value in named}
+    return {**{name: value.value for name, value in named}, **completeness}
 
 
 def _spreads(prefix: str, spreads: Mapping[str, SeedSpread | None]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for kind, one in spreads.items():
-        found[f"{prefix}{kind}_mean"] = one.mean.value if one else None
-        found[f"{prefix}{kind}_std"] = one.std if one else None
-    return found
+    row: dict[str, object] = {}
+    for kind, spread in spreads.items():
+        row[f"{prefix}{kind}_mean"] = spread.mean.value if spread else None
+        row[f"{prefix}{kind}_std"] = spread.std if spread else None
+    return row
 
 
 def _csv(lines: Iterable[dict[str, object]]) -> str:

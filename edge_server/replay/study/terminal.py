@@ -35,10 +35,12 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
     grid = cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
-    chosen = [cell for cell in grid if not options.only or any(fnmatchcase(cell.name, one) for one in options.only)]
+    chosen = [
+        cell for cell in grid if not options.only or any(fnmatchcase(cell.name, pattern) for pattern in options.only)
+    ]
     if not chosen:
-        known = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
-        raise ConfigError(f"--only {' '.join(options.only)}: no cell has such a name; they begin with {known}")
+        names_text = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
+        raise ConfigError(f"--only {' '.join(options.only)}: no cell has such a name; they begin with {names_text}")
     folder = make_folder(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))

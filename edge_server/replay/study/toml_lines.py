@@ -10,26 +10,26 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
 
-def line_of(text: str, wanted: tuple[str, ...], place: int = 0) -> int:
+def line_of(text: str, key_parts: tuple[str, ...], place: int = 0) -> int:
     """Return the line, from 1, in which a key is set, or the table or inline table that holds it; 1 if none is found.
 
     Args:
-        wanted: The key's parts, those of its table first; dots within quotes part them like others.
+        key_parts: The key's parts, those of its table first; dots within quotes part them like others.
         place: Of several tables `[[...]]` of the key's first part, which one, from 0.
     """
-    best, found, count = 0, 1, -1
+    best, best_line, count = 0, 1, -1
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), 1):
         path: tuple[str, ...] = ()
         if header := _HEADER.match(line):
             table = path = _parts(header[2])
-            count += header[1] == "[[" and table == wanted[:1]
+            count += header[1] == "[[" and table == key_parts[:1]
         elif key := _KEY.match(line):
             path = (*table, *_parts(key[1]))
-        in_place = count in (-1, place) or path[:1] != wanted[:1]
-        if in_place and best < len(path) <= len(wanted) and path == wanted[: len(path)]:
-            best, found = len(path), number
-    return found
+        in_place = count in (-1, place) or path[:1] != key_parts[:1]
+        if in_place and best < len(path) <= len(key_parts) and path == key_parts[: len(path)]:
+            best, best_line = len(path), number
+    return best_line
 
 
 def _parts(key: str) -> tuple[str, ...]:

@@ -42,9 +42,9 @@ def anonymised(trace: Trace) -> Trace:
     return Trace(_header(header, names), tables)
 
 
-def _names(known: list[str], word: str) -> dict[str, str]:
-    width = len(str(len(known)))  # of equal length, so that they sort as they are counted
-    return {name: f"{word}-{place:0{width}d}" for place, name in enumerate(known)}
+def _names(originals: list[str], prefix: str) -> dict[str, str]:
+    width = len(str(len(originals)))  # of equal length, so that they sort as they are counted
+    return {name: f"{prefix}-{place:0{width}d}" for place, name in enumerate(originals)}
 
 
 def _renamed(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
@@ -70,9 +70,9 @@ def _without_folders(plan: Plan) -> Plan:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _bare(one) for key, one in value.items()}
+        return {key: _bare(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_bare(one) for one in value]
+        return [_bare(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
@@ -84,6 +84,6 @@ def _header(header: Trial, names: Mapping[str, str]) -> Trial:
         anonymous=True,
         devices=devices,
         plan=_without_folders(msgspec.structs.replace(header.plan, device=planned)),
-        rewound=[msgspec.structs.replace(one, cause="") for one in header.rewound],
+        rewound=[msgspec.structs.replace(entry, cause="") for entry in header.rewound],
         notes=[],
     )

@@ -33,10 +33,10 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 def cells(table: str, row: TableRow) -> list[str]:
     """Return a row's cells in the order of `columns`."""
-    known: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
-    for figure, one in known.pop("provenance", {}).items():
-        known |= {f"{figure}_{part}": getattr(one, part) for part in PROVENANCE}
-    return [_text(known.get(column)) for column in columns(table)]
+    values: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
+    for figure, provenance in values.pop("provenance", {}).items():
+        values |= {f"{figure}_{part}": getattr(provenance, part) for part in PROVENANCE}
+    return [_text(values.get(column)) for column in columns(table)]
 
 
 def _text(value: object) -> str:
@@ -45,12 +45,12 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        line = "".join(one if one.isprintable() else " " for one in value)  # a row is a line
+        line = "".join(character if character.isprintable() else " " for character in value)  # a row is a line
         return f"'{line}" if line.startswith(FORMULA) else line
     return "" if value is None else repr(value)
 
 
-def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRow:
+def row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRow:
     """Return the row of some cells by column; columns that are not ours are left out.
 
     Args:
@@ -59,14 +59,14 @@ def row(table: str, found: Mapping[str, str], *, marked: bool = True) -> TableRo
     Raises:
         ConfigError: A cell does not hold what its column must; the message names the column.
     """
-    known = {column: found[column].removeprefix("'" * marked) for column in columns(table) if found.get(column)}
-    fields: dict[str, Any] = {name: cell for name, cell in known.items() if name in TABLES[table].__struct_fields__}
+    filled = {column: texts[column].removeprefix("'" * marked) for column in columns(table) if texts.get(column)}
+    fields: dict[str, Any] = {name: cell for name, cell in filled.items() if name in TABLES[table].__struct_fields__}
     for name in TREES:
         if name in fields:
             fields[name] = _tried(partial(msgspec.json.decode, fields[name]), f"{name}`")
-    provenance = {figure: _provenance(figure, known) for figure in TOLD.get(table, ())}
+    provenance = {figure: _provenance(figure, filled) for figure in TOLD.get(table, ())}
     if any(provenance.values()):
-        fields["provenance"] = {figure: one for figure, one in provenance.items() if one}
+        fields["provenance"] = {figure: entry for figure, entry in provenance.items() if entry}
     read = _tried(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
     for name in read.__struct_fields__:
         _require_true(name, getattr(read, name))
@@ -91,8 +91,8 @@ def _tried(read: Callable[[], T], column: str) -> T:
         raise ConfigError(f"column `{column or place.removeprefix('.') + '`'}: {cause}") from error
 
 
-def _provenance(figure: str, known: Mapping[str, str]) -> Provenance | None:
-    parts = {part: known[f"{figure}_{part}"] for part in PROVENANCE if f"{figure}_{part}" in known}
+def _provenance(figure: str, filled: Mapping[str, str]) -> Provenance | None:
+    parts = {part: filled[f"{figure}_{part}"] for part in PROVENANCE if f"{figure}_{part}" in filled}
     if not parts:
         return None
     return _tried(
@@ -104,9 +104,9 @@ def _provenance(figure: str, known: Mapping[str, str]) -> Provenance | None:
 def _require_true(name: str, value: object) -> None:
     figures: list[object] = [value]
     if isinstance(value, dict):
-        figures = [*value.values(), *(getattr(one, "uncertainty", None) for one in value.values())]
-    for one in figures:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise ConfigError(f"column `{name}`: {one} cannot be true")
-        if isinstance(one, float) and unit_of(name) == "s" and one > MAX_S:
-            raise ConfigError(f"column `{name}`: {one:g} s cannot be true")
+        figures = [*value.values(), *(getattr(entry, "uncertainty", None) for entry in value.values())]
+    for figure in figures:
+        if isinstance(figure, float) and not math.isfinite(figure):
+            raise ConfigError(f"column `{name}`: {figure} cannot be true")
+        if isinstance(figure, float) and unit_of(name) == "s" and figure > MAX_S:
+            raise ConfigError(f"column `{name}`: {figure:g} s cannot be true")

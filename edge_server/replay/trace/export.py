@@ -53,14 +53,14 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
 
 
 def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
-    opened, evaluated = journal.opened, journal.evaluated[-1:]
-    closed = [(number, one) for number, (one, _) in sorted(journal.closed.items())]
+    run_opened, evaluated = journal.run_opened, journal.evaluated[-1:]
+    closed = [(number, close) for number, (close, _) in sorted(journal.closed.items())]
     return Trial(
-        run=opened.run,
-        started=opened.started,
-        draw=opened.draw,
-        statistics_batches=opened.statistics_batches,
-        plan=opened.plan,
+        run=run_opened.run,
+        started=run_opened.started,
+        draw=run_opened.draw,
+        statistics_batches=run_opened.statistics_batches,
+        plan=run_opened.plan,
         devices=_devices(journal),
         processes=journal.processes,
         tables=described(tables),
@@ -68,17 +68,17 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
         evaluated=bool(evaluated),
         device_accuracy=evaluated[0].accuracy if evaluated else None,
         evaluations=[
-            Evaluation(round=one.round, accuracy=one.accuracy, personal=one.personal)
-            for one in journal.evaluated
-            if one.round is not None
+            Evaluation(round=evaluation.round, accuracy=evaluation.accuracy, personal=evaluation.personal)
+            for evaluation in journal.evaluated
+            if evaluation.round is not None
         ],
         statistics=[
-            Statistics(round=number, batches=one.statistics_batches)
-            for number, one in closed
-            if one.statistics_batches is not None
+            Statistics(round=number, batches=close.statistics_batches)
+            for number, close in closed
+            if close.statistics_batches is not None
         ],
-        class_accuracy={number: one.class_accuracy for number, one in closed if one.class_accuracy},
-        terms={number: one.terms for number, one in closed if one.terms},
+        class_accuracy={number: close.class_accuracy for number, close in closed if close.class_accuracy},
+        terms={number: close.terms for number, close in closed if close.terms},
         rewound=journal.rewound,
         notes=journal.notes,
         ended=journal.ended,
@@ -91,42 +91,53 @@ def _devices(journal: IndexedJournal) -> list[Known]:
     names |= {device for _, device in journal.accepted}
     names |= {device for record, _ in journal.rounds.values() for device in record.assignments}
     names |= {*journal.measured.by_device, *journal.measured.failed} if journal.measured else set()
-    versions = {one.device: one.version for one, _ in journal.presence if isinstance(one, Joined) and one.version}
-    boards = {one.device: one.board for one, _ in journal.sensed if one.board}
-    ordered = sort_by_fleet(journal.opened.plan, names)
+    versions = {
+        record.device: record.version for record, _ in journal.presence if isinstance(record, Joined) and record.version
+    }
+    boards = {record.device: record.board for record, _ in journal.sensed if record.board}
+    ordered = sort_by_fleet(journal.run_opened.plan, names)
     return [Known(name=name, board=boards.get(name, ""), version=versions.get(name, "")) for name in ordered]
 
 
 def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
     """Return names in the order of `edge_server.plan.plan.devices`: the plan's, then device-2 before device-10."""
-    own = {device.name: place for place, device in enumerate(expanded(plan.device))}
+    positions = {device.name: place for place, device in enumerate(expanded(plan.device))}
 
     def place(name: str) -> tuple[Any, ...]:
         parts = re.split(r"(\d+)", name)
-        return own.get(name, len(own)), [(int(part), "") if part.isdigit() else (-1, part) for part in parts], name
+        return (
+            positions.get(name, len(positions)),
+            [(int(part), "") if part.isdigit() else (-1, part) for part in parts],
+            name,
+        )
 
     return sorted(names, key=place)
 
 
 def _rounds(journal: IndexedJournal) -> Iterable[Round]:
     for number in sorted(journal.rounds.keys() | journal.closed.keys()):
-        opened, opened_s = journal.rounds.get(number, (None, None))
+        round_opened, opened_s = journal.rounds.get(number, (None, None))
         closed, closed_s = journal.closed.get(number, (None, None))
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if closed:
             names = ("outcome", "seconds", "loss", "accuracy", "test_loss", "device_accuracy", "steps", "refused")
-            told = {name: getattr(closed, name) for name in names} | {"arrived": len(closed.arrived)}
-        if opened:
-            told |= {"online": opened.online, "asked": len(opened.assignments)}
-        yield Round(**{"round": number, "opened_s": opened_s, "closed_s": closed_s, "outcome": "open"} | told)
+            fields = {name: getattr(closed, name) for name in names} | {"arrived": len(closed.arrived)}
+        if round_opened:
+            fields |= {"online": round_opened.online, "asked": len(round_opened.assignments)}
+        yield Round(**{"round": number, "opened_s": opened_s, "closed_s": closed_s, "outcome": "open"} | fields)
 
 
 def _decisions(journal: IndexedJournal) -> Iterable[DecisionRow]:
-    for number, (opened, _) in sorted(journal.rounds.items()):
-        for device, told in sorted(opened.assignments.items()):
-            hyper = msgspec.structs.asdict(told.hyper)
+    for number, (round_opened, _) in sorted(journal.rounds.items()):
+        for device, assignment in sorted(round_opened.assignments.items()):
+            hyper = msgspec.structs.asdict(assignment.hyper)
             yield DecisionRow(
-                round=number, device=device, seed=told.seed, steps=told.steps, values=told.values, **hyper
+                round=number,
+                device=device,
+                seed=assignment.seed,
+                steps=assignment.steps,
+                values=assignment.values,
+                **hyper,
             )
 
 
@@ -137,12 +148,12 @@ def _steps(journal: IndexedJournal) -> Iterable[Step]:
 
 def _asked(journal: IndexedJournal) -> dict[tuple[int, str], str]:
     """Return the cause for which each task failed, empty where it did not, by round and device."""
-    asked = {(number, device): "" for number, (one, _) in journal.rounds.items() for device in one.assignments}
-    asked |= dict.fromkeys(journal.accepted, "")
-    asked |= {(n, device): cause for n, (one, _) in journal.closed.items() for device, cause in one.failed.items()}
+    causes = {(number, device): "" for number, (opened, _) in journal.rounds.items() for device in opened.assignments}
+    causes |= dict.fromkeys(journal.accepted, "")
+    causes |= {(n, device): cause for n, (close, _) in journal.closed.items() for device, cause in close.failed.items()}
     if journal.measured:
-        asked |= {(0, device): cause for device, cause in journal.measured.failed.items()}
-    return asked
+        causes |= {(0, device): cause for device, cause in journal.measured.failed.items()}
+    return causes
 
 
 def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
@@ -150,38 +161,38 @@ def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
         purpose = _purpose(journal, number)
         accepted, arrived_s = journal.accepted.get((number, device), (None, None))
         closed = journal.closed.get(number)
-        settled = journal.settled.get((number, device))
+        settled_cost = journal.settled_costs.get((number, device))
         missed_steps = closed[0].missed.get(device, 0) if closed and closed[0].steps is not None else None
         if accepted is None or (closed and device not in closed[0].arrived):
-            row = _absent(number, device, purpose, cause, settled)
+            row = _absent(number, device, purpose, cause, settled_cost)
             yield msgspec.structs.replace(row, missed_steps=missed_steps)
             continue
-        opened, opened_s = journal.rounds.get(number, (None, None))
+        round_opened, opened_s = journal.rounds.get(number, (None, None))
         yield TaskRow(
             round=number,
             device=device,
             purpose=purpose,
             outcome="arrived",
-            **_arrived(accepted, settled, opened_s, arrived_s),
-            steps=steps_of(opened.assignments[device], accepted.update.num_examples) if opened else None,
+            **_arrived(accepted, settled_cost, opened_s, arrived_s),
+            steps=steps_of(round_opened.assignments[device], accepted.update.num_examples) if round_opened else None,
             missed_steps=missed_steps,
         )
 
 
 def _purpose(journal: IndexedJournal, number: int) -> Purpose:
-    rounds = journal.opened.plan.rounds
+    rounds = journal.run_opened.plan.rounds
     if number <= rounds:
         return "train" if number else "measure"
     closed = journal.closed.get(number - rounds - 1)
     return "statistics" if closed and closed[0].statistics_batches is not None else "evaluate"
 
 
-def _absent(number: int, device: str, purpose: Purpose, cause: str, settled: Cost | None) -> TaskRow:
+def _absent(number: int, device: str, purpose: Purpose, cause: str, settled_cost: Cost | None) -> TaskRow:
     """Return the row of a task whose update does not count; what a late one cost is known all the same."""
-    if settled is None or cause:
+    if settled_cost is None or cause:
         outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
         return TaskRow(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
-    return TaskRow(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled))
+    return TaskRow(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled_cost))
 
 
 def _figures(cost: Cost) -> dict[str, Any]:
@@ -192,13 +203,13 @@ def _figures(cost: Cost) -> dict[str, Any]:
     return msgspec.structs.asdict(cost) | {"hertz": hertz, "provenance": provenance}
 
 
-def _arrived(record: UpdateAccepted, settled: Cost | None, opened_s: float | None, arrived_s: float | None) -> Any:
-    update, cost = record.update, plausible(settled or record.update.cost)
+def _arrived(record: UpdateAccepted, settled_cost: Cost | None, opened_s: float | None, arrived_s: float | None) -> Any:
+    update, cost = record.update, plausible(settled_cost or record.update.cost)
     params = update.params
     return _figures(cost) | {
         "arrived_s": arrived_s,
         "began_s": _began_s(cost, opened_s, arrived_s),
-        "settled": settled is not None,
+        "settled": settled_cost is not None,
         "arrived_bytes": record.bytes_up,
         "payload_bytes": params.size if params else None,
         "payload_digest": params.digest.hex() if params else "",

@@ -44,7 +44,7 @@ def write(trace: Trace, folder: Path) -> None:
             with (folder / f"{table}.csv").open("w", encoding="utf-8", newline="") as file:
                 lines = csv.writer(file, lineterminator="\n")
                 lines.writerow(columns(table))
-                lines.writerows(cells(table, one) for one in trace.tables[table])
+                lines.writerows(cells(table, table_row) for table_row in trace.tables[table])
         (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
 
 
@@ -87,8 +87,8 @@ def _opened(path: Path, most_bytes: int) -> TextIO:
         raise ConfigError(
             f"{path}: {error.strerror}; a trace is a folder with {headers.FILE} and its tables"
         ) from error
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most_bytes:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
         file.close()
         raise ConfigError(f"{path}: no plain file of at most {most_bytes} bytes; a longer one is not read")
     return file
@@ -105,11 +105,11 @@ def _rows(folder: Path, header: Trial, table: str) -> Iterator[TableRow]:
         reader = csv.reader(_lines(file), strict=True)
         try:
             names = _names(next(reader, []), table)
-            for found in reader:
+            for texts in reader:
                 count += 1
-                if len(found) != len(names) or count > MAX_ROWS:
-                    raise ConfigError(f"{len(found)} cells under {len(names)} columns, or more than {MAX_ROWS} rows")  # noqa: TRY301
-                yield row(table, dict(zip(names, found, strict=True)), marked=header.marked)
+                if len(texts) != len(names) or count > MAX_ROWS:
+                    raise ConfigError(f"{len(texts)} cells under {len(names)} columns, or more than {MAX_ROWS} rows")  # noqa: TRY301
+                yield row(table, dict(zip(names, texts, strict=True)), marked=header.marked)
         except (ConfigError, csv.Error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{reader.line_num}: {error}; correct or restore that line") from error
     if count != expected:

@@ -176,11 +176,11 @@ def _require_sound(header: Trial, path: Path) -> None:
     for table in TABLES:
         if table not in header.tables:
             raise ConfigError(f"{path}: tables: {table!r} is missing")
-        told = header.tables[table].columns
+        units = header.tables[table].columns
         for column in columns(table):
-            if column not in told:
+            if column not in units:
                 raise ConfigError(f"{path}: {table}: column {column!r} is missing; every column of version 1 is needed")
-            if told[column] != unit_of(column):
+            if units[column] != unit_of(column):
                 raise ConfigError(
-                    f"{path}: {table}: {column} is in {told[column]!r}, not in {unit_of(column)!r}: convert it"
+                    f"{path}: {table}: {column} is in {units[column]!r}, not in {unit_of(column)!r}: convert it"
                 )

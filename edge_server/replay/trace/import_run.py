@@ -48,7 +48,7 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
     """
     header = trace.header
     name = run or header.run
-    opened = RunOpened(
+    run_opened = RunOpened(
         run=name,
         plan=header.plan,
         started=header.started,
@@ -57,13 +57,14 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
         statistics_batches=header.statistics_batches,
     )
     begun: list[AnyRecord] = [
-        ServerBegan(at=one.run_s, run_s=one.run_s, utc_s=one.utc_s, versions=one.versions) for one in header.processes
+        ServerBegan(at=process.run_s, run_s=process.run_s, utc_s=process.utc_s, versions=process.versions)
+        for process in header.processes
     ]
-    begun += [Rewound(round=one.round, cause=one.cause) for one in header.rewound]
+    begun += [Rewound(round=rewind.round, cause=rewind.cause) for rewind in header.rewound]
     ended: list[AnyRecord] = [Noted(what=note) for note in header.notes]
     if header.ended:
         ended.append(RunClosed(outcome=header.ended.outcome, cause=header.ended.cause))
-    return [opened, *begun, *_in_order(trace), *ended]
+    return [run_opened, *begun, *_in_order(trace), *ended]
 
 
 def _in_order(trace: Trace) -> list[AnyRecord]:
@@ -74,7 +75,7 @@ def _in_order(trace: Trace) -> list[AnyRecord]:
         for record in source:
             last_s = max(last_s, getattr(record, "at", None) or 0.0)
             timed.append((last_s, len(timed), record))
-    return [record for _, _, record in sorted(timed, key=lambda one: one[:2])]
+    return [record for _, _, record in sorted(timed, key=lambda event: event[:2])]
 
 
 def _presences(trace: Trace) -> Iterator[AnyRecord]:
@@ -92,22 +93,24 @@ def _sensed(trace: Trace) -> Iterator[AnyRecord]:
         samples[sample.at_s, sample.device].append(sample)
     for fact in trace.facts:
         facts[fact.at_s, fact.device].append(fact)
-    known: dict[tuple[str, str], Provenance] = {}
+    last_sources: dict[tuple[str, str], Provenance] = {}
     order = {key: place for place, key in enumerate([*samples, *facts])}
-    for key in sorted(samples.keys() | facts.keys(), key=lambda one: (one[0], order[one])):
+    for key in sorted(samples.keys() | facts.keys(), key=lambda item: (item[0], order[item])):
         at_s, device = key
-        sources = {one.name: Provenance(source=one.source, quality=one.quality) for one in samples.get(key, ())}
-        news = {name: one for name, one in sources.items() if known.get((device, name)) != one}
-        known |= {(device, name): one for name, one in news.items()}
-        words = {one.name: one.value for one in facts.get(key, ())}
+        sources = {
+            sample.name: Provenance(source=sample.source, quality=sample.quality) for sample in samples.get(key, ())
+        }
+        news = {name: source for name, source in sources.items() if last_sources.get((device, name)) != source}
+        last_sources |= {(device, name): source for name, source in news.items()}
+        texts = {fact.name: fact.value for fact in facts.get(key, ())}
         yield Sensed(
             device=device,
             at=at_s,
-            readings={one.name: one.value for one in samples.get(key, ())},
-            ages={one.name: one.age_s for one in samples.get(key, ()) if one.age_s is not None},
+            readings={sample.name: sample.value for sample in samples.get(key, ())},
+            ages={sample.name: sample.age_s for sample in samples.get(key, ()) if sample.age_s is not None},
             provenance=news,
-            board=words.pop(BOARD, ""),
-            facts=words,
+            board=texts.pop(BOARD, ""),
+            facts=texts,
         )
 
 
@@ -119,7 +122,7 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
     for decision in trace.decisions:
         decisions[decision.round].append(decision)
     run, last = trace.header.run, trace.header.plan.rounds
-    statistics = {one.round: one.batches for one in trace.header.statistics}
+    statistics = {entry.round: entry.batches for entry in trace.header.statistics}
     yield from _updates(run, tasks[0])
     if trace.header.measured:
         yield _measured(trace.steps, tasks[0])
@@ -128,7 +131,7 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
             yield _opened(row, decisions[row.round])
         yield from _updates(run, tasks[row.round])
-        yield from _updates(run, [one for one in tasks[last + 1 + row.round] if one.purpose == "statistics"])
+        yield from _updates(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
         if row.outcome != "open":
             by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
             closed = _closed(row, tasks[row.round], statistics.get(row.round))
@@ -144,12 +147,12 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
 def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[TaskRow]]) -> Iterator[AnyRecord]:
     """Yield what all devices measured after a round."""
     header = trace.header
-    for one in header.evaluations:
-        if one.round == after:
-            own = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
-            yield from _updates(header.run, own)
-            measured = _measurements(own)
-            yield Evaluated(accuracy=one.accuracy, by_device=measured, round=after, personal=one.personal)
+    for evaluation in header.evaluations:
+        if evaluation.round == after:
+            evaluation_tasks = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
+            yield from _updates(header.run, evaluation_tasks)
+            measured = _measurements(evaluation_tasks)
+            yield Evaluated(accuracy=evaluation.accuracy, by_device=measured, round=after, personal=evaluation.personal)
 
 
 def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
@@ -159,7 +162,8 @@ def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
 def _measured(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
     return Measured(
         by_device={
-            one.device: StepCost(**{name: getattr(one, name) for name in StepCost.__struct_fields__}) for one in steps
+            step.device: StepCost(**{name: getattr(step, name) for name in StepCost.__struct_fields__})
+            for step in steps
         },
         metrics={task.device: task.metrics for task in tasks if task.metrics},
         failed={task.device: task.cause for task in tasks if task.outcome == "failed"},
@@ -171,7 +175,7 @@ def _opened(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
         round=row.round,
         at=row.opened_s,
         online=row.online,
-        assignments={one.device: _assignment(one) for one in decisions},
+        assignments={decision.device: _assignment(decision) for decision in decisions},
     )
 
 
@@ -227,13 +231,13 @@ def _updates(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
 
 def _cost(task: TaskRow) -> Cost:
     figures: dict[str, Any] = {name: getattr(task, name) for name in COST}
-    return Cost(**figures, provenance={name: one for name, one in task.provenance.items() if name in COST})
+    return Cost(**figures, provenance={name: entry for name, entry in task.provenance.items() if name in COST})
 
 
 def _said(cost: Cost) -> Cost:
     """Return what the update itself said of its cost."""
-    told = {name: one for name, one in cost.provenance.items() if name not in LATER}
-    return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=told)
+    provenance = {name: entry for name, entry in cost.provenance.items() if name not in LATER}
+    return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=provenance)
 
 
 def _update(run: str, task: TaskRow, cost: Cost) -> Update:

@@ -36,11 +36,11 @@ DIGITS = 6
 class IndexedJournal:
     """A run's valid records by kind, with their seconds of the run."""
 
-    opened: RunOpened
+    run_opened: RunOpened
     rounds: dict[int, tuple[RoundOpened, float | None]] = field(default_factory=dict)
     closed: dict[int, tuple[RoundClosed, float | None]] = field(default_factory=dict)
     accepted: dict[tuple[int, str], tuple[UpdateAccepted, float | None]] = field(default_factory=dict)
-    settled: dict[tuple[int, str], Cost] = field(default_factory=dict)
+    settled_costs: dict[tuple[int, str], Cost] = field(default_factory=dict)
     measured: Measured | None = None
     evaluated: list[Evaluated] = field(default_factory=list)
     sensed: list[tuple[Sensed, float]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class IndexedJournal:
             case UpdateAccepted():
                 self.accepted[record.round, record.device] = record, second
             case CostSettled():
-                self.settled[record.round, record.device] = record.cost
+                self.settled_costs[record.round, record.device] = record.cost
             case Sensed() if second is not None:
                 self.sensed.append((record, second))
             case Joined() | Left() if second is not None:
@@ -89,11 +89,11 @@ class IndexedJournal:
     def at_work(self) -> dict[str, list[tuple[float, float, int]]]:
         """Return when each device was at work for which round: from its opening to the update, or to its close."""
         spans: dict[str, list[tuple[float, float, int]]] = {}
-        for number, (opened, opened_s) in sorted(self.rounds.items()):
+        for number, (round_opened, opened_s) in sorted(self.rounds.items()):
             closed_s = self.closed[number][1] if number in self.closed else None
-            for device in opened.assignments:
+            for device in round_opened.assignments:
                 arrived_s = self.accepted.get((number, device), (None, None))[1]
-                end_s = min((one for one in (arrived_s, closed_s) if one is not None), default=float("inf"))
+                end_s = min((moment for moment in (arrived_s, closed_s) if moment is not None), default=float("inf"))
                 if opened_s is not None:
                     spans.setdefault(device, []).append((opened_s, end_s, number))
         return spans
@@ -105,11 +105,11 @@ def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     Raises:
         ConfigError: It does not hold a run's beginning.
     """
-    kept = valid(records)
-    opened = next((record for record in kept if isinstance(record, RunOpened)), None)
-    if opened is None:
+    valid_records = valid(records)
+    run_opened = next((record for record in valid_records if isinstance(record, RunOpened)), None)
+    if run_opened is None:
         raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
-    journal = IndexedJournal(opened)
-    for record, second in timed_records(kept):
+    journal = IndexedJournal(run_opened)
+    for record, second in timed_records(valid_records):
         journal.take(record, None if second is None else round(second, DIGITS))
     return journal

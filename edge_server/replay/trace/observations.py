@@ -23,12 +23,12 @@ BOARD = "board"
 
 def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
     """Yield a row for every figure, with the source and quality that were told last."""
-    known: dict[tuple[str, str], Provenance] = {}
+    last_sources: dict[tuple[str, str], Provenance] = {}
     for record, second in _once(sensed):
         for name, value in sorted(record.readings.items()):
             if name in record.provenance:
-                known[record.device, name] = record.provenance[name]
-            told = known.get((record.device, name), Provenance(source="", quality="measured"))
+                last_sources[record.device, name] = record.provenance[name]
+            provenance = last_sources.get((record.device, name), Provenance(source="", quality="measured"))
             yield Sample(
                 at_s=second,
                 device=record.device,
@@ -36,16 +36,16 @@ def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
                 value=value,
                 unit=unit_of(name),
                 age_s=record.ages.get(name),
-                quality=told.quality,
-                source=told.source,
+                quality=provenance.quality,
+                source=provenance.source,
             )
 
 
 def facts(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
     """Yield a row for every word that was news."""
     for record, second in _once(sensed):
-        told = {**record.facts, **({BOARD: record.board} if record.board else {})}
-        for name, value in sorted(told.items()):
+        texts = {**record.facts, **({BOARD: record.board} if record.board else {})}
+        for name, value in sorted(texts.items()):
             yield Fact(at_s=second, device=record.device, name=name, value=value)
 
 
@@ -59,16 +59,16 @@ def _once(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, floa
 
 
 def presences(
-    seen: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
+    events: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
 ) -> Iterator[Presence]:
     """Yield a row for every coming and going.
 
     Args:
-        seen: The records, with their seconds of the run.
+        events: The records, with their seconds of the run.
         spans: For every device from when to when it was at work for which round; who leaves meanwhile interrupts it.
     """
     before: set[Presence] = set()
-    for record, second in seen:
+    for record, second in events:
         is_birth = isinstance(record, Joined)
         at_work = [number for begin, end, number in spans.get(record.device, ()) if begin <= second < end]
         row = Presence(
@@ -81,4 +81,4 @@ def presences(
         )
         if row not in before:
             yield row
-        before = {one for one in before if one.at_s == second} | {row}
+        before = {row_ for row_ in before if row_.at_s == second} | {row}

@@ -14,8 +14,8 @@ from edge_server.plan.plan import Plan
 def portable(plan: Plan, data_root: Path) -> Plan:
     """Return a plan of which what lies below `data_root` is named relative to it; `plan.placed` undoes it."""
     devices = [_portable(device, data_root) for device in plan.device]
-    own = _relative(plan.server_data, data_root)
-    return msgspec.structs.replace(plan, data=_relative(plan.data, data_root), server_data=own, device=devices)
+    server_data = _relative(plan.server_data, data_root)
+    return msgspec.structs.replace(plan, data=_relative(plan.data, data_root), server_data=server_data, device=devices)
 
 
 def _portable(device: DevicePlan, data_root: Path) -> DevicePlan:

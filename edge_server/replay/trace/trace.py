@@ -79,13 +79,13 @@ def check_trace(trace: Trace, folder: Path) -> Trace:
     Raises:
         ConfigError: They do not; the message names file and line as they lie in `folder`.
     """
-    known = {device.name for device in trace.header.devices}
+    names = {device.name for device in trace.header.devices}
     for table, rows in trace.tables.items():
         path = folder / f"{table}.csv"
         _require_once(rows, KEYS[table], path)
         for line, row in enumerate(rows, 2):
             device = getattr(row, "device", None)
-            if device is not None and device not in known:
+            if device is not None and device not in names:
                 raise ConfigError(f"{path}:{line}: device {device!r} is not among the header's devices; add it there")
     for table in ("readings", "facts", "availability"):
         _require_forwards(table, trace.tables[table], folder)
@@ -96,12 +96,12 @@ def check_trace(trace: Trace, folder: Path) -> Trace:
 
 
 def _require_once(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) -> None:
-    seen: dict[Hashable, int] = {}
+    first_lines: dict[Hashable, int] = {}
     for line, row in enumerate(rows, 2):
-        found = tuple(getattr(row, name) for name in key)
-        if (first := seen.setdefault(found, line)) != line:
-            said = ", ".join(f"{name} {value}" for name, value in zip(key, found, strict=True))
-            raise ConfigError(f"{path}:{line}: the same as line {first} ({said}); keep one of them")
+        values = tuple(getattr(row, name) for name in key)
+        if (first := first_lines.setdefault(values, line)) != line:
+            key_text = ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=True))
+            raise ConfigError(f"{path}:{line}: the same as line {first} ({key_text}); keep one of them")
 
 
 def _require_forwards(table: str, rows: Iterable[Any], folder: Path) -> None:

@@ -31,10 +31,10 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
     Raises:
         ConfigError: There is no such run, or something in the folder.
     """
-    found = trace_of_run(data_dir, run, data_root)
-    found = anonymised(found) if anonymous else found
-    files.write(found, folder)
-    return found
+    trace = trace_of_run(data_dir, run, data_root)
+    trace = anonymised(trace) if anonymous else trace
+    files.write(trace, folder)
+    return trace
 
 
 def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
@@ -51,12 +51,12 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
     return portable_trace(trace_of(find(data_dir, run).records), data_root)
 
 
-def portable_trace(found: Trace, data_root: Path) -> Trace:
+def portable_trace(trace: Trace, data_root: Path) -> Trace:
     """Return a trace in which the path of the data is relative to the folder of data sets."""
-    return Trace(msgspec.structs.replace(found.header, plan=portable(found.header.plan, data_root)), found.tables)
+    return Trace(msgspec.structs.replace(trace.header, plan=portable(trace.header.plan, data_root)), trace.tables)
 
 
-def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
+def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
     """Make a run of a trace; return the run's folder.
 
     Args:
@@ -65,18 +65,18 @@ def import_trace(found: Trace, data_dir: Path, name: str = "") -> Path:
     Raises:
         ConfigError: There is a run of that name.
     """
-    run = check_name(name or found.header.run, "run")
+    run = check_name(name or trace.header.run, "run")
     if exists(make_folder(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
-        store.extend(records_of(found, run))
+        store.extend(records_of(trace, run))
     return data_dir / run
 
 
-def summary(found: Trace) -> str:
+def summary(trace: Trace) -> str:
     """Return a trace in a few lines."""
-    header = found.header
+    header = trace.header
     ended = header.ended.outcome if header.ended else "unfinished"
-    rows = ", ".join(f"{table} {len(rows)}" for table, rows in found.tables.items())
+    rows = ", ".join(f"{table} {len(rows)}" for table, rows in trace.tables.items())
     lines = [f"{header.run}: {header.plan.algorithm.name}, {len(header.devices)} devices, {ended}", f"rows: {rows}"]
     return "\n".join(lines + [f"note: {note}" for note in header.notes])

@@ -16,7 +16,8 @@ from edge_server.plan.plan import devices
 from edge_server.replay.devices.behaviour import Behaviour, Effort
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.jobs import Jobs
-from edge_server.replay.play import Cast, play
+from edge_server.replay.participants import Cast
+from edge_server.replay.play import play
 from edge_server.replay.pool import Here
 from edge_server.replay.training_executor import Desk
 from edge_server.replay.workload import Scale
@@ -37,7 +38,7 @@ def played(plan, folder, behaviours):
     store = SqliteStore(folder / "run", durable=False)
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            jobs = Jobs(Here(Desk(scale.shelf).do))
+            jobs = Jobs(Here(Desk(scale.cache).do))
             cast = Cast(devices(plan), behaviours, jobs, scale, folder / "devices")
             state = runner.run(play(plan, "run", store, cast))
         return state.tree, store.records()
