@@ -21,10 +21,10 @@ from edge_server.journal.records import AnyRecord, CostSettled, Evaluated, Round
 from edge_server.journal.runs import Run as StoredRun
 from edge_server.plan.plan import Plan, share, test_data
 from edge_server.replay.devices.behaviour import Work
-from edge_server.replay.devices.recorded_run import behaviours
+from edge_server.replay.devices.recorded_run import recorded_behaviours
 from edge_server.replay.run import replay
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.import_run import to_records
 from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.resume import load_trained_network
@@ -170,7 +170,7 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, replayed, method, 
     require_same(live, run)
     again = [(one.accuracy, one.terms) for one in closed_rounds(run.records)]
     assert again == [(one.accuracy, one.terms) for one in rounds]
-    assert [one.terms for one in closed_rounds(records_of(trace_of(records)))] == [one.terms for one in rounds]
+    assert [one.terms for one in closed_rounds(to_records(trace_of(records)))] == [one.terms for one in rounds]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -385,7 +385,7 @@ def test_a_skipped_round_takes_as_long_when_its_record_is_replayed(replayed):
     assert (kept_of(run.records)[1, "a"], bool(kept_of(run.records)[2, "a"])) == (0.0, True)
     trace = trace_of(run.records)
     tasks = tuple(replace_field(task, compute_s=0.25 if task.round == 1 else 8.0) for task in trace.tasks)
-    [device] = behaviours(Trace(trace.header, {**trace.tables, "tasks": tasks}), ["a"])
+    [device] = recorded_behaviours(Trace(trace.header, {**trace.tables, "tasks": tasks}), ["a"])
     weights = sum(leaf.numel() for leaf in blank(run.plan.model).layers.parameters())
     most = Work(steps=4, examples=30, weights=weights, flops=1, run="r", round=1, train=True, share=2 + 1 / 3)
     seconds = [device.compute(replace(most, round=number), 0.0) for number in (1, 2)]

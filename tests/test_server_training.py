@@ -11,7 +11,7 @@ import torch
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan import plan as plans
 from edge_server.replay.run import replay
-from edge_server.replay.trace.portable_plan import portable
+from edge_server.replay.trace.portable_plan import make_portable
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.data import load as data
@@ -147,7 +147,7 @@ def test_live_and_replayed_the_servers_draw_is_left_out_alike(network, tmp_path)
 def test_the_servers_examples_are_found_below_the_data_root_and_named_relative_to_it(tmp_path):
     plan = make_plan(tmp_path, **SECTIONS)
     assert plan.server_data.path == str(tmp_path / "examples.npz")
-    assert portable(plan, tmp_path).server_data.path == "examples.npz"
+    assert make_portable(plan, tmp_path).server_data.path == "examples.npz"
 
 
 def test_a_plan_without_them_is_recorded_as_versions_before_recorded_it(tmp_path):

@@ -15,7 +15,7 @@ from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.files import write
-from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.import_run import to_records
 from edge_server.report.summarise import digest_run
 from edge_server.trial.tables import rounds_table
 from shared.data.load import load as load_examples
@@ -151,8 +151,8 @@ def test_its_bytes_are_told_apart(played):
     table = rounds_table(records)
     assert [column.heading for column in table.columns][-3:] == ["model", "cut", "statistics"]
     assert next(row[-1] for row in table.rows) == "0.0/0.0"
-    again = digest_run(records_of(trace_of(records)))
+    again = digest_run(to_records(trace_of(records)))
     assert [one.statistics_bytes for one in again.rounds] == [one.statistics_bytes for one in run.rounds]
-    assert measured_batches(records_of(trace_of(records))) == measured_batches(records)
+    assert measured_batches(to_records(trace_of(records))) == measured_batches(records)
     purposes = [one.purpose for one in trace_of(records).tasks if one.round > ROUNDS]
     assert purposes == 6 * ["statistics"]

@@ -17,7 +17,7 @@ from edge_server.replay.comparison.compare import Gap, Model, compare_runs
 from edge_server.replay.comparison.compare_page import page, sites_page
 from edge_server.replay.comparison.compare_sites import SitesGap, compare_sites
 from edge_server.replay.comparison.compare_text import lines, sites_lines, table
-from edge_server.replay.run import Replayed, run_replay
+from edge_server.replay.run import ReplayedRun, run_replay
 from edge_server.sites.overview import site_of
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
@@ -42,7 +42,7 @@ def find_recorded(options: argparse.Namespace) -> list[Run]:
     return []
 
 
-def run_command(options: argparse.Namespace) -> list[Replayed]:
+def run_command(options: argparse.Namespace) -> list[ReplayedRun]:
     """Replay what the command line names; return folder and records of each run, of which sites have one each.
 
     Raises:

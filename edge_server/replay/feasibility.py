@@ -19,7 +19,7 @@ from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.devices.behaviour import Behaviour, Work
 from edge_server.replay.devices.flow import Flow
-from edge_server.replay.workload import Scale
+from edge_server.replay.workload import Workload
 from edge_server.rounds import assign
 from edge_server.rounds.neighbours import plan_of_site
 from shared.algorithms import ALGORITHMS
@@ -35,7 +35,7 @@ TURNS = 6
 NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 
 
-class Least(NamedTuple):
+class LowerBound(NamedTuple):
     """The least that something can cost.
 
     Attributes:
@@ -47,22 +47,22 @@ class Least(NamedTuple):
     joules: float | None
 
 
-def least_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int) -> Least:
+def bound_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int) -> LowerBound:
     """Return the least that a task can cost a device: its links at their best, its clock at its best."""
     effort = behaviour.least(work) if behaviour.least else behaviour.compute(work, 0.0)
     links = behaviour.of_round(work.round) if behaviour.of_round else (behaviour.up, behaviour.down)
-    up_s, down_s = (_passes_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
+    up_s, down_s = (_transfer_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
     joules = [effort.joules, behaviour.radio("up", 0.0, up_s), behaviour.radio("down", 0.0, down_s)]
     known_joules = [value for value in joules if value is not None]
     seconds = down_s + effort.seconds + effort.lag_s + up_s + TURNS * behaviour.delay_s
-    return Least(seconds, math.fsum(known_joules) if known_joules else None)
+    return LowerBound(seconds, math.fsum(known_joules) if known_joules else None)
 
 
-def _passes_s(flow: Flow | None, size: int) -> float:
+def _transfer_s(flow: Flow | None, size: int) -> float:
     return 0.0 if flow is None or flow.most == math.inf else 8 * size / flow.most
 
 
-def least_round(plan: Plan, tasks: Iterable[Least]) -> Least:
+def bound_round(plan: Plan, tasks: Iterable[LowerBound]) -> LowerBound:
     """Return the least that a round can cost whose cohort is drawn from these devices.
 
     It ends with the update that completes the quorum, or with its deadline; those who answer by then have spent theirs.
@@ -76,10 +76,10 @@ def least_round(plan: Plan, tasks: Iterable[Least]) -> Least:
     seconds = sorted(task.seconds for task in bounds)[:needed]
     joules = sorted(task.joules or 0.0 for task in bounds if task.seconds <= plan.round.deadline_s)[:needed]
     is_known = any(task.joules is not None for task in bounds)
-    return Least(min(plan.round.deadline_s, max(seconds, default=0.0)), math.fsum(joules) if is_known else None)
+    return LowerBound(min(plan.round.deadline_s, max(seconds, default=0.0)), math.fsum(joules) if is_known else None)
 
 
-def require_budgets(plan: Plan, rounds: Iterable[Least]) -> None:
+def require_budgets(plan: Plan, rounds: Iterable[LowerBound]) -> None:
     """Refuse a plan whose budgets nobody could keep to.
 
     Args:
@@ -101,11 +101,11 @@ def require_budgets(plan: Plan, rounds: Iterable[Least]) -> None:
         if limit is not None and limit < least:
             raise Infeasible(
                 f"budget.{name}: {limit:g} {unit} cannot be met: {len(bounds)} rounds take at least "
-                f"{_up(least):g} {unit}; give that, or fewer rounds"
+                f"{_round_up(least):g} {unit}; give that, or fewer rounds"
             )
 
 
-def _up(figure: float) -> float:
+def _round_up(figure: float) -> float:
     """Return a figure with four digits, rounded up: what is said to be enough must be."""
     if not figure:
         return 0.0
@@ -113,7 +113,7 @@ def _up(figure: float) -> float:
     return float(math.ceil(figure / unit) * unit)
 
 
-def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale) -> None:
+def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Workload) -> None:
     """Refuse a plan whose budgets its devices cannot keep to, however well everything goes.
 
     Args:
@@ -130,40 +130,40 @@ def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequen
     if plan.budget == BudgetPlan() or depends:
         return
     if not plan.sites:
-        require_budgets(plan, _rounds(plan, fleet, behaviours, scale, range(len(fleet))))
+        require_budgets(plan, _bound_rounds(plan, fleet, behaviours, scale, range(len(fleet))))
         return
     names = [device.name for device in fleet]
     for site, members in devices_by_site(plan.sites, names).items():
-        bounds = _rounds(plan, fleet, behaviours, scale, [names.index(name) for name in members])
+        bounds = _bound_rounds(plan, fleet, behaviours, scale, [names.index(name) for name in members])
         try:
-            require_budgets(_bounded_site(plan, site), bounds)
+            require_budgets(_plan_of_site(plan, site), bounds)
         except Infeasible as error:
             raise Infeasible(f"site {site}, whose part of the joules is that of its devices: {error}") from error
 
 
-def _bounded_site(plan: Plan, site: str) -> Plan:
+def _plan_of_site(plan: Plan, site: str) -> Plan:
     """Return the plan with what one site may take: of the joules its share, unless an optimizer moves them about."""
     site_plan = plan_of_site(plan, site)
     budget = msgspec.structs.replace(site_plan.budget, joules=None) if plan.optimizer else site_plan.budget
     return msgspec.structs.replace(site_plan, budget=budget)
 
 
-def _rounds(
-    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Scale, members: Sequence[int]
-) -> Iterator[Least]:
+def _bound_rounds(
+    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Workload, members: Sequence[int]
+) -> Iterator[LowerBound]:
     """Yield the least that each round can cost in which these devices of the fleet take part."""
     dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # what another codec leaves of it is not known yet
-    devices = [(behaviours[index], scale.of(_job(plan, fleet, index))) for index in members]
+    devices = [(behaviours[index], scale.of(_first_job(plan, fleet, index))) for index in members]
     least = None
     for number in range(1, plan.rounds + 1):
         if least is None or any(behaviour.of_round for behaviour, _ in devices):
-            tasks = (least_task(behaves, replace(work, round=number), dense, bytes_up) for behaves, work in devices)
-            least = least_round(plan, tasks)
+            tasks = (bound_task(behaves, replace(work, round=number), dense, bytes_up) for behaves, work in devices)
+            least = bound_round(plan, tasks)
         yield least
 
 
-def _job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
+def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
     """Return the job of a device's first round."""
     task = Task(
         run="",

@@ -30,10 +30,10 @@ class Ticket:
     order: TrainingOrder
     batch: int = 0
     place: int = 0
-    ended: asyncio.Future[Ending] = field(default_factory=asyncio.Future)
+    ending: asyncio.Future[Ending] = field(default_factory=asyncio.Future)
 
 
-class Jobs:
+class JobQueue:
     """Forms batches, and settles jobs as they come due.
 
     Args:
@@ -55,17 +55,17 @@ class Jobs:
         ticket = Ticket(self._submitted, order)
         self._loose.append(ticket)
         if self._together == 1:
-            self._form()
+            self._form_batches()
         return ticket
 
-    async def ended(self, ticket: Ticket) -> Ending:
+    async def await_end(self, ticket: Ticket) -> Ending:
         """Return how a job has ended, whose virtual time is over."""
         heapq.heappush(self._due, (ticket.number, ticket))
-        return await ticket.ended
+        return await ticket.ending
 
     def withdraw(self, ticket: Ticket) -> None:
         """Forget a job; nobody writes into its draft any more when this returns."""
-        ticket.ended.cancel()
+        ticket.ending.cancel()
         if ticket in self._loose:
             self._loose.remove(ticket)
             return
@@ -80,18 +80,18 @@ class Jobs:
 
     def settle(self) -> bool:
         """Wait for the next job that is due, if there is one; tell whether there was."""
-        while self._due and self._due[0][1].ended.done():  # it was withdrawn
+        while self._due and self._due[0][1].ending.done():  # it was withdrawn
             heapq.heappop(self._due)
         if not self._due:
             return False
         _, ticket = heapq.heappop(self._due)
         if not ticket.batch:
-            self._form()
-        ticket.ended.set_result(self._endings_of(ticket.batch)[ticket.place])
+            self._form_batches()
+        ticket.ending.set_result(self._endings_of(ticket.batch)[ticket.place])
         self._forget(ticket)
         return True
 
-    def _form(self) -> None:
+    def _form_batches(self) -> None:
         parts = -(-len(self._loose) // self._together)
         for part in range(parts, 0, -1):
             self._last += 1
@@ -100,7 +100,7 @@ class Jobs:
             for place, ticket in enumerate(batch):
                 ticket.batch, ticket.place = self._last, place
             self._batches[self._last] = batch
-            self._pool.give(self._last, [ticket.order for ticket in batch])
+            self._pool.submit_batch(self._last, [ticket.order for ticket in batch])
 
     def _endings_of(self, batch: int) -> list[Ending]:
         if batch not in self._endings:

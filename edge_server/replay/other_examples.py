@@ -23,7 +23,7 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import initial
 
-OWN_KINDS = ("none", "client")
+UNSHARED_KINDS = ("none", "client")
 """Of a plan's partition: how devices with examples of their own share none, or by their names."""
 USUAL_EXAMPLES = 32
 """Of a device of which nobody recorded how many it had."""
@@ -57,14 +57,14 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def with_data(plan: Plan, data: Data) -> Plan:
+def replace_data(plan: Plan, data: Data) -> Plan:
     """Return a plan that trains on other data, which its devices share evenly where they had their own."""
-    partition = PartitionPlan(kind="even") if plan.partition.kind in OWN_KINDS else plan.partition
+    partition = PartitionPlan(kind="even") if plan.partition.kind in UNSHARED_KINDS else plan.partition
     return msgspec.structs.replace(plan, data=data, partition=partition, fallback=None)
 
 
 @contextmanager
-def synthetic(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) -> Iterator[Plan]:
+def synthetic_data(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) -> Iterator[Plan]:
     """Lend a plan whose examples are random numbers of the recorded shape, as many as were trained on.
 
     Args:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from edge_server.plan.devices import DevicePlan
 from edge_server.replay.devices.behaviour import Behaviour
-from edge_server.replay.jobs import Jobs
-from edge_server.replay.workload import Scale
+from edge_server.replay.jobs import JobQueue
+from edge_server.replay.workload import Workload
 from shared.models.build import DRAW
 
 
 @dataclass(frozen=True)
-class Cast:
+class Participants:
     """Devices of a replay and what runs their tasks.
 
     Attributes:
@@ -26,8 +26,8 @@ class Cast:
 
     fleet: Sequence[DevicePlan]
     behaviours: Sequence[Behaviour]
-    jobs: Jobs
-    scale: Scale
+    jobs: JobQueue
+    scale: Workload
     folder: Path
     server_s: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     draw: str = DRAW

@@ -18,8 +18,8 @@ from edge_server.journal.records import RoundOpened
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.participants import Cast
-from edge_server.replay.site import SITE, Stage
+from edge_server.replay.participants import Participants
+from edge_server.replay.site import SITE, VirtualSite
 from edge_server.rounds.run import run_plan
 from shared.runtime.clock import VirtualLoop
 from shared.runtime.executor import background, build_charging_worker
@@ -42,7 +42,7 @@ class ReplaySite:
 
 
 @asynccontextmanager
-async def server_among_devices(plan: Plan, run: str, participants: Cast, place: ReplaySite) -> AsyncIterator[Server]:
+async def serve_devices(plan: Plan, run: str, participants: Participants, place: ReplaySite) -> AsyncIterator[Server]:
     """Let a server listen, and the devices of its site come and go, while the block lasts.
 
     Args:
@@ -51,16 +51,21 @@ async def server_among_devices(plan: Plan, run: str, participants: Cast, place: 
     """
     folder = participants.folder / place.site if place.members else participants.folder
     clock = asyncio.get_running_loop().time
-    virtual_site = Stage(plan, participants, folder, place.broker, clock, place.site, place.members)
+    virtual_site = VirtualSite(plan, participants, folder, place.broker, clock, place.site, place.members)
     worker = build_charging_worker(participants.server_s)
     server = Server(
-        place.site, virtual_site, clock, worker, was_run=lambda name: name == run, keep=[virtual_site.heard]
+        place.site,
+        virtual_site,
+        clock,
+        worker,
+        was_run=lambda name: name == run,
+        keep=[virtual_site.stop_settled_agent],
     )
     async with background(virtual_site.run()), server.listening():
         yield server
 
 
-def wait_for_jobs(participants: Cast) -> None:
+def couple_jobs_to_time(participants: Participants) -> None:
     """Have the running loop's virtual time wait for what is computed beside it."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
@@ -68,7 +73,11 @@ def wait_for_jobs(participants: Cast) -> None:
 
 
 async def play(
-    plan: Plan, run: str, store: Store, participants: Cast, opened_rounds: Mapping[int, RoundOpened] | None = None
+    plan: Plan,
+    run: str,
+    store: Store,
+    participants: Participants,
+    opened_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> State:
     """Run a plan on the running loop's virtual time; return the final server state.
 
@@ -76,9 +85,9 @@ async def play(
         store: Where it is recorded.
         opened_rounds: What is told in each round, in place of what is decided here.
     """
-    wait_for_jobs(participants)
+    couple_jobs_to_time(participants)
     graph = make_evaluation_graph(plan)
-    async with server_among_devices(plan, run, participants, ReplaySite()) as server:
+    async with serve_devices(plan, run, participants, ReplaySite()) as server:
         return await run_plan(
             plan,
             run,

@@ -46,13 +46,13 @@ class TrainingOrder(msgspec.Struct, frozen=True):
 Ending: TypeAlias = str | None
 """None for a job that is done, else the cause for which it could not be."""
 
-Do: TypeAlias = Callable[[Sequence[TrainingOrder]], list[Ending]]
+Execute: TypeAlias = Callable[[Sequence[TrainingOrder]], list[Ending]]
 
 
 class Pool(Protocol):
     """Does batches of orders."""
 
-    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
+    def submit_batch(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         """Take a batch; it may be begun at once."""
         ...
 
@@ -69,12 +69,12 @@ class Pool(Protocol):
         ...
 
 
-class Here:
+class LocalPool:
     """This process, one batch after the other; a batch that is dropped is never begun."""
 
-    def __init__(self, do: Do) -> None:
-        self._do = do
-        self._given: dict[int, Sequence[TrainingOrder]] = {}
+    def __init__(self, execute: Execute) -> None:
+        self._execute = execute
+        self._batches: dict[int, Sequence[TrainingOrder]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -82,24 +82,24 @@ class Here:
     def __exit__(self, *_: object) -> None:
         """There is nothing to end."""
 
-    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
-        self._given[number] = orders
+    def submit_batch(self, number: int, orders: Sequence[TrainingOrder]) -> None:
+        self._batches[number] = orders
 
     def wait(self, number: int) -> list[Ending]:
-        return self._do(self._given.pop(number))
+        return self._execute(self._batches.pop(number))
 
     def drop(self, number: int) -> None:
-        self._given.pop(number, None)  # one that Ctrl-C has cut short is not there any more
+        self._batches.pop(number, None)  # one that Ctrl-C has cut short is not there any more
 
 
-class Beside:
+class ProcessPool:
     """Processes that take whichever batch comes next from one socket, and answer on another.
 
     Attributes:
         processes: All of them, alive or not.
     """
 
-    def __init__(self, do: Do, count: int) -> None:
+    def __init__(self, execute: Execute, count: int) -> None:
         """Fork `count` processes; what `do` has read by now they need not read again."""
         self._orders, worker_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -108,7 +108,7 @@ class Beside:
         self._done: dict[int, list[Ending]] = {}
         context, parent_sockets = multiprocessing.get_context("fork"), (self._orders, self._endings)
         self.processes = [
-            context.Process(target=_serve, args=(do, worker_orders, answers, parent_sockets), daemon=True)
+            context.Process(target=_run_worker, args=(execute, worker_orders, answers, parent_sockets), daemon=True)
             for _ in range(count)
         ]
         for process in self.processes:
@@ -128,14 +128,14 @@ class Beside:
             process.join()
             process.close()
 
-    def give(self, number: int, orders: Sequence[TrainingOrder]) -> None:
+    def submit_batch(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         self._backlog.append((number, orders))
-        self._pass_on()
+        self._send_backlog()
 
     def wait(self, number: int) -> list[Ending]:
         while number not in self._done:
-            self._hear()
-            self._pass_on()
+            self._receive_endings()
+            self._send_backlog()
         return self._done.pop(number)
 
     def drop(self, number: int) -> None:
@@ -145,7 +145,7 @@ class Beside:
         if not batches:
             self.wait(number)
 
-    def _pass_on(self) -> None:
+    def _send_backlog(self) -> None:
         """Keep every process busy, and the socket's buffer far from full."""
         while self._backlog and len(self._under_way) < AHEAD * len(self.processes):
             number, orders = self._backlog.popleft()
@@ -153,7 +153,7 @@ class Beside:
                 self._orders.send(msgspec.msgpack.encode((number, orders)))
             self._under_way.add(number)
 
-    def _hear(self) -> None:
+    def _receive_endings(self) -> None:
         """Take one answer; a process that died gives none."""
         sentinels = [process.sentinel for process in self.processes]
         answered = self._endings in wait([self._endings, *sentinels])
@@ -171,7 +171,9 @@ class Beside:
         self._done[number] = endings
 
 
-def _serve(do: Do, orders: socket.socket, answers: socket.socket, parent_sockets: Sequence[socket.socket]) -> None:
+def _run_worker(
+    execute: Execute, orders: socket.socket, answers: socket.socket, parent_sockets: Sequence[socket.socket]
+) -> None:
     """Do what comes until nobody can send any more."""
     gc.freeze()  # a collection would touch, and so copy, what is shared with whoever forked us
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders decides
@@ -183,11 +185,11 @@ def _serve(do: Do, orders: socket.socket, answers: socket.socket, parent_sockets
     while data := orders.recv(MESSAGE_BYTES):
         number, batch = decoder.decode(data)
         try:
-            answers.send(msgspec.msgpack.encode((number, do(batch))))
+            answers.send(msgspec.msgpack.encode((number, execute(batch))))
         except BrokenPipeError:
             return
 
 
-def pool_of(do: Do, workers: int) -> Here | Beside:
+def make_pool(execute: Execute, workers: int) -> LocalPool | ProcessPool:
     """Return who computes: `workers` processes, or for one of them just this one."""
-    return Here(do) if workers <= 1 else Beside(do, workers)
+    return LocalPool(execute) if workers <= 1 else ProcessPool(execute, workers)

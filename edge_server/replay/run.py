@@ -26,14 +26,14 @@ from edge_server.replay import other_examples
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded
 from edge_server.replay.devices.behaviour import Behaviour
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.feasibility import require_possible
-from edge_server.replay.jobs import Jobs
-from edge_server.replay.participants import Cast
+from edge_server.replay.jobs import JobQueue
+from edge_server.replay.participants import Participants
 from edge_server.replay.play import play
-from edge_server.replay.pool import pool_of
+from edge_server.replay.pool import make_pool
 from edge_server.replay.progress import Progress
-from edge_server.replay.sites import Decided, play_sites
+from edge_server.replay.sites import SiteDecisions, play_sites
 from edge_server.replay.source import (
     SiteTraces,
     examples_by_device,
@@ -46,8 +46,8 @@ from edge_server.replay.source import (
 from edge_server.replay.stacked_training import divide_cohort
 from edge_server.replay.temporary_folder import PART_PREFIX, folder_in
 from edge_server.replay.trace.trace import Trace
-from edge_server.replay.training_executor import Desk
-from edge_server.replay.workload import Scale
+from edge_server.replay.training_executor import TrainingExecutor
+from edge_server.replay.workload import Workload
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.errors import ConfigError
@@ -72,7 +72,7 @@ Tell = Callable[[AnyRecord, float], None]
 """Is told of every record, and the virtual second."""
 
 
-Replayed: TypeAlias = tuple[Path, list[AnyRecord]]
+ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
 """A run's folder and its records."""
 
 
@@ -88,18 +88,15 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     other_data: bool = False,
     data: str = "",
     synthetic: str | None = None,
-) -> list[Replayed]:
+) -> list[ReplayedRun]:
     """Replay a plan or a recorded run; return folder and records of the run, of a plan with sites of the run of each.
 
     Progress is told on standard error.
 
     Args:
         source: The plan, a trace or a run.
-        data_root: Where its data set lies.
-        data_dir: For the folders of runs.
         count: Devices, instead of those that the plan names; 0 for just these.
         workers: Processes that train; 1 for this one, 0 for as many as there are cores.
-        instead: Another plan than the trace's own.
         exact: Train every device alone, as in a live run and as a trace is under its own plan.
         other_data: Whether a trace's own plan is played although its devices trained on other examples.
         data: `SOURCE=PATH` of examples in place of those that the devices of a trace trained on; empty for none.
@@ -109,11 +106,11 @@ def run_replay(  # noqa: PLR0913 - what the command line says
         ConfigError: The plan or the trace cannot be used.
     """
     if data or synthetic is not None:
-        return _with_other_examples(source, data_root, data_dir, workers or cores(), data, synthetic)
+        return _with_other_examples(source, data_root, data_dir, workers or count_cores(), data, synthetic)
     if min(workers, count) < 0:
         raise ConfigError("--workers and --devices: give 1 or more, or leave them out")
     if traces := None if instead or count else find_site_traces(source, data_dir, data_root):
-        return _again(traces, data_root, data_dir, workers or cores(), other_data=other_data)
+        return _replay_recorded_sites(traces, data_root, data_dir, workers or count_cores(), other_data=other_data)
     plan, trace = find_source(source, instead, data_dir, data_root)
     if plan.sites:
         require_replayable(source, is_plan=trace is None and not count)
@@ -121,10 +118,13 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     if exact or (trace and not instead):
         plan = plan_for_exact_bits(plan)
     if trace and not (instead or count or other_data):
-        require_recorded_data(trace, _examples_here(plan, trace))
-    with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
-        part = place / name_of(plan, trace, count)  # two replays of one plan write two, and one that is ended none
-        return [_kept(replayed, data_dir) for replayed in _played(plan, part, count, workers or cores(), trace)]
+        require_recorded_data(trace, _count_local_examples(plan, trace))
+    with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
+        part = place / replay_name(plan, trace, count)  # two replays of one plan write two, and one that is ended none
+        return [
+            _store_run(replayed, data_dir)
+            for replayed in _play_into(plan, part, count, workers or count_cores(), trace)
+        ]
 
 
 def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
@@ -146,7 +146,7 @@ def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
         raise ConfigError(f"{error}; or {other_examples.REMEDY}") from error
 
 
-def _examples_here(plan: Plan, trace: Trace) -> dict[str, int]:
+def _count_local_examples(plan: Plan, trace: Trace) -> dict[str, int]:
     """Return how many examples each recorded device would train on here.
 
     Raises:
@@ -161,7 +161,7 @@ def _examples_here(plan: Plan, trace: Trace) -> dict[str, int]:
 
 def _with_other_examples(
     source: Path, data_root: Path, data_dir: Path, workers: int, data: str, synthetic: str | None
-) -> list[Replayed]:
+) -> list[ReplayedRun]:
     """Replay a recorded run on other examples than its devices had."""
     if data and synthetic is not None:
         raise ConfigError("--data and --synthetic: give one of them")
@@ -171,14 +171,14 @@ def _with_other_examples(
     plan, shape = plan_for_exact_bits(plan), other_examples.parse_shape(synthetic or "")
     with ExitStack() as stack:
         if synthetic is None:
-            plan = other_examples.with_data(plan, other_examples.parse_data(data))
+            plan = other_examples.replace_data(plan, other_examples.parse_data(data))
         else:
             shape = shape or other_examples.recorded_shape(_records_of(source, data_dir))
-            plan = stack.enter_context(other_examples.synthetic(plan, trace, shape, make_folder(data_dir)))
-        stack.enter_context(_terminable())
+            plan = stack.enter_context(other_examples.synthetic_data(plan, trace, shape, make_folder(data_dir)))
+        stack.enter_context(_handle_sigterm())
         place = stack.enter_context(folder_in(make_folder(data_dir), PART_PREFIX))
-        part = place / name_of(plan, trace)
-        return [_kept(replayed, data_dir) for replayed in _played(plan, part, 0, workers, trace)]
+        part = place / replay_name(plan, trace)
+        return [_store_run(replayed, data_dir) for replayed in _play_into(plan, part, 0, workers, trace)]
 
 
 def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
@@ -189,20 +189,22 @@ def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
         return ()
 
 
-def _again(traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool) -> list[Replayed]:
+def _replay_recorded_sites(
+    traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool
+) -> list[ReplayedRun]:
     """Replay the recorded runs of several sites, bit for bit as they were."""
     plan = plan_for_exact_bits(placed(traces.header.plan, data_root))
     require_there(plan, data_root)
     if not other_data:
         traces.require_data(examples_by_device(plan, devices(plan)))
-    with _terminable(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
-        part, tell = place / name_of(plan, traces), Progress(plan.rounds).tell
+    with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
+        part, tell = place / replay_name(plan, traces), Progress(plan.rounds).tell
         parts = {site: part.with_name(f"{part.name}-{site}") for site in traces.traces}
         ended = replay_sites(plan, parts, workers=workers, tell=tell, traces=traces)
-        return [_kept((parts[site], records), data_dir) for site, (_, records) in ended.items()]
+        return [_store_run((parts[site], records), data_dir) for site, (_, records) in ended.items()]
 
 
-def _played(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[Replayed]:
+def _play_into(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[ReplayedRun]:
     """Replay a plan into a folder, or one that has sites into a folder for each beside it."""
     tell = Progress(plan.rounds).tell
     if not plan.sites:
@@ -212,7 +214,7 @@ def _played(plan: Plan, part: Path, count: int, workers: int, trace: Trace | Non
     return [(parts[site], records) for site, (_, records) in ended.items()]
 
 
-def _kept(replayed: Replayed, data_dir: Path) -> Replayed:
+def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
     """Put a run's folder in the place of an earlier one of its name."""
     part, records = replayed
     folder = data_dir / part.name
@@ -223,7 +225,7 @@ def _kept(replayed: Replayed, data_dir: Path) -> Replayed:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _handle_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does: what it keeps in memory would outlive the process."""
 
     def as_ctrl_c(_: int, frame: FrameType | None) -> None:
@@ -242,12 +244,12 @@ def plan_for_exact_bits(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, replay=ReplayPlan())
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def name_of(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0) -> str:
+def replay_name(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0) -> str:
     """Return the name of a replay: a function of what is played, so that replaying twice writes the same record.
 
     Args:
@@ -281,7 +283,7 @@ def replay(  # noqa: PLR0913 - what a replay is made of
         ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
         Infeasible: A budget of the plan cannot be met; the message says the smallest that can.
     """
-    with _prepared(plan, count, workers, trace) as ready:
+    with _prepare(plan, count, workers, trace) as ready:
         runner, participants, place, notes = ready
         store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
         try:
@@ -300,7 +302,7 @@ def replay_sites(
     workers: int = 1,
     tell: Tell | None = None,
     traces: SiteTraces | None = None,
-    decisions: Decided | None = None,
+    decisions: SiteDecisions | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
     """Run a plan with several sites on one virtual time; return each server's final state and its records.
 
@@ -315,7 +317,7 @@ def replay_sites(
         ConfigError: As `replay`.
         Infeasible: As `replay`.
     """
-    with _prepared(plan, 0, workers, traces) as ready, ExitStack() as stack:
+    with _prepare(plan, 0, workers, traces) as ready, ExitStack() as stack:
         runner, participants, place, notes = ready
         stores = {
             site: ReportingStore(folder, place / "updates" / site, runner.get_loop().time, tell)
@@ -330,42 +332,42 @@ def replay_sites(
         return {site: (states[site], store.records()) for site, store in stores.items()}
 
 
-Ready: TypeAlias = tuple["asyncio.Runner", Cast, Path, list[str]]
+Ready: TypeAlias = tuple["asyncio.Runner", Participants, Path, list[str]]
 """A loop of virtual time, who takes part, a folder that is gone afterwards, and what the record must say."""
 
 
 @contextmanager
-def _prepared(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[Ready]:
+def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[Ready]:
     """Have everything that a replay needs while the block lasts; arguments as `replay`."""
-    malloc.tune(*_blocks(plan))
+    malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
-    (fleet, behaviours, notes), scale = _devices(plan, count, trace), Scale(DataCache())
+    (fleet, behaviours, notes), scale = _build_fleet(plan, count, trace), Workload(DataCache())
     scale.cache.count(share(plan, fleet, 0))  # read before there are processes: they share what is here by then
-    together = _together(plan, fleet, scale)
+    together = _devices_per_pass(plan, fleet, scale)
     if together > 1:
         notes.append(
             f"up to {together} devices train in one pass; a live run's models differ by the rounding of floats"
         )
     with (
         folder_in(memory_folder(plan, fleet)) as aside,
-        pool_of(Desk(scale.cache, together=together > 1).do, workers) as pool,
+        make_pool(TrainingExecutor(scale.cache, together=together > 1).execute, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         # Steps are counted with autograd, which a process forked after it cannot use where torch is a CUDA build.
         scale.flops(plan.model, share(plan, fleet, 0), plan.hyper.batch_size)
         if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
             require_possible(plan, fleet, behaviours, scale)
-        server_s = recorded_gateway.costs(trace) if isinstance(trace, Trace) else {}
+        server_s = recorded_gateway.server_costs(trace) if isinstance(trace, Trace) else {}
         draw = trace.header.draw if trace else DRAW
         yield (
             runner,
-            Cast(fleet, behaviours, Jobs(pool, together), scale, aside / "devices", server_s, draw),
+            Participants(fleet, behaviours, JobQueue(pool, together), scale, aside / "devices", server_s, draw),
             aside,
             notes,
         )
 
 
-def _blocks(plan: Plan) -> tuple[int, int]:
+def _heap_limits(plan: Plan) -> tuple[int, int]:
     """Return what `heap.tune` takes: of a small split network all is kept: its features are larger than it.
 
     Measured with five devices and an eighth of VGG-13, whose steps are all computed in this process: a sixth of its CPU
@@ -377,19 +379,19 @@ def _blocks(plan: Plan) -> tuple[int, int]:
     return malloc.LARGE_BYTES, malloc.KEPT_BYTES
 
 
-def _devices(
+def _build_fleet(
     plan: Plan, count: int, trace: Trace | SiteTraces | None
 ) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
     """Return the devices, how they behave, and what the record must say of that."""
     if trace is None:
         fleet, notes = devices(plan, count), list[str]()
-        behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
+        behaviours = [build_behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
     elif isinstance(trace, SiteTraces):
         fleet, notes = devices(plan), list[str]()
-        behaviours = [recorded.behaviours(trace.trace_of(device.name), [device.name])[0] for device in fleet]
+        behaviours = [recorded.recorded_behaviours(trace.trace_of(device.name), [device.name])[0] for device in fleet]
     else:
         fleet, notes = recorded_fleet(trace, plan, count)
-        behaviours = recorded.behaviours(trace, [device.name for device in fleet])
+        behaviours = recorded.recorded_behaviours(trace, [device.name for device in fleet])
     return (
         fleet,
         behaviours,
@@ -410,14 +412,14 @@ class ReportingStore(SqliteStore):
             self._tell(record, self._clock())
 
 
-def _together(plan: Plan, fleet: Sequence[DevicePlan], scale: Scale) -> int:
+def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], scale: Workload) -> int:
     """Return how many devices train in one pass."""
     if not plan.replay.together:
         return 1
-    return divide_cohort(plan, _cohort(plan, fleet), scale.cache.example(share(plan, fleet, 0)).shape)
+    return divide_cohort(plan, _cohort_size(plan, fleet), scale.cache.example(share(plan, fleet, 0)).shape)
 
 
-def _cohort(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
+def _cohort_size(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
     """Return how many devices work at once, at all sites together."""
     sites = len(plan.sites.names) if plan.sites else 1
     return min(len(fleet), sites * round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
@@ -429,7 +431,7 @@ def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
         room = shutil.disk_usage(MEMORY).free
     except OSError:
         return None
-    return MEMORY if COPIES * _cohort(plan, fleet) * model_bytes(plan) < room / 2 else None
+    return MEMORY if COPIES * _cohort_size(plan, fleet) * model_bytes(plan) < room / 2 else None
 
 
 def model_bytes(plan: Plan) -> int:

@@ -22,8 +22,8 @@ from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
 from edge_server.plan.plan import Plan, planned_data, share
 from edge_server.replay.devices.behaviour import Behaviour
-from edge_server.replay.devices.flow import Part
-from edge_server.replay.participants import Cast
+from edge_server.replay.devices.flow import FlowShare
+from edge_server.replay.participants import Participants
 from edge_server.replay.trainer import ReplayTrainer
 from shared.protocol import wire
 from shared.protocol.messages import Report, Task
@@ -42,7 +42,7 @@ REPORT_S = 3600.0
 
 
 @dataclass
-class Actor:
+class RunningAgent:
     """A device that has work."""
 
     agent: Agent
@@ -53,7 +53,7 @@ class Actor:
 
 
 @dataclass
-class Stage:
+class VirtualSite:
     """The server's way to the devices, which wakes a device before it is given a task.
 
     Attributes:
@@ -68,7 +68,7 @@ class Stage:
     """
 
     plan: Plan
-    participants: Cast
+    participants: Participants
     folder: Path
     broker: MemoryTransport
     clock: Clock
@@ -76,8 +76,8 @@ class Stage:
     members: frozenset[str] | None = None
     most: int = 0
     _numbers: dict[str, int] = field(init=False)
-    _actors: dict[str, Actor] = field(default_factory=dict)
-    _here: set[str] = field(default_factory=set)
+    _actors: dict[str, RunningAgent] = field(default_factory=dict)
+    _online: set[str] = field(default_factory=set)
     _spare: list[Path] = field(default_factory=list)
     _entries: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
@@ -96,19 +96,19 @@ class Stage:
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         if parse_channel(topic) == "task" and parse_device(topic) in self._numbers:
-            self._wake(parse_device(topic), wire.decode_as(Task, payload))
+            self._assign(parse_device(topic), wire.decode_as(Task, payload))
         await self.broker.publish(topic, payload, retain=retain, assured=assured)
 
     def subscribe(self, *patterns: str) -> AbstractAsyncContextManager[Inbox]:
         return self.broker.subscribe(*patterns)
 
-    def heard(self, report: Report) -> None:
+    def stop_settled_agent(self, report: Report) -> None:
         """Let a device rest whose last task is settled, and its cost told."""
         actor, cost = self._actors.get(report.device), report.spent
         if actor and cost and (cost.run, cost.round) == actor.task:
             del self._actors[report.device]
             actor.living.cancel()
-            self._put_away(actor.folder)
+            self._recycle_folder(actor.folder)
 
     async def run(self) -> None:
         """Let devices connect and leave as they do, and their agents live, until cancelled.
@@ -118,15 +118,15 @@ class Stage:
         """
         try:
             async with self._group:
-                for moment, name, session, is_online in sorted(self._appearances()):
+                for moment, name, session, is_online in sorted(self._presence_changes()):
                     if (wait := moment - self.clock()) > 0:
                         await asyncio.sleep(wait)
-                    await self._appear(name, session, is_online=is_online)
+                    await self._set_presence(name, session, is_online=is_online)
                 await asyncio.Event().wait()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
-    def _appearances(self) -> Iterator[tuple[float, str, int, bool]]:
+    def _presence_changes(self) -> Iterator[tuple[float, str, int, bool]]:
         """Yield when each device connects, True, and leaves, with the number of its session."""
         for device, behaviour in zip(self.participants.fleet, self.participants.behaviours, strict=True):
             if self.members is not None and device.name not in self.members:
@@ -136,12 +136,12 @@ class Stage:
                 if stop < float("inf"):
                     yield stop, device.name, session, False
 
-    async def _appear(self, name: str, session: int, *, is_online: bool) -> None:
+    async def _set_presence(self, name: str, session: int, *, is_online: bool) -> None:
         presence, actor = build_presence(name, self.site, name, session, classes=self._classes), self._actors.get(name)
         if is_online:
-            self._here.add(name)
+            self._online.add(name)
         else:
-            self._here.discard(name)
+            self._online.discard(name)
         if actor and is_online:
             actor.link.connected.set()
             actor.agent.delivery.wake.set()
@@ -149,16 +149,16 @@ class Stage:
             actor.link.connected.clear()
         await self.broker.publish(presence.topic, presence.birth if is_online else presence.will, retain=True)
 
-    def _wake(self, name: str, task: Task) -> None:
+    def _assign(self, name: str, task: Task) -> None:
         if actor := self._actors.get(name):
             actor.task = (task.run, task.round)
-            actor.link.tune(_rate(self.participants.behaviours[self._numbers[name]], task))
+            actor.link.tune(_link_rate(self.participants.behaviours[self._numbers[name]], task))
             return
         self._entries += 1
         number, folder = self._numbers[name], self.folder / name
         behaviour, entry = self.participants.behaviours[number], number + len(self.participants.fleet) * self._entries
-        link = Link(self.broker, _rate(behaviour, task), self.clock, seed=entry)
-        if name not in self._here:
+        link = Link(self.broker, _link_rate(behaviour, task), self.clock, seed=entry)
+        if name not in self._online:
             link.connected.clear()
         if self._spare and not folder.exists():
             self._spare.pop().rename(folder)
@@ -180,10 +180,10 @@ class Stage:
         agent.delivery.bucket = None  # its link has its share of the bandwidth already
         self.broker.keep(topic(self.site, name, "task"))
         living = self._group.create_task(agent.run(), name=name)
-        self._actors[name] = Actor(agent, link, living, folder, (task.run, task.round))
+        self._actors[name] = RunningAgent(agent, link, living, folder, (task.run, task.round))
         self.most = max(self.most, len(self._actors))
 
-    def _put_away(self, folder: Path) -> None:
+    def _recycle_folder(self, folder: Path) -> None:
         """Keep a device's states; its other files are for the next to overwrite, at half the cost of making them."""
         (folder / ".params").unlink(missing_ok=True)  # it says which payload is here, and the next one has none yet
         if not any((folder / "state").iterdir()) and not (folder / GRAPHS).exists():
@@ -193,11 +193,11 @@ class Stage:
         (folder / "params").unlink(missing_ok=True)
 
 
-def _rate(behaviour: Behaviour, task: Task) -> Rate:
+def _link_rate(behaviour: Behaviour, task: Task) -> Rate:
     """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
     up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
     allocated = task.assignment.allocated
     share = allocated.share if allocated.up_bits_per_s is not None else None  # as live, where that is what paces
     if up and share and 0 < share < 1:
-        return Rate(Part(up, share), down, behaviour.delay_s, behaviour.loss)
+        return Rate(FlowShare(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)

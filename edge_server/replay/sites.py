@@ -22,8 +22,8 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.release.evaluation_graph import make_evaluation_graph
-from edge_server.replay.participants import Cast
-from edge_server.replay.play import ReplaySite, server_among_devices, wait_for_jobs
+from edge_server.replay.participants import Participants
+from edge_server.replay.play import ReplaySite, couple_jobs_to_time, serve_devices
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.gossip import Ourselves
@@ -45,11 +45,11 @@ def backhaul(sites: SitesPlan) -> Rate:
     return Rate(rate, rate, sites.backhaul_delay_s)
 
 
-Decided: TypeAlias = Mapping[str, Mapping[int, Decision]]
+SiteDecisions: TypeAlias = Mapping[str, Mapping[int, Decision]]
 """What was decided for the devices of each site, by the number of the round."""
 
 
-class Recorded(NamedTuple):
+class SiteRecord(NamedTuple):
     """Where a site's run is recorded, and what is decided for it; None for what its figures lead to."""
 
     store: Store
@@ -88,9 +88,9 @@ class DecidedNeighbours:
 async def play_sites(
     plan: Plan,
     stores: Mapping[str, Store],
-    participants: Cast,
+    participants: Participants,
     server_s: Mapping[str, ServerSeconds],
-    decisions: Decided | None = None,
+    decisions: SiteDecisions | None = None,
 ) -> dict[str, State]:
     """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
 
@@ -103,10 +103,10 @@ async def play_sites(
         FieldFleetError: A site's run failed; the first of several.
     """
     assert plan.sites
-    wait_for_jobs(participants)
+    couple_jobs_to_time(participants)
     clusters = devices_by_site(plan.sites, [device.name for device in participants.fleet])
     places = {site: ReplaySite(site, frozenset(devices), MemoryTransport()) for site, devices in clusters.items()}
-    records = {site: Recorded(store, decisions[site] if decisions else None) for site, store in stores.items()}
+    records = {site: SiteRecord(store, decisions[site] if decisions else None) for site, store in stores.items()}
     ended = asyncio.Barrier(len(places))
     casts = {site: replace(participants, server_s=server_s.get(site, participants.server_s)) for site in places}
     try:
@@ -125,8 +125,8 @@ async def play_sites(
 async def _play_site(
     plan: Plan,
     places: Mapping[str, ReplaySite],
-    record: Recorded,
-    participants: Cast,
+    record: SiteRecord,
+    participants: Participants,
     site: str,
     ended: asyncio.Barrier,
 ) -> State:
@@ -134,8 +134,8 @@ async def _play_site(
     store, decisions = record
     run = store.folder.name
     async with (
-        server_among_devices(plan, run, participants, places[site]) as server,
-        _among_peers(plan, participants, store, places, server) as neighbours,
+        serve_devices(plan, run, participants, places[site]) as server,
+        _link_peers(plan, participants, store, places, server) as neighbours,
     ):
         graph = make_evaluation_graph(plan)
         others = neighbours if decisions is None else DecidedNeighbours(neighbours, decisions)
@@ -148,8 +148,8 @@ async def _play_site(
 
 
 @asynccontextmanager
-async def _among_peers(
-    plan: Plan, participants: Cast, store: Store, places: Mapping[str, ReplaySite], server: Server
+async def _link_peers(
+    plan: Plan, participants: Participants, store: Store, places: Mapping[str, ReplaySite], server: Server
 ) -> AsyncIterator[Neighbours]:
     """Link a site to the brokers of the others while the block lasts."""
     sites, site = plan.sites, server.site

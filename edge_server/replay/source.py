@@ -13,7 +13,7 @@ from edge_server.plan.plan import Plan, placed, share
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
@@ -150,7 +150,7 @@ class SiteTraces:
     gossip_s: Mapping[str, Mapping[int, float]]
 
     @property
-    def header(self) -> Trial:
+    def header(self) -> TraceHeader:
         """Return what stands in the `trace.json` of the first."""
         return next(iter(self.traces.values())).header
 
@@ -164,7 +164,7 @@ class SiteTraces:
 
     def server_s(self) -> dict[str, Mapping[str, Callable[..., float]]]:
         """Return the seconds that each site's server's own calculations take, by their names."""
-        return {site: recorded_gateway.costs(trace, self.gossip_s[site]) for site, trace in self.traces.items()}
+        return {site: recorded_gateway.server_costs(trace, self.gossip_s[site]) for site, trace in self.traces.items()}
 
     def require_data(self, sizes: Mapping[str, int]) -> None:
         """Refuse data that are not those the devices trained on, as `require_recorded_data`."""

@@ -20,7 +20,7 @@ from shared.runtime.clock import Clock
 
 
 @dataclass
-class Pass:
+class SessionCost:
     """What a session takes its device, and what of it has passed.
 
     Attributes:
@@ -45,7 +45,7 @@ class Pass:
         return self.effort.seconds / self.steps
 
     @contextmanager
-    def metered(self) -> Iterator[Spent]:
+    def meter(self) -> Iterator[Spent]:
         """Charge the block what has passed when it ends: a step that went on without the device had no way back."""
         cost = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
         yield cost
@@ -58,7 +58,7 @@ class Pass:
         cost.exchange_joules = None if watts is None else watts * self.exchange_s
 
 
-async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock, passed: Pass) -> None:
+async def run_session(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock, passed: SessionCost) -> None:
     """Do a split session's job, in this process; several devices' take turns.
 
     Args:
@@ -74,7 +74,7 @@ async def play(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock,
     await asyncio.sleep(passed.effort.lag_s)
     trains = not job.task.assignment.measures_statistics
     try:
-        with begin_split_training(job, workspace, passed.metered, lambda: False) as training:
+        with begin_split_training(job, workspace, passed.meter, lambda: False) as training:
             while training.up is not None:
                 await asyncio.sleep(passed.forward * passed.step_s)
                 passed.ups, handed = passed.ups + 1, clock()

@@ -12,16 +12,16 @@ from device_agent.measurement.task_meter import Spent
 from device_agent.trainer.interface import Job
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.devices.behaviour import Behaviour, Effort
-from edge_server.replay.jobs import Jobs
+from edge_server.replay.jobs import JobQueue
 from edge_server.replay.pool import TrainingOrder
-from edge_server.replay.split_session import Pass, play
-from edge_server.replay.workload import Scale
+from edge_server.replay.split_session import SessionCost, run_session
+from edge_server.replay.workload import Workload
 from shared.errors import TaskFailed
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
 from shared.runtime.clock import Clock
 
-AT_ONCE_S = 1e-9
+MEASURE_S = 1e-9
 """Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
 
 
@@ -37,8 +37,8 @@ class ReplayTrainer:
     """
 
     behaviour: Behaviour
-    scale: Scale
-    jobs: Jobs
+    scale: Workload
+    jobs: JobQueue
     clock: Clock
     workspace: Workspace
 
@@ -50,13 +50,13 @@ class ReplayTrainer:
         if exchange:
             work, forward = self.scale.session(job)
             effort = self.behaviour.compute(work, self.clock())
-            await play(job, self.workspace, exchange, self.clock, Pass(effort, forward, work.steps))
+            await run_session(job, self.workspace, exchange, self.clock, SessionCost(effort, forward, work.steps))
             return
         seconds, order = self._order(job)
         ticket = self.jobs.submit(order)
         try:
             await asyncio.sleep(seconds)
-            cause = await self.jobs.ended(ticket)
+            cause = await self.jobs.await_end(ticket)
         except asyncio.CancelledError:
             self.jobs.withdraw(ticket)
             raise
@@ -85,14 +85,16 @@ class ReplayTrainer:
         compute, begun = self.behaviour.compute, self.clock()
         effort = compute(self.scale.of(job), begun)
         if not job.task.measure_s:
-            return effort.seconds + effort.lag_s, TrainingOrder(job, _spent(effort))
+            return effort.seconds + effort.lag_s, TrainingOrder(job, _task_cost(effort))
         step = compute(self.scale.step(job), begun)
-        task = msgspec.structs.replace(job.task, measure_s=AT_ONCE_S)
+        task = msgspec.structs.replace(job.task, measure_s=MEASURE_S)
         quick = msgspec.structs.replace(job, task=task)
-        return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(quick, _spent(effort), _spent(step))
+        return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(
+            quick, _task_cost(effort), _task_cost(step)
+        )
 
 
-def _spent(effort: Effort) -> Spent:
+def _task_cost(effort: Effort) -> Spent:
     return Spent(
         compute_s=effort.seconds,
         cycles=effort.cycles,

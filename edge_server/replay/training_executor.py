@@ -28,7 +28,7 @@ FAILURES = (FieldFleetError, MemoryError, *FAULTS)
 """What a trainer's process reports as its task's."""
 
 
-class Desk:
+class TrainingExecutor:
     """Does orders for whatever device; keeps the data set and one network.
 
     Args:
@@ -36,14 +36,14 @@ class Desk:
     """
 
     def __init__(self, cache: DataCache, *, together: bool = False) -> None:
-        self._workspace, self._may = Workspace(read=cache.load), together
+        self._workspace, self._may_stack = Workspace(read=cache.load), together
 
-    def do(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
+    def execute(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
         """Leave the update of every order in its draft; return how each ended."""
-        trained = self._together([order.job for order in orders]) if self._may else {}
-        return [self._one(order, trained.get(place)) for place, order in enumerate(orders)]
+        trained = self._train_together([order.job for order in orders]) if self._may_stack else {}
+        return [self._execute_order(order, trained.get(place)) for place, order in enumerate(orders)]
 
-    def _one(self, order: TrainingOrder, trained: Result | None) -> Ending:
+    def _execute_order(self, order: TrainingOrder, trained: Result | None) -> Ending:
         meter = GivenMeter(order.spent, order.step)
         try:
             perform(order.job, self._workspace, meter.task, lambda: False, trained=trained)
@@ -51,19 +51,19 @@ class Desk:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _together(self, jobs: Sequence[Job]) -> dict[int, Result]:
+    def _train_together(self, jobs: Sequence[Job]) -> dict[int, Result]:
         """Train those in one pass that begin with the same parameters and do the same; return results by place."""
         alike = defaultdict[bytes, list[int]](list)
         for place, job in enumerate(jobs):
             if job.task.train:
-                alike[_kind(job.task)].append(place)
+                alike[_stacking_key(job.task)].append(place)
         results: dict[int, Result] = {}
         for places in alike.values():
             if len(places) > 1:
-                results |= zip(places, self._pass([jobs[place] for place in places]), strict=False)
+                results |= zip(places, self._train_stacked([jobs[place] for place in places]), strict=False)
         return results
 
-    def _pass(self, jobs: Sequence[Job]) -> list[Result]:
+    def _train_stacked(self, jobs: Sequence[Job]) -> list[Result]:
         """Train devices at once; nothing where that cannot be, whatever the reason: each then says it for itself."""
         task = jobs[0].task
         try:
@@ -80,5 +80,5 @@ class Desk:
             return []
 
 
-def _kind(task: Task) -> bytes:
+def _stacking_key(task: Task) -> bytes:
     return msgspec.msgpack.encode((task.run, task.params, task.algorithm, task.model, task.assignment.hyper))

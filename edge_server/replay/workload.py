@@ -24,7 +24,7 @@ from shared.transfer import to_file
 
 
 @dataclass
-class Scale:
+class Workload:
     """How much work tasks are, by the data of their devices and the shape of their network."""
 
     cache: DataCache
@@ -48,13 +48,13 @@ class Scale:
             passed += min(trained_on, assignment.batches_to_measure * assignment.hyper.batch_size)
         flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
         if not task.train:
-            return self._work(job, steps=0, examples=passed, flops=flops)
+            return self._make_work(job, steps=0, examples=passed, flops=flops)
         steps = steps_of(assignment, trained_on)
         sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
         dense = sum(count * self.flops(task.model, job.data, size) for size, count in sizes.items() if count)
         flops += round(self._share(job) * dense)
         examples = sum(size * count for size, count in sizes.items())
-        return self._work(job, steps=steps, examples=examples, flops=flops)
+        return self._make_work(job, steps=steps, examples=examples, flops=flops)
 
     def session(self, job: Job) -> tuple[Work, float]:
         """Return the work of a whole split session below the cut, and the share of it that is forward passes.
@@ -84,7 +84,7 @@ class Scale:
         )
         forward, both = forward * (1 + more), both + forward * more
         examples = sum(size * count for size, count in sizes.items())
-        work = self._work(job, steps=steps, examples=examples, flops=both)
+        work = self._make_work(job, steps=steps, examples=examples, flops=both)
         weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)
         return replace(work, weights=weights), forward / both if both else 0.0
 
@@ -97,7 +97,7 @@ class Scale:
         total = self.cache.count(job.data)
         size = min(job.task.assignment.hyper.batch_size, count_trained_on(total, job.data))
         flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
-        work = self._work(job, steps=1, examples=size, flops=flops)
+        work = self._make_work(job, steps=1, examples=size, flops=flops)
         return replace(work, train=True)  # the task that times it trains nothing for good
 
     def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
@@ -115,7 +115,7 @@ class Scale:
         shape = self.cache.example(data).shape
         return step_flops(spec, shape, batch_size, trains=trains, below=below)
 
-    def _work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
+    def _make_work(self, job: Job, *, steps: int, examples: int, flops: int) -> Work:
         task = job.task
         return Work(
             steps=steps,

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from edge_server.plan.plan import Plan
 from edge_server.replay.study.result import RESULT, Result
-from edge_server.replay.study.run import AsRun
+from edge_server.replay.study.run import StudyRecord
 from edge_server.report.digest import Digest
 from edge_server.report.targets import best_accuracy, last_evaluated, round_reaching
 
@@ -121,7 +121,7 @@ def key_of(plan: Plan) -> Key:
 
 def read(folder: Path) -> tuple[dict[Key, Ran], float | None]:
     """Return the runs of a study that have ended, and the accuracy that it asks for."""
-    target = msgspec.json.decode((folder / "study.json").read_bytes(), type=AsRun).study.report.target
+    target = msgspec.json.decode((folder / "study.json").read_bytes(), type=StudyRecord).study.report.target
     found: dict[Key, Ran] = {}
     for path in sorted(folder.glob(f"*/{RESULT}")):
         result = msgspec.json.decode(path.read_bytes(), type=Result)

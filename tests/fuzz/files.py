@@ -25,9 +25,9 @@ from edge_server.journal import report_rows, sqlite
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import TraceLink
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.trace import files as traces
-from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.import_run import to_records
 from edge_server.replay.trace.transfer import export
 from shared.data.load import load
 from shared.data.spec import Data
@@ -118,7 +118,7 @@ def _picture(place: Path) -> None:
 
 
 def _link(place: Path) -> object:
-    return behaviour(DevicePlan(name="a", link=TraceLink(path=str(place / "link.csv"))), 0, 0)
+    return build_behaviour(DevicePlan(name="a", link=TraceLink(path=str(place / "link.csv"))), 0, 0)
 
 
 def _entry(place: Path) -> None:
@@ -151,7 +151,7 @@ def _trace(place: Path) -> None:
 def _read_trace(place: Path) -> object:
     """Return a trace that is sound: its records make a journal that is read as it was written."""
     trace = traces.read(place / "trace")
-    rows = list(sqlite.marked_rows(records_of(trace), 0))
+    rows = list(sqlite.marked_rows(to_records(trace), 0))
     assert list(sqlite.marked_rows(sqlite.decode(rows), 0)) == rows
     return trace
 

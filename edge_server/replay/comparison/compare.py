@@ -28,18 +28,18 @@ ROUND: Mapping[str, Callable[[RoundDigest], float | None]] = {
     "fleet_accuracy": lambda digest: digest.fleet_accuracy,
 }
 TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
-    "download_s": lambda task: _whole(task.seconds.download),
-    "compute_s": lambda task: _whole(task.seconds.compute),
-    "exchange_s": lambda task: _whole(task.seconds.exchange),
-    "upload_s": lambda task: _whole(task.seconds.upload),
-    "download_joules": lambda task: _whole(task.joules.download),
-    "compute_joules": lambda task: _whole(task.joules.compute),
-    "exchange_joules": lambda task: _whole(task.joules.exchange),
-    "upload_joules": lambda task: _whole(task.joules.upload),
-    "bytes_down": lambda task: _whole(task.bytes_down),
-    "bytes_up": lambda task: _whole(task.bytes_up),
-    "gradient_bytes": lambda task: _whole(task.gradient_bytes),
-    "features_bytes": lambda task: _whole(task.features_bytes),
+    "download_s": lambda task: _known_value(task.seconds.download),
+    "compute_s": lambda task: _known_value(task.seconds.compute),
+    "exchange_s": lambda task: _known_value(task.seconds.exchange),
+    "upload_s": lambda task: _known_value(task.seconds.upload),
+    "download_joules": lambda task: _known_value(task.joules.download),
+    "compute_joules": lambda task: _known_value(task.joules.compute),
+    "exchange_joules": lambda task: _known_value(task.joules.exchange),
+    "upload_joules": lambda task: _known_value(task.joules.upload),
+    "bytes_down": lambda task: _known_value(task.bytes_down),
+    "bytes_up": lambda task: _known_value(task.bytes_up),
+    "gradient_bytes": lambda task: _known_value(task.gradient_bytes),
+    "features_bytes": lambda task: _known_value(task.features_bytes),
 }
 EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
 """Of a split session alone."""
@@ -95,7 +95,7 @@ class ErrorSpread(GapPart, frozen=True, kw_only=True):
     median_signed: float
 
 
-class Skipped(GapPart, frozen=True, kw_only=True):
+class SkippedFigure(GapPart, frozen=True, kw_only=True):
     """What could not be compared, why, and how often."""
 
     what: str
@@ -103,7 +103,7 @@ class Skipped(GapPart, frozen=True, kw_only=True):
     count: int
 
 
-class Same(GapPart, frozen=True, kw_only=True):
+class MatchCount(GapPart, frozen=True, kw_only=True):
     """Of how many payloads that were compared both runs had the very same bits."""
 
     same: int
@@ -131,11 +131,11 @@ class Gap(GapPart, frozen=True, kw_only=True):
     rounds: int
     model: Model = "unknown"
     why: str = ""
-    starts: Same
-    updates: Same
+    starts: MatchCount
+    updates: MatchCount
     pairs: list[Pair]
     spreads: list[ErrorSpread]
-    skipped: list[Skipped]
+    skipped: list[SkippedFigure]
 
     def spread(self, figure: str) -> ErrorSpread | None:
         """Return how the errors of a figure spread; None where it was not compared."""
@@ -164,22 +164,22 @@ def compare_runs(
     both = sorted(recorded_updates.keys() & replayed_updates.keys())
     sent = [key for key in both if recorded_updates[key].update.params or replayed_updates[key].update.params]
     for key in sent:
-        pairs += _paired(PAYLOAD, key, (_size(recorded_updates[key]), _size(replayed_updates[key])), skipped)
+        pairs += _pair_figures(PAYLOAD, key, (_size(recorded_updates[key]), _size(replayed_updates[key])), skipped)
     return Gap(
         recorded=before.run,
         replayed=after.run,
         rounds=sum(pair.figure == "round_s" for pair in pairs),
         model=model,
         why=why,
-        starts=_same((recorded_updates[key].update.start, replayed_updates[key].update.start) for key in both),
-        updates=_same((_digest(recorded_updates[key]), _digest(replayed_updates[key])) for key in sent),
+        starts=_count_matches((recorded_updates[key].update.start, replayed_updates[key].update.start) for key in both),
+        updates=_count_matches((_digest(recorded_updates[key]), _digest(replayed_updates[key])) for key in sent),
         pairs=pairs,
         spreads=[
             error_spread(name, matching)
             for name in FIGURES
             if (matching := [pair for pair in pairs if pair.figure == name])
         ],
-        skipped=[Skipped(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
+        skipped=[SkippedFigure(what=what, why=why_, count=count) for (what, why_), count in sorted(skipped.items())],
     )
 
 
@@ -204,37 +204,37 @@ def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
 def _rounds(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     recorded_rounds, replayed_rounds = ({row.round: row for row in run.rounds} for run in (before, after))
     figures = [name for name in ROUND if name not in FLEET_ACCURACIES or name in fleet_figures([before, after])]
-    for number, recorded, replayed in _matched(
+    for number, recorded, replayed in _match_keys(
         "round", recorded_rounds, replayed_rounds, lambda recorded: recorded.outcome, skipped
     ):
         for figure in figures:
-            yield from _paired(figure, (number, ""), (ROUND[figure](recorded), ROUND[figure](replayed)), skipped)
+            yield from _pair_figures(figure, (number, ""), (ROUND[figure](recorded), ROUND[figure](replayed)), skipped)
 
 
 def _tasks(before: Digest, after: Digest, skipped: Skips) -> Iterator[Pair]:
     recorded_tasks, replayed_tasks = ({(row.round, row.device): row for row in run.tasks} for run in (before, after))
     figures = [name for name in TASK if name not in EXCHANGE or before.split or after.split]
-    for key, recorded, replayed in _matched(
+    for key, recorded, replayed in _match_keys(
         "task", recorded_tasks, replayed_tasks, lambda recorded: recorded.arrival, skipped
     ):
         for figure in figures:
-            yield from _paired(figure, key, (TASK[figure](recorded), TASK[figure](replayed)), skipped)
+            yield from _pair_figures(figure, key, (TASK[figure](recorded), TASK[figure](replayed)), skipped)
 
 
 def _gossips(recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], skipped: Skips) -> Iterator[Pair]:
     recorded_gossips, replayed_gossips = (
         {record.round: record for record in those if isinstance(record, Gossiped)} for those in (recorded, replayed)
     )
-    for number, before, after in _matched("gossip", recorded_gossips, replayed_gossips, _edges, skipped):
+    for number, before, after in _match_keys("gossip", recorded_gossips, replayed_gossips, _describe_edges, skipped):
         for figure, of in GOSSIP.items():
             yield Pair(figure=figure, round=number, recorded=of(before), replayed=of(after))
 
 
-def _edges(gossip: Gossiped) -> str:
+def _describe_edges(gossip: Gossiped) -> str:
     return f"with {', '.join(sorted(gossip.on)) or 'nobody'}"
 
 
-def _matched(
+def _match_keys(
     what: str, mine: Mapping[K, T], other: Mapping[K, T], ended: Callable[[T], str], skipped: Skips
 ) -> Iterator[tuple[K, T, T]]:
     """Yield what both runs have, and what ended alike in both; the rest is counted among what was skipped."""
@@ -247,7 +247,7 @@ def _matched(
             yield key, mine[key], other[key]
 
 
-def _paired(
+def _pair_figures(
     figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Skips
 ) -> Iterable[Pair]:
     """Return the pair of two figures; where one is not known, none, and what was skipped is counted."""
@@ -273,11 +273,11 @@ def _digest(accepted: UpdateAccepted) -> bytes:
     return accepted.update.params.digest if accepted.update.params else b""
 
 
-def _same(pairs: Iterable[tuple[bytes, bytes]]) -> Same:
+def _count_matches(pairs: Iterable[tuple[bytes, bytes]]) -> MatchCount:
     matches = [recorded == replayed for recorded, replayed in pairs if recorded and replayed]
-    return Same(same=sum(matches), of=len(matches))
+    return MatchCount(same=sum(matches), of=len(matches))
 
 
-def _whole(amount: Amount) -> float | None:
+def _known_value(amount: Amount) -> float | None:
     """Return an amount of which every part is known."""
     return amount.value if amount.whole else None

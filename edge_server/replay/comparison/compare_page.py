@@ -92,7 +92,9 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
     heights = [height for pair in pairs for height in (pair.recorded, pair.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
     curves = [
-        ChartLine(name, colour, [Point(pair.round, getattr(pair, name) / size, _said(pair, name)) for pair in pairs])
+        ChartLine(
+            name, colour, [Point(pair.round, getattr(pair, name) / size, _label_point(pair, name)) for pair in pairs]
+        )
         for colour, name in enumerate(NAMES)
     ]
     least = min(heights) if figure in RATES else 0.0
@@ -101,7 +103,7 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
     return chart(title, "round", rounds, ticks(least / size, max(heights) / size), curves)
 
 
-def _said(pair: Pair, name: str) -> str:
+def _label_point(pair: Pair, name: str) -> str:
     error = "no bound" if pair.error is None else f"{100 * pair.error:+.2f} %"
     return f"round {pair.round}: {formatting.digits(getattr(pair, name))}; error {error}"
 

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from edge_server.journal.records import AnyRecord
-from edge_server.replay.comparison.compare import FIGURES, ErrorSpread, Gap, GapPart, Model, Pair, Skipped, error_spread
+from edge_server.replay.comparison.compare import (
+    FIGURES,
+    ErrorSpread,
+    Gap,
+    GapPart,
+    Model,
+    Pair,
+    SkippedFigure,
+    error_spread,
+)
 from edge_server.report.sites.digest import MixingDigest, SitesDigest
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
@@ -43,7 +52,7 @@ class SitesGap(GapPart, frozen=True, kw_only=True):
     model: Model
     pairs: list[Pair]
     spreads: list[ErrorSpread]
-    skipped: list[Skipped]
+    skipped: list[SkippedFigure]
 
     def spread(self, figure: str) -> ErrorSpread | None:
         """Return how the errors of a figure spread over all sites; None where it was not compared."""
@@ -61,7 +70,7 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
     Raises:
         ConfigError: The runs are not those of one plan's sites.
     """
-    before, after = _together(recorded), _together(replayed)
+    before, after = _digest_all_sites(recorded), _digest_all_sites(replayed)
     pairs = list(_pairs(before, after))
     every = [*(pair for gap in gaps.values() for pair in gap.pairs), *pairs]
     names = [*FIGURES, *OF_ALL]
@@ -70,7 +79,7 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
         recorded=before.name,
         replayed=after.name,
         sites=dict(gaps),
-        model=_model([gap.model for gap in gaps.values()]),
+        model=_combine_models([gap.model for gap in gaps.values()]),
         pairs=pairs,
         spreads=[
             error_spread(name, matching)
@@ -78,20 +87,20 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
             if (matching := [pair for pair in every if pair.figure == name])
         ],
         skipped=[
-            Skipped(what=f"site {site}", why="only recorded" if site in recorded else "only replayed", count=1)
+            SkippedFigure(what=f"site {site}", why="only recorded" if site in recorded else "only replayed", count=1)
             for site in alone
         ],
     )
 
 
-def _together(journals: Journals) -> SitesDigest:
+def _digest_all_sites(journals: Journals) -> SitesDigest:
     digests = digest_sites([(digest_run(records), records) for records in journals.values()])
     if len(digests) != 1:
         raise ConfigError("the runs are not those of one plan's sites: there is no one run to hold against another")
     return digests[0]
 
 
-def _model(models: Iterable[Model]) -> Model:
+def _combine_models(models: Iterable[Model]) -> Model:
     distinct = set(models)
     return "different" if "different" in distinct else "unknown" if distinct != {"same"} else "same"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_server.replay.comparison.compare import ErrorSpread, Gap, Model, Same
+from edge_server.replay.comparison.compare import ErrorSpread, Gap, MatchCount, Model
 from edge_server.replay.comparison.compare_sites import SitesGap
 from shared.runtime.text_table import TextColumn, TextTable
 
@@ -33,7 +33,7 @@ def lines(gap: Gap) -> list[str]:
     summary = [
         f"recorded: {gap.recorded}; replayed: {gap.replayed}; {gap.rounds} rounds compared",
         f"final model: {MODELS[gap.model]}{why}",
-        f"payloads of the same bits: {_of(gap.starts)} given to devices, {_of(gap.updates)} sent by them",
+        f"payloads of the same bits: {_matches(gap.starts)} given to devices, {_matches(gap.updates)} sent by them",
     ]
     return summary + [f"not compared: {skip.what}, {skip.count} times: {skip.why}" for skip in gap.skipped]
 
@@ -61,5 +61,5 @@ def bar(error: float) -> str:
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 
 
-def _of(matches: Same) -> str:
+def _matches(matches: MatchCount) -> str:
     return f"{matches.same} of {matches.of}"

@@ -18,12 +18,12 @@ from edge_server.plan.simulated_devices import (
 )
 from edge_server.replay.devices import given, link_trace, power_trace, profile, ranges, wireless
 from edge_server.replay.devices.behaviour import Behaviour, Effort
-from edge_server.replay.devices.components import Busy, Draw, Pace, Ways
+from edge_server.replay.devices.components import ComputeCost, ComputeModel, EnergyModel, LinkModel
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 
 
-def behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
+def build_behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
     """Return how a device of a plan behaves.
 
     Args:
@@ -34,13 +34,13 @@ def behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
         ConfigError: A trace or a profile that it names cannot be used.
     """
     try:
-        link = ways(device, index, seed)
-        return together(pace(device, seed), link, draw(device, link.tx_w, index, seed))
+        link = build_link(device, index, seed)
+        return combine(build_compute(device, seed), link, build_power(device, link.tx_w, index, seed))
     except ConfigError as error:
         raise ConfigError(f"device {device.name}: {error}") from error
 
 
-def together(pace: Pace, link: Ways, draw: Draw) -> Behaviour:
+def combine(pace: ComputeModel, link: LinkModel, draw: EnergyModel) -> Behaviour:
     """Return the behaviour of a device with this pace, this link and this power.
 
     Args:
@@ -50,22 +50,22 @@ def together(pace: Pace, link: Ways, draw: Draw) -> Behaviour:
     """
     return Behaviour(
         compute=lambda work, t: _effort(pace.takes(work, t), pace, draw),
-        least=lambda work: _least([_effort(busy, pace, draw) for busy in pace.least(work)]),
+        least=lambda work: _cheapest([_effort(busy, pace, draw) for busy in pace.least(work)]),
         up=link.up,
         down=link.down,
         delay_s=link.delay_s,
         loss=link.loss,
         radio=draw.radio,
         of_round=link.of_round,
-        provenance=_modelled(download_s=link.source, upload_s=link.source)
-        | _modelled(download_joules=draw.source, upload_joules=draw.source),
+        provenance=_modelled_provenance(download_s=link.source, upload_s=link.source)
+        | _modelled_provenance(download_joules=draw.source, upload_joules=draw.source),
         warnings=link.warnings,
     )
 
 
-def _effort(busy: Busy, pace: Pace, draw: Draw) -> Effort:
+def _effort(busy: ComputeCost, pace: ComputeModel, draw: EnergyModel) -> Effort:
     joules = draw.charge(busy)
-    provenance = _modelled(
+    provenance = _modelled_provenance(
         compute_s=pace.source,
         cycles=pace.source if busy.cycles is not None else "",
         compute_joules=draw.source if joules is not None else "",
@@ -73,32 +73,32 @@ def _effort(busy: Busy, pace: Pace, draw: Draw) -> Effort:
     return Effort(busy.seconds, busy.cycles, joules, draw.idle_w, provenance)
 
 
-def _least(efforts: list[Effort]) -> Effort:
+def _cheapest(efforts: list[Effort]) -> Effort:
     """Return the fewest seconds and the fewest joules, which need not be those of one effort."""
     joules = [effort.joules for effort in efforts if effort.joules is not None]
     return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
 
 
-def _modelled(**sources: str) -> dict[str, Provenance]:
+def _modelled_provenance(**sources: str) -> dict[str, Provenance]:
     return {name: Provenance(source=source, quality="modelled") for name, source in sources.items() if source}
 
 
-def pace(device: DevicePlan, seed: int) -> Pace:
+def build_compute(device: DevicePlan, seed: int) -> ComputeModel:
     """Return how fast a device computes."""
     match device.compute:
         case None:
-            return given.given_pace(device.compute_s, source="")
+            return given.constant_compute(device.compute_s, source="")
         case GivenCompute():
-            return given.given_pace(device.compute.seconds)
+            return given.constant_compute(device.compute.seconds)
         case RangeCompute():
-            return ranges.pace(device.compute, seed, device.name)
+            return ranges.range_compute(device.compute, seed, device.name)
         case ProfileCompute():
-            return profile.pace(device.compute, seed, device.name)
+            return profile.profile_compute(device.compute, seed, device.name)
         case never:
             assert_never(never)
 
 
-def ways(device: DevicePlan, index: int, seed: int) -> Ways:
+def build_link(device: DevicePlan, index: int, seed: int) -> LinkModel:
     """Return how a device's bytes move.
 
     Args:
@@ -108,20 +108,20 @@ def ways(device: DevicePlan, index: int, seed: int) -> Ways:
     match device.link:
         case None:
             rates = GivenLink(up_mbit_s=device.up_mbit_s, down_mbit_s=device.down_mbit_s, delay_s=device.delay_s)
-            return given.given_ways(rates, source="")
+            return given.constant_link(rates, source="")
         case GivenLink():
-            return given.given_ways(device.link)
+            return given.constant_link(device.link)
         case RangeLink():
-            return ranges.ways(device.link, seed, device.name)
+            return ranges.range_link(device.link, seed, device.name)
         case WirelessLink():
-            return wireless.ways(device.link, seed, device.name)
+            return wireless.wireless_link(device.link, seed, device.name)
         case TraceLink():
-            return link_trace.link_curves(device.link, index, seed, device.name)
+            return link_trace.trace_link(device.link, index, seed, device.name)
         case never:
             assert_never(never)
 
 
-def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
+def build_power(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> EnergyModel:
     """Return what a device draws; `tx_w` is what its link is known to send with.
 
     Args:
@@ -131,14 +131,14 @@ def draw(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> Draw:
     """
     match device.power:
         case None:
-            return Draw()
+            return EnergyModel()
         case GivenPower():
-            return given.given_draw(device.power)
+            return given.constant_power(device.power)
         case CyclesPower():
-            return ranges.draw(device.power, tx_w, seed, device.name)
+            return ranges.cycles_power(device.power, tx_w, seed, device.name)
         case ProfilePower():
-            return profile.draw(device.power)
+            return profile.profile_power(device.power)
         case TracePower():
-            return power_trace.draw(device.power, index)
+            return power_trace.trace_power(device.power, index)
         case never:
             assert_never(never)

@@ -10,7 +10,7 @@ from edge_server.replay.devices.behaviour import LinkOfRound, Radio, Work, unkno
 from edge_server.replay.devices.flow import Flow
 
 
-class Busy(NamedTuple):
+class ComputeCost(NamedTuple):
     """What a task takes.
 
     Attributes:
@@ -26,7 +26,7 @@ class Busy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
+class ComputeModel:
     """How fast a device computes.
 
     Attributes:
@@ -35,13 +35,13 @@ class Pace:
         least: Everything that work can take, whenever it begins: the quickest and the thriftiest are among it.
     """
 
-    takes: Callable[[Work, float], Busy]
+    takes: Callable[[Work, float], ComputeCost]
     source: str
-    least: Callable[[Work], list[Busy]]
+    least: Callable[[Work], list[ComputeCost]]
 
 
 @dataclass(frozen=True)
-class Ways:
+class LinkModel:
     """How bytes move. The attributes are those of `Behaviour`, with the watts that the device sends with.
 
     Attributes:
@@ -58,16 +58,16 @@ class Ways:
     warnings: tuple[str, ...] = ()
 
 
-Charge: TypeAlias = Callable[[Busy], float | None]
+Charge: TypeAlias = Callable[[ComputeCost], float | None]
 
 
-def unknown_power(_busy: Busy) -> float | None:
+def unknown_power(_busy: ComputeCost) -> float | None:
     """Be the power of which nobody knows."""
     return None
 
 
 @dataclass(frozen=True)
-class Draw:
+class EnergyModel:
     """What a device draws.
 
     Attributes:

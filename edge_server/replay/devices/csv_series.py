@@ -23,18 +23,18 @@ Where: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @lru_cache(maxsize=32)
-def columns(path: str) -> tuple[str, ...]:
+def read_columns(path: str) -> tuple[str, ...]:
     """Return the columns of a file.
 
     Raises:
         ConfigError: It is missing or unreadable, or empty.
     """
-    with _opened(path) as rows:
+    with _open_rows(path) as rows:
         return tuple(_header(path, rows))
 
 
 @lru_cache(maxsize=32)
-def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, list[Row]]:
+def read_series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, list[Row]]:
     """Return the values of a column by what the column `key` says, in the file's order; empty cells are no values.
 
     Args:
@@ -46,7 +46,7 @@ def series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, 
         ConfigError: The file is missing or unreadable, empty, or without one of the columns.
     """
     rows_by_key: dict[str, list[Row]] = {}
-    with _opened(path) as rows:
+    with _open_rows(path) as rows:
         header = _header(path, rows)
         required = (key, TIME, column, *(name for name, _ in where))
         if missing := [name for name in required if name not in header]:
@@ -79,11 +79,11 @@ def choose_name(path: str, rows_by_name: Mapping[str, list[Row]], name: str, ind
         raise ConfigError(f"{path}: no row fits; correct `where`, or the file")
     name = name or list(rows_by_name)[index % len(rows_by_name)]
     if name not in rows_by_name:
-        raise ConfigError(f"{path}: there is no {name!r}; it has {_few(rows_by_name)}")
+        raise ConfigError(f"{path}: there is no {name!r}; it has {_list_names(rows_by_name)}")
     return name
 
 
-def require_possible(path: str, name: str, rows: Iterable[Row]) -> None:
+def require_valid_series(path: str, name: str, rows: Iterable[Row]) -> None:
     """Refuse a series that says what cannot be.
 
     Args:
@@ -116,7 +116,7 @@ def mean_by_moment(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [(t - merged[0][0], math.fsum(values) / len(values)) for t, values in merged]
 
 
-def _few(names: Mapping[str, object], most: int = 5) -> str:
+def _list_names(names: Mapping[str, object], most: int = 5) -> str:
     return ", ".join([*list(names)[:most], *(["..."] if len(names) > most else [])])
 
 
@@ -135,7 +135,7 @@ def _header(path: str, rows: Iterator[list[str]]) -> list[str]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Iterator[list[str]]]:
+def _open_rows(path: str) -> Iterator[Iterator[list[str]]]:
     open_text: Callable[..., TextIO] = gzip.open if path.endswith(".gz") else open
     try:
         with open_text(Path(path), "rt", encoding="utf-8", newline="") as file:

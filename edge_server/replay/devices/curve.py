@@ -54,7 +54,7 @@ class Curve:
 
     def at(self, t: float) -> float:
         """Return the value at second `t`."""
-        _, place = self._place(t)
+        _, place = self._locate(t)
         index = bisect_right(self.edges, place) - 1
         if index < len(self.values):
             return self.values[index]
@@ -62,16 +62,16 @@ class Curve:
 
     def integral(self, t0: float, t1: float) -> float:
         """Return the integral between two seconds, the first not later: bits of a link, joules of watts."""
-        (first_turn, first), (turn, last) = self._place(t0), self._place(t1)
+        (first_turn, first), (turn, last) = self._locate(t0), self._locate(t1)
         index = bisect_right(self.edges, first) - 1
         if turn == first_turn and index < len(self.values) and last <= self.edges[index + 1]:
             return self.values[index] * (t1 - t0)  # within one step: no sum's rounding
         full_turns = (turn - first_turn) * self._sums[-1] if turn != first_turn else 0.0
-        return full_turns + self._until(last) - self._until(first)
+        return full_turns + self._integrate_to(last) - self._integrate_to(first)
 
     def when(self, t0: float, amount: float) -> float:
         """Return the earliest second by which the integral since `t0` is `amount`; infinite if it never is."""
-        turn, first = self._place(t0)
+        turn, first = self._locate(t0)
         index = bisect_right(self.edges, first) - 1
         value = self.values[index] if index < len(self.values) else self.values[-1] * (self.after == "hold")
         end = self.edges[index + 1] if index < len(self.values) else math.inf
@@ -81,7 +81,7 @@ class Curve:
             return t0 + took
         if end == math.inf:
             return math.inf
-        return max(t0, self._reached(turn, self._until(first) + amount) - self.begin_s)
+        return max(t0, self._find_time(turn, self._integrate_to(first) + amount) - self.begin_s)
 
     def later(self, seconds: float) -> Curve:
         """Return the curve as it is from that second on."""
@@ -89,11 +89,11 @@ class Curve:
         object.__setattr__(shifted, "begin_s", self.begin_s + seconds)
         return shifted
 
-    def scaled(self, factor: float) -> Curve:
+    def scale(self, factor: float) -> Curve:
         """Return the curve with every value times a factor."""
         return replace(self, values=tuple(factor * value for value in self.values))
 
-    def _place(self, t: float) -> tuple[float, float]:
+    def _locate(self, t: float) -> tuple[float, float]:
         """Return how often everything has repeated by second `t`, and where on the edges' axis that is."""
         place = self.begin_s + t
         if self.after != "repeat" or place < self.edges[-1]:
@@ -101,14 +101,14 @@ class Curve:
         turn = place // self.edges[-1]
         return turn, min(max(0.0, place - turn * self.edges[-1]), self.edges[-1])
 
-    def _until(self, place: float) -> float:
+    def _integrate_to(self, place: float) -> float:
         """Return the integral of the first turn up to a place on the edges' axis."""
         index = bisect_right(self.edges, place) - 1
         if index < len(self.values):
             return self._sums[index] + self.values[index] * (place - self.edges[index])
         return self._sums[-1] + (self.values[-1] * (place - self.edges[-1]) if self.after == "hold" else 0.0)
 
-    def _reached(self, turn: float, amount: float) -> float:
+    def _find_time(self, turn: float, amount: float) -> float:
         """Return the earliest place, turns included, at which the integral since the begin of `turn` is `amount`."""
         total, period = self._sums[-1], self.edges[-1]
         if amount > total and self.after == "repeat":

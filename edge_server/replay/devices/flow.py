@@ -28,7 +28,7 @@ class Flow(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class FlowShare:
     """A share of a flow."""
 
     flow: Flow

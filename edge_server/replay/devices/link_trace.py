@@ -9,8 +9,15 @@ from typing import NamedTuple
 
 from edge_server.plan.links import TraceLink
 from edge_server.plan.simulated_devices import After
-from edge_server.replay.devices.components import Ways
-from edge_server.replay.devices.csv_series import Where, choose_name, columns, mean_by_moment, require_possible, series
+from edge_server.replay.devices.components import LinkModel
+from edge_server.replay.devices.csv_series import (
+    Where,
+    choose_name,
+    mean_by_moment,
+    read_columns,
+    read_series,
+    require_valid_series,
+)
 from edge_server.replay.devices.curve import Curve, steps
 from edge_server.replay.devices.given import MEGA
 from edge_server.replay.devices.random_draws import draw_within
@@ -40,7 +47,7 @@ class RepairedCurve(NamedTuple):
     warning: str = ""
 
 
-def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
+def trace_link(table: TraceLink, index: int, seed: int, device: str) -> LinkModel:
     """Return the link of the `index`-th device of a plan.
 
     Args:
@@ -50,11 +57,13 @@ def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     Raises:
         ConfigError: The trace cannot be used; the message names file, line and remedy.
     """
-    header, where = columns(table.path), tuple(sorted(table.where.items()))
-    up = _way(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
-    down = _way(table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index)
+    header, where = read_columns(table.path), tuple(sorted(table.where.items()))
+    up = _direction_curve(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
+    down = _direction_curve(
+        table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index
+    )
     begin_s = draw_within(table.offset_s, seed, device, "offset_s")
-    return Ways(
+    return LinkModel(
         up=up.curve.later(begin_s),
         down=down.curve.later(begin_s),
         delay_s=table.delay_s,
@@ -64,23 +73,23 @@ def link_curves(table: TraceLink, index: int, seed: int, device: str) -> Ways:
     )
 
 
-def _way(table: TraceLink, way: str, column: str, where: Where, index: int) -> RepairedCurve:
-    if "direction" in columns(table.path) and "direction" not in table.where:
+def _direction_curve(table: TraceLink, way: str, column: str, where: Where, index: int) -> RepairedCurve:
+    if "direction" in read_columns(table.path) and "direction" not in table.where:
         where = (*where, ("direction", way))
-    name = choose_name(table.path, series(table.path, KEY, column, where), table.name, index)
-    return recorded_curve(LinkSeries(table.path, column, where, name, table.after, table.scale))
+    name = choose_name(table.path, read_series(table.path, KEY, column, where), table.name, index)
+    return load_link_curve(LinkSeries(table.path, column, where, name, table.after, table.scale))
 
 
 @lru_cache(maxsize=1024)
-def recorded_curve(source: LinkSeries) -> RepairedCurve:
+def load_link_curve(source: LinkSeries) -> RepairedCurve:
     """Return one trace of a file, in bit/s.
 
     Raises:
         ConfigError: It cannot be used, or never lets anything pass.
     """
     path, name = source.path, source.name
-    rows = series(path, KEY, source.column, source.where)[name]
-    require_possible(path, name, rows)
+    rows = read_series(path, KEY, source.column, source.where)[name]
+    require_valid_series(path, name, rows)
     pairs, gaps = fill_gaps(mean_by_moment(rows))
     if not any(rate for _, rate in pairs):
         raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace in which something passes")

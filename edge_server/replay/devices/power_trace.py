@@ -9,29 +9,31 @@ import msgspec
 
 from edge_server.plan.simulated_devices import TracePower
 from edge_server.replay.devices.behaviour import Direction
-from edge_server.replay.devices.components import Draw
-from edge_server.replay.devices.csv_series import choose_name, mean_by_moment, require_possible, series
+from edge_server.replay.devices.components import EnergyModel
+from edge_server.replay.devices.csv_series import choose_name, mean_by_moment, read_series, require_valid_series
 from edge_server.replay.devices.curve import Curve, steps
 from shared.errors import ConfigError
 
 LONGEST_GAP_S = 5.0
 
 
-def draw(table: TracePower, index: int) -> Draw:
+def trace_power(table: TracePower, index: int) -> EnergyModel:
     """Return what the `index`-th device of a plan draws: every task and every transfer begins at the curve's begin.
 
     Raises:
         ConfigError: A curve cannot be used; the message names file, line and remedy.
     """
-    name, busy = _watts(table, table.name, index)
+    name, busy = _named_curve(table, table.name, index)
     radio = {
-        way: _watts(table, name, index)[1] for way, name in (("up", table.tx_name), ("down", table.rx_name)) if name
+        way: _named_curve(table, name, index)[1]
+        for way, name in (("up", table.tx_name), ("down", table.rx_name))
+        if name
     }
 
     def transfer(way: Direction, t0: float, t1: float) -> float | None:
         return radio[way].integral(0.0, t1 - t0) if way in radio else None
 
-    return Draw(
+    return EnergyModel(
         charge=lambda work: busy.integral(0.0, work.seconds),
         idle_w=table.idle_w,
         radio=transfer,
@@ -39,21 +41,21 @@ def draw(table: TracePower, index: int) -> Draw:
     )
 
 
-def _watts(table: TracePower, name: str, index: int) -> tuple[str, Curve]:
-    name = choose_name(table.path, series(table.path, table.key_column, table.column), name, index)
-    return name, recorded(msgspec.structs.replace(table, name=name)).later(table.offset_s)
+def _named_curve(table: TracePower, name: str, index: int) -> tuple[str, Curve]:
+    name = choose_name(table.path, read_series(table.path, table.key_column, table.column), name, index)
+    return name, load_power_curve(msgspec.structs.replace(table, name=name)).later(table.offset_s)
 
 
 @lru_cache(maxsize=1024)
-def recorded(table: TracePower) -> Curve:
+def load_power_curve(table: TracePower) -> Curve:
     """Return the curve that a table names, in watts.
 
     Raises:
         ConfigError: It cannot be used, or has a gap: nobody knows what was drawn then, and it was not nothing.
     """
     path, name = table.path, table.name
-    rows = series(path, table.key_column, table.column)[name]
-    require_possible(path, name, rows)
+    rows = read_series(path, table.key_column, table.column)[name]
+    require_valid_series(path, name, rows)
     pairs = mean_by_moment(rows)
     for (before, _), (after, _) in pairwise(pairs):
         if after - before > LONGEST_GAP_S:

@@ -9,13 +9,13 @@ from device_agent.probes.power.model import compute_watts
 from device_agent.profile.load import load_for_board
 from device_agent.profile.schema import PowerModel, Profile
 from edge_server.plan.simulated_devices import ProfileCompute, ProfilePower, Span
-from edge_server.replay.devices.components import Busy, Draw, Pace, steady_radio
-from edge_server.replay.devices.ranges import Clock, cycles
+from edge_server.replay.devices.components import ComputeCost, ComputeModel, EnergyModel, steady_radio
+from edge_server.replay.devices.ranges import Clock, count_cycles
 from shared.errors import ConfigError
 
 
 @cache
-def profile_of(board: str) -> Profile:
+def load_profile(board: str) -> Profile:
     """Return a board's profile by its id, or by the path of its TOML file.
 
     Raises:
@@ -26,7 +26,7 @@ def profile_of(board: str) -> Profile:
     return load_for_board(LIVE_ROOT, board)
 
 
-def clock_of(profile: Profile) -> float:
+def max_clock(profile: Profile) -> float:
     """Return the highest clock that a profile names, in hertz.
 
     Raises:
@@ -38,7 +38,7 @@ def clock_of(profile: Profile) -> float:
     return hertz
 
 
-def pace(table: ProfileCompute, seed: int, device: str) -> Pace:
+def profile_compute(table: ProfileCompute, seed: int, device: str) -> ComputeModel:
     """Return the pace of a device that computes at its board's clock.
 
     Args:
@@ -47,17 +47,17 @@ def pace(table: ProfileCompute, seed: int, device: str) -> Pace:
     Raises:
         ConfigError: There is no such profile, or it names no clock.
     """
-    profile = profile_of(table.board)
-    hertz: Span = clock_of(profile) if table.hertz is None else table.hertz
+    profile = load_profile(table.board)
+    hertz: Span = max_clock(profile) if table.hertz is None else table.hertz
     clock = Clock(hertz, table.again, (seed, device))
-    return Pace(
-        takes=lambda work, t: clock.runs(cycles(table, work), work.round, t, table.cores),
+    return ComputeModel(
+        takes=lambda work, t: clock.run(count_cycles(table, work), work.round, t, table.cores),
         source=f"profile {profile.id}",
-        least=lambda work: clock.least(cycles(table, work), table.cores),
+        least=lambda work: clock.least(count_cycles(table, work), table.cores),
     )
 
 
-def model_of(profile: Profile) -> PowerModel:
+def power_model(profile: Profile) -> PowerModel:
     """Return a board's power model.
 
     Raises:
@@ -68,21 +68,21 @@ def model_of(profile: Profile) -> PowerModel:
     return profile.power.model
 
 
-def draw(table: ProfilePower) -> Draw:
+def profile_power(table: ProfilePower) -> EnergyModel:
     """Return what a board draws by its power model: idle, with so many cores busy, while its radio is at full rate.
 
     Raises:
         ConfigError: There is no such profile, or it has no power model.
     """
-    profile = profile_of(table.board)
-    model = model_of(profile)
+    profile = load_profile(table.board)
+    model = power_model(profile)
 
-    def charge(busy: Busy) -> float | None:
+    def charge(busy: ComputeCost) -> float | None:
         if busy.hertz is None:
             return None
         return compute_watts(model, busy_cores=busy.cores, hertz=busy.hertz) * busy.seconds
 
-    return Draw(
+    return EnergyModel(
         charge=charge,
         idle_w=model.idle_w,
         radio=steady_radio(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from edge_server.plan.links import RangeLink
 from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, RangeCompute, Span, ends
 from edge_server.replay.devices.behaviour import Work
-from edge_server.replay.devices.components import Busy, Draw, Pace, Ways, steady_radio
+from edge_server.replay.devices.components import ComputeCost, ComputeModel, EnergyModel, LinkModel, steady_radio
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.flow import Flow
 from edge_server.replay.devices.given import MEGA
@@ -32,7 +32,7 @@ GRID = 64
 """Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
 
 
-def cycles(table: Cycles, work: Work) -> float:
+def count_cycles(table: Cycles, work: Work) -> float:
     """Return C, the cycles of a task; an evaluation goes through the network, but not back, and has no step."""
     if table.cycles_per_flop is not None:
         return table.cycles_per_flop * work.flops
@@ -59,7 +59,7 @@ class Clock:
     again: Again
     keys: tuple[object, ...]
 
-    def runs(self, count: float, number: int, t: float, cores: float = 1.0) -> Busy:
+    def run(self, count: float, number: int, t: float, cores: float = 1.0) -> ComputeCost:
         """Return what `count` cycles of all cores together take in round `number` from second `t` on.
 
         Args:
@@ -68,21 +68,21 @@ class Clock:
         """
         if isinstance(self.again, str):
             hertz = draw_within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
-            return Busy(count / cores / hertz, count, hertz, cores)
-        flow = drawn(self.hertz, self.again, (*self.keys, "hertz"))
+            return ComputeCost(count / cores / hertz, count, hertz, cores)
+        flow = draw_blocks(self.hertz, self.again, (*self.keys, "hertz"))
         seconds = flow.when(t, count / cores) - t
-        return Busy(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
+        return ComputeCost(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
 
-    def least(self, count: float, cores: float = 1.0) -> list[Busy]:
+    def least(self, count: float, cores: float = 1.0) -> list[ComputeCost]:
         """Return what they take at the clocks of the range; at the one clock that was drawn, if there is only one."""
         if self.again == "never":
-            return [self.runs(count, 0, 0.0, cores)]
+            return [self.run(count, 0, 0.0, cores)]
         low, high = ends(self.hertz)
         clocks = (low + (high - low) * step / GRID for step in range(GRID + 1))
-        return [Busy(count / cores / hertz, count, hertz, cores) for hertz in clocks]
+        return [ComputeCost(count / cores / hertz, count, hertz, cores) for hertz in clocks]
 
 
-def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
+def draw_blocks(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
     """Return a figure that is drawn anew from its range every so many seconds.
 
     Args:
@@ -93,17 +93,17 @@ def drawn(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
     return Blocks(lambda block: draw_within(span, *keys, block), every_s, ends(span)[1])
 
 
-def pace(table: RangeCompute, seed: int, device: str) -> Pace:
+def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:
     """Return the pace of a device whose clock is drawn."""
     clock = Clock(table.hertz, table.again, (seed, device))
-    return Pace(
-        takes=lambda work, t: clock.runs(cycles(table, work), work.round, t),
+    return ComputeModel(
+        takes=lambda work, t: clock.run(count_cycles(table, work), work.round, t),
         source="plan, compute ranges",
-        least=lambda work: clock.least(cycles(table, work)),
+        least=lambda work: clock.least(count_cycles(table, work)),
     )
 
 
-def ways(table: RangeLink, seed: int, device: str) -> Ways:
+def range_link(table: RangeLink, seed: int, device: str) -> LinkModel:
     """Return the link whose rates are drawn."""
 
     def way(name: str, span: Span | None) -> Callable[[int], Flow | None]:
@@ -111,14 +111,14 @@ def ways(table: RangeLink, seed: int, device: str) -> Ways:
             if span is None:
                 return None
             if not isinstance(table.again, str):
-                blocks = drawn(span, table.again, (seed, device, name))
+                blocks = draw_blocks(span, table.again, (seed, device, name))
                 return Blocks(lambda block: MEGA * blocks.draw(block), blocks.every_s, MEGA * blocks.most)
             return constant(MEGA * draw_within(span, seed, device, name, number if table.again == "round" else ""))
 
         return of_round
 
     up, down = way("up", table.up_mbit_s), way("down", table.down_mbit_s)
-    return Ways(
+    return LinkModel(
         up=up(0),
         down=down(0),
         delay_s=table.delay_s,
@@ -128,7 +128,7 @@ def ways(table: RangeLink, seed: int, device: str) -> Ways:
     )
 
 
-def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw:
+def cycles_power(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> EnergyModel:
     """Return what a device draws by its cycles.
 
     Args:
@@ -136,10 +136,10 @@ def draw(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> Draw
     """
     power = draw_within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
 
-    def charge(busy: Busy) -> float | None:
+    def charge(busy: ComputeCost) -> float | None:
         if busy.cycles is None or busy.hertz is None:
             return None
         return table.kappa * busy.cycles * busy.hertz**2 + table.idle_w * busy.seconds
 
     tx_w, rx_w = (None if radio_w is None else table.idle_w + radio_w for radio_w in (power, table.rx_w))
-    return Draw(charge, table.idle_w, steady_radio(tx_w, rx_w), "plan, power cycles")
+    return EnergyModel(charge, table.idle_w, steady_radio(tx_w, rx_w), "plan, power cycles")

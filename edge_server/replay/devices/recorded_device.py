@@ -61,11 +61,11 @@ class RecordedDevice:
     present: tuple[tuple[float, float], ...] = ALWAYS
     longest_s: Mapping[int, float] = field(default_factory=dict)
 
-    def done(self, task: TaskRow) -> int:
+    def completed_steps(self, task: TaskRow) -> int:
         """Return the steps of a split session that a device had its part in; 0 of any other task."""
         return max(0, self.sessions.get(task.round, 0) - (task.missed_steps or 0))
 
-    def moment(self, task: TaskRow) -> float:
+    def observed_s(self, task: TaskRow) -> float:
         """Return a second at which a task was under way: when its update came, else when its round opened."""
         return self.opened_s.get(task.round, 0.0) if task.arrived_s is None else task.arrived_s
 
@@ -77,10 +77,15 @@ class RecordedDevice:
         of the task, of the offer and of what is asked for, less that of the last word, for which the round waits not.
         Who was too slow for a shared transmission had frames of it to bear meanwhile: nothing tells its delay.
         """
-        if any(self._shared(task) and self._is_last(task) for task in self.tasks.values()):
+        if any(self._is_shared(task) and self._is_last(task) for task in self.tasks.values()):
             return 0.0
         lags = [(lag_s, task) for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None]
-        spans = (part for lag_s, task in lags for part in (lag_s, *self._moving(task)) if task.outcome == "arrived")
+        spans = (
+            part
+            for lag_s, task in lags
+            for part in (lag_s, *self._possible_delays_s(task))
+            if task.outcome == "arrived"
+        )
         return min(spans, default=0.0) / 2
 
     def lag_s(self, number: int) -> float:
@@ -100,7 +105,7 @@ class RecordedDevice:
             return None
         return max(0.0, came_s - self.opened_s[task.round] - sum(part or 0.0 for part in parts))
 
-    def told_bps(self, task: TaskRow) -> float:
+    def reported_down_bps(self, task: TaskRow) -> float:
         """Return bit/s of the link down as the device itself told them about then; 0 where its download tells them.
 
         Who is on a shared transmission waits for slower ones, and bears frames that are of no use to it once it has
@@ -108,13 +113,13 @@ class RecordedDevice:
         if it is no other link by what a meter calls a step.
         """
         rates = self.readings.get("link.down_bits_per_s")
-        if not rates or not self._shared(task) or not task.download_s:
+        if not rates or not self._is_shared(task) or not task.download_s:
             return 0.0
-        moment, slow_bps = self.moment(task), 8 * (task.bytes_down or 0) / task.download_s
+        moment, slow_bps = self.observed_s(task), 8 * (task.bytes_down or 0) / task.download_s
         rate_bps = max(0.0, min(rates, key=lambda sample: abs(sample.at_s - (sample.age_s or 0.0) - moment)).value)
         return 0.0 if self._is_last(task) and slow_bps < (1 - STEP_SHARE) * rate_bps else rate_bps
 
-    def _shared(self, task: TaskRow) -> bool:
+    def _is_shared(self, task: TaskRow) -> bool:
         """Tell whether a task's parameters came in several frames that may have gone to several devices."""
         return task.round in self.longest_s and (task.bytes_down or 0) > FRAME_BYTES + HEADER_BYTES
 
@@ -129,19 +134,19 @@ class RecordedDevice:
         for more than 5 s, the mean of both sides stands for that time, and the later one from its return on.
         """
         samples = [
-            sample for sample in self.readings.get(name, ()) if self._computes(sample.at_s - (sample.age_s or 0.0))
+            sample for sample in self.readings.get(name, ()) if self._is_computing(sample.at_s - (sample.age_s or 0.0))
         ]
         if not samples:
             return None, 0
         pairs, gaps = [(0.0, max(0.0, samples[0].value))], 0
         for before, after in pairwise(samples):
-            for left_s, back_s in self._away(before.at_s, after.at_s):
+            for left_s, back_s in self._absences(before.at_s, after.at_s):
                 gaps += 1
                 pairs += [(left_s, (before.value + after.value) / 2), (back_s, after.value)]
             pairs.append((after.at_s, after.value))
-        return steps(_rising(pairs)), gaps
+        return steps(_keep_last_values(pairs)), gaps
 
-    def window(self, task: TaskRow) -> tuple[float, float] | None:
+    def compute_window(self, task: TaskRow) -> tuple[float, float] | None:
         """Return from when to when a task computed, by the server's clock; None where nobody knows.
 
         In a split session it computed and waited by turns.
@@ -149,40 +154,44 @@ class RecordedDevice:
         if task.arrived_s is None or task.upload_s is None or task.compute_s is None:
             return None
         stop_s = task.arrived_s - task.upload_s
-        busy_s = task.compute_s + (task.exchange_s or 0.0 if self.done(task) else 0.0)
+        busy_s = task.compute_s + (task.exchange_s or 0.0 if self.completed_steps(task) else 0.0)
         return (stop_s - busy_s, stop_s) if task.compute_s > 0 and busy_s <= stop_s else None
 
-    def _moving(self, task: TaskRow) -> list[float]:
+    def _possible_delays_s(self, task: TaskRow) -> list[float]:
         """Return what of a task's transfers, or of one step's exchange, may be delay; where nothing moved, nothing."""
         transfers = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
-        if (steps := self.done(task)) and task.exchange_s is not None:
+        if (steps := self.completed_steps(task)) and task.exchange_s is not None:
             transfers.append((task.features_bytes, task.exchange_s / steps))
         return [SHARE * seconds for count, seconds in transfers if count and seconds is not None]
 
-    def _computes(self, second: float) -> bool:
-        windows = (self.window(task) for task in self.tasks.values())
+    def _is_computing(self, second: float) -> bool:
+        windows = (self.compute_window(task) for task in self.tasks.values())
         return any(start <= second <= stop for start, stop in filter(None, windows))
 
-    def _away(self, from_s: float, to_s: float) -> Iterable[tuple[float, float]]:
+    def _absences(self, from_s: float, to_s: float) -> Iterable[tuple[float, float]]:
         for (_, left_s), (back_s, _) in pairwise(self.present):
             if back_s - left_s > AWAY_S and from_s < left_s and back_s <= to_s:
                 yield left_s, back_s
 
 
-def _rising(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _keep_last_values(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Keep of several values of one moment the last."""
     return [pair for pair, following in pairwise([*pairs, (math.inf, 0.0)]) if pair[0] < following[0]]
 
 
-def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
+def load_devices(trace: Trace) -> dict[str, RecordedDevice]:
     """Return what a trace knows of every device, by name."""
     presence: defaultdict[str, list[Presence]] = defaultdict(list)
     for row in trace.presence:
         presence[row.device].append(row)
-    server_s = training_seconds(trace) if trace.header.plan.server_data else 0.0  # no delay of the devices' links
+    server_s = server_training_s(trace) if trace.header.plan.server_data else 0.0  # no delay of the devices' links
     opened_s = {row.round: row.opened_s + server_s for row in trace.rounds if row.opened_s is not None}
     closed_s = {row.round: row.closed_s for row in trace.rounds if row.closed_s is not None}
-    moments: dict[str, Any] = {"opened_s": opened_s, "closed_s": closed_s, "longest_s": _longest_s(trace.tasks)}
+    moments: dict[str, Any] = {
+        "opened_s": opened_s,
+        "closed_s": closed_s,
+        "longest_s": _longest_downloads_s(trace.tasks),
+    }
     devices = {
         device.name: RecordedDevice(
             device.name, device.board, present=connected_intervals(presence[device.name]), **moments
@@ -205,7 +214,7 @@ def recorded_devices(trace: Trace) -> dict[str, RecordedDevice]:
     return devices
 
 
-def training_seconds(trace: Trace) -> float:
+def server_training_s(trace: Trace) -> float:
     """Return what the server's own training takes before a round's broadcast; 0 where nothing tells.
 
     It delays every device: what the least delayed one's update took beyond its own spans, in the median round.
@@ -214,17 +223,17 @@ def training_seconds(trace: Trace) -> float:
     waits_s: dict[int, list[float]] = {}
     for task in trace.tasks:
         if task.outcome == "arrived" and task.arrived_s is not None and task.round in opened_s:
-            own_s = task.arrived_s - opened_s[task.round] - sum(part or 0.0 for part in parts_s(task))
+            own_s = task.arrived_s - opened_s[task.round] - sum(part or 0.0 for part in measured_spans_s(task))
             waits_s.setdefault(task.round, []).append(max(0.0, own_s))
     return median(map(min, waits_s.values())) if waits_s else 0.0
 
 
-def parts_s(task: TaskRow) -> tuple[float | None, ...]:
+def measured_spans_s(task: TaskRow) -> tuple[float | None, ...]:
     """Return the seconds of a task's own spans; None for one that nobody measured."""
     return task.download_s, task.compute_s, task.exchange_s, task.upload_s
 
 
-def _longest_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
+def _longest_downloads_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
     """Return the longest download of every round in which several devices had one."""
     downloads_s: defaultdict[int, list[float]] = defaultdict(list)
     for task in tasks:

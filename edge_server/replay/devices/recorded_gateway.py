@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from edge_server.replay.devices.recorded_device import parts_s, recorded_devices, training_seconds
-from edge_server.replay.devices.recorded_link import spare_s
+from edge_server.replay.devices.recorded_device import load_devices, measured_spans_s, server_training_s
+from edge_server.replay.devices.recorded_link import server_wait_s
 from edge_server.replay.trace.schema import Round, TaskRow
 from edge_server.replay.trace.trace import Trace
 from edge_server.rounds.round import ROUND_END, SERVER_TRAINING
 from edge_server.rounds.split.session import SPLIT_STEP
 
 
-def costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[str, Callable[..., float]]:
+def server_costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[str, Callable[..., float]]:
     """Return the seconds of a recorded server's own calculations, by their names.
 
     Args:
         gossip_s: What of rounds' ends went into mixing with other sites, by round.
     """
-    end_s, step_s, training_s = seconds(trace, gossip_s), step_seconds(trace), training_seconds(trace)
+    end_s, step_s, training_s = round_end_seconds(trace, gossip_s), split_step_seconds(trace), server_training_s(trace)
     return {
         ROUND_END: lambda number, _state: end_s(number),
         SPLIT_STEP: lambda *_: step_s,
@@ -27,7 +27,7 @@ def costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[
     }
 
 
-def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callable[[int], float]:
+def round_end_seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callable[[int], float]:
     """Return the server's own seconds by round: from the last update that counts, or the deadline, to the round's end.
 
     A round of which they are not known takes the median of the others; where none are, the server takes none.
@@ -40,7 +40,7 @@ def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callab
     for task in trace.tasks:
         beyond = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0  # within its round all the same
         tasks.setdefault(task.round - beyond, []).append(task)
-    round_ends = ((row.round, _own_s(row, tasks.get(row.round, []), deadline_s)) for row in trace.rounds)
+    round_ends = ((row.round, _server_time_s(row, tasks.get(row.round, []), deadline_s)) for row in trace.rounds)
     server_s = {
         number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in round_ends if own_s is not None
     }
@@ -48,21 +48,21 @@ def seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callab
     return lambda number: server_s.get(number, usual_s)
 
 
-def step_seconds(trace: Trace) -> float:
+def split_step_seconds(trace: Trace) -> float:
     """Return what a step of a split session takes the server; 0 where there is none, or its links explain all.
 
     Whoever delivers last waits for the server alone: what the least patient device's exchange took beyond its link, in
     the median round.
     """
     spares_s: dict[int, list[float]] = {}
-    for device in recorded_devices(trace).values():
+    for device in load_devices(trace).values():
         for task in device.tasks.values():
-            if (spare := spare_s(device, task)) is not None:
+            if (spare := server_wait_s(device, task)) is not None:
                 spares_s.setdefault(task.round, []).append(spare)
     return median(map(min, spares_s.values())) if spares_s else 0.0
 
 
-def _own_s(row: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
+def _server_time_s(row: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
     """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
     if row.outcome != "aggregated" or row.opened_s is None or row.closed_s is None:
         return None
@@ -79,4 +79,4 @@ def _end_s(task: TaskRow, opened_s: float) -> float | None:
     """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
     if task.outcome != "arrived" or task.arrived_s is None:
         return None
-    return max(task.arrived_s, opened_s + sum(part or 0.0 for part in parts_s(task)))
+    return max(task.arrived_s, opened_s + sum(part or 0.0 for part in measured_spans_s(task)))

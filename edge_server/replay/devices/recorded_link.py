@@ -11,10 +11,10 @@ from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.trace.schema import TaskRow
 
 
-def link(device: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
+def link_flows(device: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
     """Return the rates up and down of a round; None where nothing took time."""
     up_bps, down_bps = link_rates(device, number)
-    return _limit(up_bps), _limit(down_bps)
+    return _as_flow(up_bps), _as_flow(down_bps)
 
 
 def link_rates(device: RecordedDevice, number: int) -> tuple[float, float]:
@@ -23,16 +23,18 @@ def link_rates(device: RecordedDevice, number: int) -> tuple[float, float]:
     They are those of the model's transfers, but never so low that a split session's exchange would have lasted longer
     than it did: a small model's transfers are more latency than rate.
     """
-    up_bps, down_bps = _rate(device, number, "up"), _rate(device, number, "down")
-    session = min(filter(device.done, device.tasks.values()), key=lambda task: _far(task, number), default=None)
+    up_bps, down_bps = _direction_rate(device, number, "up"), _direction_rate(device, number, "down")
+    session = min(
+        filter(device.completed_steps, device.tasks.values()), key=lambda task: _distance(task, number), default=None
+    )
     if session is None or not session.exchange_s:
         return up_bps, down_bps
-    room_s = session.exchange_s - 2 * device.delay_s * device.done(session)
-    faster = max(1.0, moving_s(session, up_bps, down_bps) / room_s) if room_s > 0 else 1.0
+    room_s = session.exchange_s - 2 * device.delay_s * device.completed_steps(session)
+    faster = max(1.0, exchange_transfer_s(session, up_bps, down_bps) / room_s) if room_s > 0 else 1.0
     return up_bps * faster, down_bps * faster
 
 
-def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
+def exchange_transfer_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
     """Return the seconds that a split session's features and gradients take at these rates.
 
     Args:
@@ -42,15 +44,17 @@ def moving_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
     return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
 
 
-def spare_s(device: RecordedDevice, task: TaskRow) -> float | None:
+def server_wait_s(device: RecordedDevice, task: TaskRow) -> float | None:
     """Return what one step's exchange took beyond its link: the server, and waiting for others; None if not known."""
-    steps = device.done(task)
+    steps = device.completed_steps(task)
     if not steps or task.exchange_s is None or not task.features_bytes or not task.gradient_bytes:
         return None
-    return max(0.0, (task.exchange_s - moving_s(task, *link_rates(device, task.round))) / steps - 2 * device.delay_s)
+    return max(
+        0.0, (task.exchange_s - exchange_transfer_s(task, *link_rates(device, task.round))) / steps - 2 * device.delay_s
+    )
 
 
-def radio(device: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
+def radio_joules(device: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
     """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
 
     Args:
@@ -61,7 +65,7 @@ def radio(device: RecordedDevice, way: Direction, t0: float, t1: float) -> float
     tasks = [task for task in device.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
     if not tasks:
         return None
-    task = min(tasks, key=lambda each: (abs(device.moment(each) - t1), each.round))
+    task = min(tasks, key=lambda each: (abs(device.observed_s(each) - t1), each.round))
     watts: float = getattr(task, joules) / getattr(task, span)
     return watts * (t1 - t0)
 
@@ -73,21 +77,21 @@ def exchange_w(task: TaskRow) -> float | None:
     return task.exchange_joules / task.exchange_s
 
 
-def _rate(device: RecordedDevice, number: int, way: Direction) -> float:
+def _direction_rate(device: RecordedDevice, number: int, way: Direction) -> float:
     size, span = {"down": ("bytes_down", "download_s"), "up": ("arrived_bytes", "upload_s")}[way]
     tasks = [task for task in device.tasks.values() if getattr(task, size) and getattr(task, span) is not None]
     if not tasks:
         return math.inf
-    task = min(tasks, key=lambda each: _far(each, number))
+    task = min(tasks, key=lambda each: _distance(each, number))
     seconds = max(0.0, getattr(task, span) - 2 * device.delay_s)
     rate_bps = 8 * getattr(task, size) / seconds if seconds else math.inf
-    return max(rate_bps, device.told_bps(task)) if way == "down" else rate_bps
+    return max(rate_bps, device.reported_down_bps(task)) if way == "down" else rate_bps
 
 
-def _far(task: TaskRow, number: int) -> tuple[int, int]:
+def _distance(task: TaskRow, number: int) -> tuple[int, int]:
     """Return what the task nearest to a round has least of."""
     return abs(task.round - number), task.round
 
 
-def _limit(bits_per_s: float) -> Flow | None:
+def _as_flow(bits_per_s: float) -> Flow | None:
     return constant(bits_per_s) if math.isfinite(bits_per_s) else None

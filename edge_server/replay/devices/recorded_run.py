@@ -23,9 +23,9 @@ from statistics import median
 
 from edge_server.replay.devices.behaviour import Behaviour, Effort, Work, batches
 from edge_server.replay.devices.curve import Curve, constant
-from edge_server.replay.devices.recorded_device import RecordedDevice, recorded_devices
-from edge_server.replay.devices.recorded_link import exchange_w, link, radio
-from edge_server.replay.devices.recorded_work import Shares, shares_of, weights_of
+from edge_server.replay.devices.recorded_device import RecordedDevice, load_devices
+from edge_server.replay.devices.recorded_link import exchange_w, link_flows, radio_joules
+from edge_server.replay.devices.recorded_work import Shares, count_weights, step_shares
 from edge_server.replay.trace.schema import TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
@@ -37,7 +37,7 @@ FORWARD = 1 / 3
 FIGURES = {"seconds": "compute_s", "cycles": "cycles", "joules": "compute_joules"}
 
 
-def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
+def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     """Return how the devices of a trace behave, in the order of names.
 
     A device that did no task takes the figures of one with the same board that did, the median one by speed; where
@@ -46,20 +46,22 @@ def behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     Raises:
         ConfigError: A name is of no device of the trace, or no device did any task.
     """
-    devices = recorded_devices(trace)
+    devices = load_devices(trace)
     strangers = [name for name in names if name not in devices]
     if strangers:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
     if not any(device.tasks for device in devices.values()):
         raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
-    weights, shares = weights_of(trace), shares_of(trace)
-    return [_behaviour(devices[name], devices.values(), weights, shares) for name in names]
+    weights, shares = count_weights(trace), step_shares(trace)
+    return [_build_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
 
-def _behaviour(device: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares) -> Behaviour:
+def _build_behaviour(
+    device: RecordedDevice, fleet: Iterable[RecordedDevice], weights: int, shares: Shares
+) -> Behaviour:
     warnings = []
     if not device.tasks:
-        like = _alike(device, fleet)
+        like = _find_similar(device, fleet)
         warnings.append(f"{device.device} did no task in the trace: it takes the figures of {like.device}")
         device = replace(like, present=device.present)
     clock, gaps = device.curve("cpu.f_hertz")
@@ -67,29 +69,30 @@ def _behaviour(device: RecordedDevice, fleet: Iterable[RecordedDevice], weights:
         warnings.append(
             f"{device.device} was away {gaps} times for more than 5 s: its clock there is the mean of both sides"
         )
-    source = Source(device, weights, clock, shares)
+    source = EffortModel(device, weights, clock, shares)
     return Behaviour(
         compute=source.effort,
         least=source.least,
-        of_round=partial(link, device),
+        of_round=partial(link_flows, device),
         delay_s=device.delay_s,
-        radio=partial(radio, device),
+        radio=partial(radio_joules, device),
         present=device.present,
         provenance={
-            name: _told(device, name) for name in ("download_s", "upload_s", "download_joules", "upload_joules")
+            name: _figure_provenance(device, name)
+            for name in ("download_s", "upload_s", "download_joules", "upload_joules")
         },
         warnings=tuple(warnings),
     )
 
 
-def _alike(device: RecordedDevice, fleet: Iterable[RecordedDevice]) -> RecordedDevice:
+def _find_similar(device: RecordedDevice, fleet: Iterable[RecordedDevice]) -> RecordedDevice:
     able = [other for other in fleet if other.tasks]
     able = [other for other in able if device.board and other.board == device.board] or able
     able.sort(key=lambda other: (median(task.compute_s or 0.0 for task in other.tasks.values()), other.device))
     return able[(len(able) - 1) // 2]
 
 
-def _told(device: RecordedDevice, figure: str) -> Provenance:
+def _figure_provenance(device: RecordedDevice, figure: str) -> Provenance:
     return next(
         (
             traced_provenance(task.provenance.get(figure))
@@ -110,7 +113,7 @@ def traced_provenance(provenance: Provenance | None) -> Provenance:
 
 
 @dataclass(frozen=True)
-class Source:
+class EffortModel:
     """What a device did, and what it would do.
 
     Attributes:
@@ -128,16 +131,16 @@ class Source:
     def effort(self, work: Work, second: float) -> Effort:
         """Return what a task takes that begins at a second."""
         task = self.device.tasks.get(work.round)
-        if task is not None and self._is(task, work):
-            return self._again(task)
+        if task is not None and self._is_recorded(task, work):
+            return self._recorded_effort(task)
         if not work.examples:
             return Effort(seconds=0.0)
         step = self.device.step
         if step is not None and work.steps == 1 and not (work.train and task is not None):
-            return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _renamed(step.provenance))
-        return self._scaled(work, second)
+            return Effort(step.seconds, step.cycles, step.joules, step.idle_w, _mark_traced(step.provenance))
+        return self._scale_nearest(work, second)
 
-    def _is(self, task: TaskRow, work: Work) -> bool:
+    def _is_recorded(self, task: TaskRow, work: Work) -> bool:
         """Tell whether that task is this very work: of as many examples, or of none that was worth learning from.
 
         A method may find that out with the task; what work it is counted as before is the most that it may be.
@@ -148,12 +151,12 @@ class Source:
             return True
         if task.steps == 0 and task.examples:  # told to take none, whatever there was to learn from
             return not work.examples
-        return self._share(task) == work.share and self._examples(task) in (None, 0.0, work.examples)
+        return self._share(task) == work.share and self._count_examples(task) in (None, 0.0, work.examples)
 
     def _share(self, task: TaskRow) -> float:
         return self.shares.get((self.device.device, task.round), 1.0)
 
-    def _examples(self, task: TaskRow) -> float | None:
+    def _count_examples(self, task: TaskRow) -> float | None:
         """Return how many examples passed through the network in a task, each trained on; None of a late one.
 
         Of a split session those of its missed steps do not count.
@@ -166,12 +169,12 @@ class Source:
         if steps := self.device.sessions.get(task.round, 0):
             size = self.device.batch_size[task.round]
             sizes = batches(task.examples, size, steps, merges_single=merges)
-            return sum(size * count for size, count in sizes.items()) * self.device.done(task) / steps
+            return sum(size * count for size, count in sizes.items()) * self.device.completed_steps(task) / steps
         size = self.device.batch_size.get(task.round, 1)
         sizes = batches(task.examples, size, task.steps or 0, merges_single=merges)
         return float(sum(a * b for a, b in sizes.items()) or task.examples * self.device.epochs.get(task.round, 1))
 
-    def _again(self, task: TaskRow) -> Effort:
+    def _recorded_effort(self, task: TaskRow) -> Effort:
         figures = {name: getattr(task, column) for name, column in FIGURES.items()}
         provenance = {
             FIGURES[name]: traced_provenance(task.provenance.get(FIGURES[name]))
@@ -180,32 +183,34 @@ class Source:
         }
         return Effort(
             *(task.compute_s or 0.0, task.cycles, task.compute_joules, task.idle_w),
-            provenance | _of_exchange(task),
+            provenance | _exchange_provenance(task),
             self.device.lag_s(task.round),
             exchange_w(task),
         )
 
-    def _scaled(self, work: Work, second: float) -> Effort:
-        task = min(self._able(), key=lambda other: (abs(self.device.moment(other) - second), other.round))
-        return self._like(task, work, second, self.clock)
+    def _scale_nearest(self, work: Work, second: float) -> Effort:
+        task = min(
+            self._reference_tasks(), key=lambda other: (abs(self.device.observed_s(other) - second), other.round)
+        )
+        return self._scale_task(task, work, second, self.clock)
 
     def least(self, work: Work) -> Effort:
         """Return the least that a task can take: what it took, else what another tells, at the highest clock."""
         task = self.device.tasks.get(work.round)
-        if not work.examples or (task is not None and self._is(task, work)):
+        if not work.examples or (task is not None and self._is_recorded(task, work)):
             return self.effort(work, 0.0)
         highest = constant(self.clock.most) if self.clock else None
-        efforts = [self._like(task, work, 0.0, highest) for task in self._able()]
+        efforts = [self._scale_task(task, work, 0.0, highest) for task in self._reference_tasks()]
         joules = [effort.joules for effort in efforts if effort.joules is not None]
         return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
 
-    def _like(self, task: TaskRow, work: Work, second: float, clock: Curve | None) -> Effort:
+    def _scale_task(self, task: TaskRow, work: Work, second: float, clock: Curve | None) -> Effort:
         """Return what a task takes that begins at a second, by what another took."""
         examples = work.examples * (1.0 if work.train else FORWARD)
-        ratio = examples / (self._examples(task) or examples) * self._heavier(work)
+        ratio = examples / (self._count_examples(task) or examples) * self._operations_ratio(work)
         if work.train:
             ratio *= work.share / (self._share(task) if task.purpose == "train" else 1.0)
-        seconds = self._seconds(task, ratio, second, clock)
+        seconds = self._compute_seconds(task, ratio, second, clock)
         watts = task.compute_joules / task.compute_s if task.compute_joules is not None and task.compute_s else None
         source = f"trace: round {task.round} scaled"
         figures = {
@@ -223,17 +228,17 @@ class Source:
                 for name, figure in figures.items()
                 if figure is not None
             }
-            | _of_exchange(task),
+            | _exchange_provenance(task),
             self.device.lag_s(work.round),
             exchange_w(task),
         )
 
-    def _able(self) -> list[TaskRow]:
+    def _reference_tasks(self) -> list[TaskRow]:
         """Return the tasks that say how long an example takes; where only late ones do, those, as if of equal work."""
         timed = [task for task in self.device.tasks.values() if task.compute_s]
-        return [task for task in timed if self._examples(task)] or timed or list(self.device.tasks.values())
+        return [task for task in timed if self._count_examples(task)] or timed or list(self.device.tasks.values())
 
-    def _heavier(self, work: Work) -> float:
+    def _operations_ratio(self, work: Work) -> float:
         """Return how many times the trace's operations for an example the work's network takes."""
         step = self.device.step
         if work.weights == self.weights or not work.examples:
@@ -243,10 +248,10 @@ class Source:
             return work.flops / work.share / work.examples / (step.flops / size)
         return work.weights / self.weights
 
-    def _seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:
+    def _compute_seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:
         """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
         seconds = (task.compute_s or 0.0) * ratio
-        window = self.device.window(task)
+        window = self.device.compute_window(task)
         if self.clock is None or clock is None or window is None:
             return seconds
         then = self.clock.integral(*window) / (window[1] - window[0])
@@ -254,10 +259,10 @@ class Source:
         return until - second if then and math.isfinite(until) else seconds
 
 
-def _of_exchange(task: TaskRow) -> dict[str, Provenance]:
+def _exchange_provenance(task: TaskRow) -> dict[str, Provenance]:
     provenance = task.provenance.get("exchange_joules")
     return {} if exchange_w(task) is None else {"exchange_joules": traced_provenance(provenance)}
 
 
-def _renamed(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
+def _mark_traced(provenance: dict[str, Provenance]) -> dict[str, Provenance]:
     return {name: traced_provenance(entry) for name, entry in provenance.items()}

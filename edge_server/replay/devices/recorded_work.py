@@ -16,7 +16,7 @@ Shares: TypeAlias = dict[tuple[str, int], float]
 """By device and round."""
 
 
-def weights_of(trace: Trace) -> int:
+def count_weights(trace: Trace) -> int:
     """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
     plan = trace.header.plan
     leaves = dict(build_skeleton(plan.model).named_parameters())
@@ -28,17 +28,19 @@ def weights_of(trace: Trace) -> int:
     return sum(leaf.numel() for leaf in leaves.values())
 
 
-def shares_of(trace: Trace) -> Shares:
+def step_shares(trace: Trace) -> Shares:
     """Return the share of a whole network's step that a step was; nothing where the algorithm computes all of it."""
     plan = trace.header.plan
     step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
     if step_share is None:
         return {}
     model = blank(plan.model)
-    return {(decision.device, decision.round): step_share(model, _told(decision)) for decision in trace.decisions}
+    return {
+        (decision.device, decision.round): step_share(model, _assignment_of(decision)) for decision in trace.decisions
+    }
 
 
-def _told(decision: DecisionRow) -> Assignment:
+def _assignment_of(decision: DecisionRow) -> Assignment:
     hyper = Hyper(
         local_epochs=decision.local_epochs, batch_size=decision.batch_size, learning_rate=decision.learning_rate
     )

@@ -9,7 +9,7 @@ with bandwidth B and the device's share b of it, power p, noise power N, gain h 
 from __future__ import annotations
 
 from edge_server.plan.links import WirelessLink, path_gain, shannon, watts
-from edge_server.replay.devices.components import Ways
+from edge_server.replay.devices.components import LinkModel
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.flow import Flow
 from edge_server.replay.devices.random_draws import Blocks, draw_exponential, draw_within
@@ -19,7 +19,7 @@ LEAST_BPS = 1.0
 """Over less not a kilobyte passes in two hours: a distance in another unit, rather than a link."""
 
 
-def ways(table: WirelessLink, seed: int, device: str) -> Ways:
+def wireless_link(table: WirelessLink, seed: int, device: str) -> LinkModel:
     """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again.
 
     Raises:
@@ -46,7 +46,7 @@ def ways(table: WirelessLink, seed: int, device: str) -> Ways:
         raise ConfigError(
             f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise, to {LEAST_BPS:g} at least"
         )
-    return Ways(
+    return LinkModel(
         up=flow(sent),
         down=flow(server_w),
         delay_s=table.delay_s,

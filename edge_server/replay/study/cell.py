@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 from shared.runtime.clock import Clock, monotonic
 
 
-def perform(order: Order, clock: Clock = monotonic) -> Path:
+def run_cell(order: Order, clock: Clock = monotonic) -> Path:
     """Run a cell into a new folder, its result last of all; return the folder."""
     folder = Path(order.place) / order.cell
     shutil.rmtree(folder, ignore_errors=True)
@@ -37,7 +37,7 @@ def perform(order: Order, clock: Clock = monotonic) -> Path:
     return folder
 
 
-def perform_away(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
+def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
     """Run a cell on another machine; return its files by their path in its folder.
 
     Args:
@@ -53,5 +53,5 @@ def perform_away(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
         )
     with tempfile.TemporaryDirectory(prefix="fieldfleet-") as place:
         decoded = msgspec.json.decode(order, type=Order)
-        folder = perform(msgspec.structs.replace(decoded, place=place))
+        folder = run_cell(msgspec.structs.replace(decoded, place=place))
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

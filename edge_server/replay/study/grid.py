@@ -77,11 +77,12 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
     cells_by_name: dict[str, Cell] = {}
     for index, variant in enumerate(study.variant or (Variant(name=""),)):
         variant_changes = [
-            Change(key, value, ("variant", "set", *key.split(".")), index) for key, value in _leaves(variant.set)
+            Change(key, value, ("variant", "set", *key.split(".")), index)
+            for key, value in _iterate_leaves(variant.set)
         ]
         for combination in product(*axes):
             changes = [*variant_changes, *combination]
-            _refuse_lost(changes, path, text)
+            _require_no_overwrite(changes, path, text)
             plan = _plan(base, changes, path, text, study.devices)
             name = name_of(variant.name, combination)
             if name in cells_by_name:
@@ -123,7 +124,7 @@ def setting_of(cell: Cell) -> str:
 
 def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
     axes = []
-    for key, values in _leaves(study.grid):
+    for key, values in _iterate_leaves(study.grid):
         where = ("grid", *key.split("."))
         if not isinstance(values, list) or not values:
             raise ConfigError(f'{path}:{line_of(text, where)}: grid "{key}": give a list of values to run')
@@ -136,16 +137,16 @@ def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
     return axes
 
 
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested tables by dotted key; a table that names a thing is a value as a whole."""
     for key, value in table.items():
         if isinstance(value, dict) and value and not isinstance(value.get("name"), str):
-            yield from _leaves(value, f"{above}{key}.")
+            yield from _iterate_leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 
 
-def _refuse_lost(changes: Sequence[Change], path: Path, text: str) -> None:
+def _require_no_overwrite(changes: Sequence[Change], path: Path, text: str) -> None:
     """Refuse a value that a later one would replace."""
     for later, change in enumerate(changes):
         for earlier in changes[:later]:
@@ -159,25 +160,25 @@ def _refuse_lost(changes: Sequence[Change], path: Path, text: str) -> None:
 
 def _plan(base: Table, changes: Sequence[Change], path: Path, text: str, count: int) -> Plan:
     """Return the plan with the changes; an error names the change from which on it is there."""
-    problem, plan = _decoded(base, changes, count)
+    problem, plan = _decode_plan(base, changes, count)
     if plan is not None:
         return plan
-    guilty = next(k for k in range(len(changes) + 1) if _stays(base, changes, k, count, problem))
+    guilty = next(k for k in range(len(changes) + 1) if _is_persistent(base, changes, k, count, problem))
     if not guilty:
         raise ConfigError(f"{path}:{line_of(text, ('plan',))}: plan: {problem}")
     change = changes[guilty - 1]
     raise ConfigError(f'{path}:{line_of(text, change.where, change.place)}: "{change.key}": {problem}')
 
 
-def _stays(base: Table, changes: Sequence[Change], first: int, count: int, problem: str) -> bool:
+def _is_persistent(base: Table, changes: Sequence[Change], first: int, count: int, problem: str) -> bool:
     """Tell whether a problem is there after `first` changes and after each that follows."""
-    return all(_decoded(base, changes[:k], count)[0] == problem for k in range(first, len(changes) + 1))
+    return all(_decode_plan(base, changes[:k], count)[0] == problem for k in range(first, len(changes) + 1))
 
 
-def _decoded(base: Table, changes: Sequence[Change], count: int) -> tuple[str, Plan | None]:
+def _decode_plan(base: Table, changes: Sequence[Change], count: int) -> tuple[str, Plan | None]:
     try:
         for change in changes:
-            base = _changed(base, change.key.split("."), change.value)
+            base = _set_value(base, change.key.split("."), change.value)
         plan = parse(msgspec.json.encode(base), Plan, PLAN)
         check(plan, PLAN)
         _require_own_devices(plan, count)
@@ -192,7 +193,7 @@ def _require_own_devices(plan: Plan, count: int) -> None:
         raise ConfigError("sites: another number of devices than the plan's own has no clusters; leave `devices` out")
 
 
-def _changed(table: Table, keys: Sequence[str], value: object) -> Table:
+def _set_value(table: Table, keys: Sequence[str], value: object) -> Table:
     """Return a table with one value changed; the table itself stays as it is."""
     key, *below = keys
     if not below:
@@ -200,4 +201,4 @@ def _changed(table: Table, keys: Sequence[str], value: object) -> Table:
     inner = table.get(key, {})
     if not isinstance(inner, dict):
         raise ConfigError(f"{key} is no table; set it as a whole")
-    return {**table, key: _changed(inner, below, value)}
+    return {**table, key: _set_value(inner, below, value)}

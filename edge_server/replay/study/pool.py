@@ -28,7 +28,7 @@ PATIENCE_S = 10.0
 MEMORY = Path("/dev/shm")  # noqa: S108 - where a replay has its temporary files
 
 
-async def run_here(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) -> None:
+async def run_locally(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) -> None:
     """Run cells in at most `jobs` processes; every process is gone when this returns or is cancelled.
 
     Args:
@@ -58,10 +58,10 @@ async def _work(queue: deque[Order], log: Path, tell: Tell) -> None:
             while queue and process.returncode is None:
                 order = queue.popleft()
                 tell(Began(order.cell, process.pid))
-                tell(Ended(order.cell, await _ask(process, order, log)))
+                tell(Ended(order.cell, await _run_order(process, order, log)))
 
 
-async def _ask(process: Process, order: Order, log: Path) -> str:
+async def _run_order(process: Process, order: Order, log: Path) -> str:
     """Let a process run a cell; return why it failed, or nothing."""
     assert process.stdin
     assert process.stdout
@@ -102,10 +102,10 @@ async def _process(log: Path) -> AsyncIterator[Process]:
         assert process.stdin
         process.stdin.close()
         await wait_or_kill(process, PATIENCE_S)
-        sweep(process.pid)
+        remove_leftovers(process.pid)
 
 
-def sweep(process: int) -> None:
+def remove_leftovers(process: int) -> None:
     """Remove what a process that was killed had in memory; one that ended by itself has left nothing."""
     for leftover in MEMORY.glob(f"fieldfleet-{process}-*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edge_server.journal.runs import versions
-from edge_server.replay.study.cell import perform_away
+from edge_server.replay.study.cell import run_remote_cell
 from edge_server.replay.study.pool import Tell, await_all
 from edge_server.replay.study.result import Began, Ended, Order
 from shared.errors import ConfigError
@@ -41,7 +41,7 @@ async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tel
     ray = _ray()
     _connect(ray, address)
     try:
-        remote_perform = ray.remote(num_cpus=1, max_retries=0)(perform_away)
+        remote_perform = ray.remote(num_cpus=1, max_retries=0)(run_remote_cell)
         slots = asyncio.Semaphore(jobs or max(1, AHEAD * int(ray.cluster_resources().get("CPU", 1))))
         await await_all([_run(ray, remote_perform, order, slots, tell) for order in orders])
     finally:

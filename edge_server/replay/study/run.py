@@ -35,7 +35,7 @@ MOST_RUNS = 8
 """In the page of a study."""
 
 
-class AsRun(msgspec.Struct, frozen=True, kw_only=True):
+class StudyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A study as it was run last, for its record: everything that a cell follows from.
 
     Attributes:
@@ -55,7 +55,7 @@ def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
     return {name: result for name, result in results.items() if result is not None}
 
 
-def conduct(
+def complete_study(
     study: Study, plan: dict[str, Any], cells: Sequence[Cell], folder: Path, run: Runner, tell: Tell
 ) -> StudySummary:
     """Run every cell of a study that has not ended, then write its summary.
@@ -86,7 +86,7 @@ def conduct(
             part.mkdir(exist_ok=True)
             results = results_in(folder, cells)
             settings = {cell.name: {"variant": cell.variant, **cell.settings, **cell.seeds} for cell in cells}
-            as_run = AsRun(study=study, plan=plan, versions=versions(), cells=settings)
+            as_run = StudyRecord(study=study, plan=plan, versions=versions(), cells=settings)
             replace_file(folder / "study.json", _json(as_run), durable=False)
             run([order_of(cell, part) for cell in cells if cell.name not in results], part, settle)
             summary = summarise(study.name, cells, results_in(folder, cells), causes, study.report.target)

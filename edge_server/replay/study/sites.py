@@ -29,10 +29,10 @@ def digest_cell(folder: Path, plan: Plan) -> Digest:
     """
     if not plan.sites:
         return digest_run(read(folder))
-    return merged(folder.name, plan, {site: digest_run(read(folder / site)) for site in plan.sites.names})
+    return merge_digests(folder.name, plan, {site: digest_run(read(folder / site)) for site in plan.sites.names})
 
 
-def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
+def merge_digests(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
     """Return what a run came to at all its sites together.
 
     Args:
@@ -43,7 +43,7 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
     worst = min(digests, key=lambda digest: OUTCOMES.index(digest.outcome) if digest.outcome in OUTCOMES else -1)
     notes = {note: None for digest in digests for note in digest.notes}
     refused = sum((Counter(digest.refused) for digest in digests), Counter[str]())
-    rounds = _rounds([digest.rounds for digest in digests])
+    rounds = _merge_rounds([digest.rounds for digest in digests])
     ended = {row.round for row in rounds}  # where budgets end a run, sites end it apart
     tasks = [task for digest in digests for task in digest.tasks if task.round in ended]
     return Digest(
@@ -67,21 +67,21 @@ def merged(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
     )
 
 
-def _rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]:
+def _merge_rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]:
     """Return the rounds that have ended at every site."""
     numbered = [{row.round: row for row in rounds} for rounds in by_site]
     ended = sorted(set.intersection(*(set(rounds) for rounds in numbered)))
     merged_rounds, before_s = list[RoundDigest](), 0.0
     for number in ended:
-        merged_round = _round([rounds[number] for rounds in numbered], before_s)
+        merged_round = _merge_round([rounds[number] for rounds in numbered], before_s)
         before_s += merged_round.seconds
         merged_rounds.append(merged_round)
     return merged_rounds
 
 
-def _round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
+def _merge_round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
     """Return a round of all sites, which began when the one before had ended everywhere."""
-    until = _until([row.until for row in sites])
+    until = _merge_spent([row.until for row in sites])
     return RoundDigest(
         round=sites[0].round,
         outcome=next((row.outcome for row in sites if row.outcome != "aggregated"), "aggregated"),
@@ -105,7 +105,7 @@ def _round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
     )
 
 
-def _until(sites: Sequence[SpentByRound]) -> SpentByRound:
+def _merge_spent(sites: Sequence[SpentByRound]) -> SpentByRound:
     sums = {name: sum_known(getattr(site, name) for site in sites) for name in SpentByRound.__struct_fields__}
     longest = [site.seconds.value for site in sites if site.seconds.value is not None]
     is_complete = all(site.seconds.whole for site in sites)

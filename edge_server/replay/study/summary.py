@@ -184,12 +184,12 @@ def _row(cell: Cell, result: Result | None, cause: str | None, target: float | N
         cause=run.cause,
         accuracy=final.accuracy if final else None,
         best=best_accuracy(run),
-        whole=_taken(run, run.rounds[-1] if run.rounds else None),
-        target=_taken(run, reached) if reached else None,
+        whole=_cost_until(run, run.rounds[-1] if run.rounds else None),
+        target=_cost_until(run, reached) if reached else None,
     )
 
 
-def _taken(run: Digest, until: RoundDigest | None) -> CellCost:
+def _cost_until(run: Digest, until: RoundDigest | None) -> CellCost:
     if until is None:
         return CellCost()
     costs: SpentByRound = until.until

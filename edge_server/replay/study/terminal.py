@@ -16,9 +16,9 @@ from rich.console import Console
 from edge_server.journal.runs import make_folder
 from edge_server.replay.study.display import StudyDisplay
 from edge_server.replay.study.grid import Cell, cells
-from edge_server.replay.study.pool import Tell, run_here
+from edge_server.replay.study.pool import Tell, run_locally
 from edge_server.replay.study.result import Order
-from edge_server.replay.study.run import Runner, conduct, results_in
+from edge_server.replay.study.run import Runner, complete_study, results_in
 from edge_server.replay.study.spec import load
 from edge_server.replay.study.summary import StudySummary
 from edge_server.report.progress_bar import print_line
@@ -48,7 +48,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
     print_line(console, f"{study.name}: {len(chosen)} cells, {done} of them done before")
     with display.bar:
         try:
-            summary = conduct(study, plan, grid, folder, _only(chosen, _runner(options)), display.tell)
+            summary = complete_study(study, plan, grid, folder, _select_cells(chosen, _runner(options)), display.tell)
         except (KeyboardInterrupt, asyncio.CancelledError):
             again = "the same command goes on, and keeps what is done"
             print_line(console, f"{study.name}: {display.status()}; {again}")
@@ -57,7 +57,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
     return summary, folder, all(row.ended for row in summary.rows if row.cell in names)
 
 
-def _only(chosen: Sequence[Cell], run: Runner) -> Runner:
+def _select_cells(chosen: Sequence[Cell], run: Runner) -> Runner:
     """Return a runner that leaves the other cells for another time."""
     names = {cell.name for cell in chosen}
     return lambda orders, place, tell: run([order for order in orders if order.cell in names], place, tell)
@@ -65,17 +65,17 @@ def _only(chosen: Sequence[Cell], run: Runner) -> Runner:
 
 def _runner(options: argparse.Namespace) -> Runner:
     def here(orders: Sequence[Order], place: Path, tell: Tell) -> None:
-        asyncio.run(_ended_by_signals(run_here(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
+        asyncio.run(_cancel_on_signals(run_locally(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
 
     def away(orders: Sequence[Order], _: Path, tell: Tell) -> None:
         from edge_server.replay.study.ray_cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
 
-        asyncio.run(_ended_by_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
+        asyncio.run(_cancel_on_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
 
     return away if options.ray else here
 
 
-async def _ended_by_signals(work: Coroutine[Any, Any, None]) -> None:
+async def _cancel_on_signals(work: Coroutine[Any, Any, None]) -> None:
     """Await some work; the first Ctrl-C or SIGTERM ends it with all that it has started."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task

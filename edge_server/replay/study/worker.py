@@ -22,8 +22,8 @@ from shared.runtime import memory, processes
 from shared.runtime.processes import loading
 
 with loading():
-    from edge_server.replay.study.cell import perform
-    from edge_server.replay.study.pool import sweep
+    from edge_server.replay.study.cell import run_cell
+    from edge_server.replay.study.pool import remove_leftovers
     from edge_server.replay.study.result import Order
 
 IDLE_S, SOON_S, GRACE_S = 0.05, 0.1, 5.0
@@ -42,7 +42,7 @@ def main() -> None:
     memory.die_first()  # a cell can be run again, rather than the study
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
     orders: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_listen, args=(orders,), daemon=True, name="orders").start()
+    threading.Thread(target=_read_orders, args=(orders,), daemon=True, name="orders").start()
     with suppress(KeyboardInterrupt):
         _work(orders, answers)
 
@@ -52,13 +52,13 @@ def _work(orders: SimpleQueue[bytes], answers: int) -> None:
         order = msgspec.json.decode(line, type=Order)
         cause = ""
         try:
-            perform(order)
+            run_cell(order)
         except FieldFleetError as error:
             cause = f"{type(error).__name__}: {error}"
         os.write(answers, msgspec.json.encode(cause) + b"\n")
 
 
-def _listen(orders: SimpleQueue[bytes]) -> None:
+def _read_orders(orders: SimpleQueue[bytes]) -> None:
     """Take orders; where there will be none any more, end the process, whatever it does."""
     with open(sys.stdin.fileno(), "rb", closefd=False) as lines:  # as sys.stdin it would abort the process at its end
         for line in lines:
@@ -67,7 +67,7 @@ def _listen(orders: SimpleQueue[bytes]) -> None:
     for patience_s in (IDLE_S, SOON_S, GRACE_S):  # asked once, asyncio cancels where it next waits; twice, at once
         threading.Event().wait(patience_s)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    sweep(os.getpid())
+    remove_leftovers(os.getpid())
     os._exit(0)
 
 

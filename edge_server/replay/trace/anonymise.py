@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
@@ -24,7 +24,7 @@ SORTED = ("tasks", "steps", "decisions")
 """Tables in order of round and device."""
 
 
-def anonymised(trace: Trace) -> Trace:
+def anonymise(trace: Trace) -> Trace:
     """Return the trace with devices named by their place, without causes of failures, notes and absolute paths.
 
     Raises:
@@ -37,8 +37,8 @@ def anonymised(trace: Trace) -> Trace:
     unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
     names |= _names(unheard, "unheard")
     seed = header.plan.seed
-    tables = {table: tuple(_renamed(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
-    tables |= {table: tuple(sorted(tables[table], key=_place)) for table in SORTED}
+    tables = {table: tuple(_rename_row(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
+    tables |= {table: tuple(sorted(tables[table], key=_row_order)) for table in SORTED}
     return Trace(_header(header, names), tables)
 
 
@@ -47,7 +47,7 @@ def _names(originals: list[str], prefix: str) -> dict[str, str]:
     return {name: f"{prefix}-{place:0{width}d}" for place, name in enumerate(originals)}
 
 
-def _renamed(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
+def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
     changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
     if isinstance(row, TaskRow) and row.cause:
         changes["cause"] = "failed"
@@ -59,24 +59,24 @@ def _renamed(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
     return renamed
 
 
-def _place(row: Any) -> tuple[int, str]:
+def _row_order(row: Any) -> tuple[int, str]:
     return (0 if isinstance(row, Step) else row.round), row.device
 
 
 def _without_folders(plan: Plan) -> Plan:
     """Return a plan that does not say where anything lay on its machine: of absolute paths the last name is left."""
-    return msgspec.convert(_bare(msgspec.to_builtins(plan)), Plan)
+    return msgspec.convert(_strip_folders(msgspec.to_builtins(plan)), Plan)
 
 
-def _bare(value: Any) -> Any:
+def _strip_folders(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _bare(item) for key, item in value.items()}
+        return {key: _strip_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_bare(item) for item in value]
+        return [_strip_folders(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _header(header: Trial, names: Mapping[str, str]) -> Trial:
+def _header(header: TraceHeader, names: Mapping[str, str]) -> TraceHeader:
     devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
     planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
     return msgspec.structs.replace(

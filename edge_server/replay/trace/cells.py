@@ -31,15 +31,15 @@ TREES = ("metrics", "refused", "values")
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-def cells(table: str, row: TableRow) -> list[str]:
+def format_row(table: str, row: TableRow) -> list[str]:
     """Return a row's cells in the order of `columns`."""
     values: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
     for figure, provenance in values.pop("provenance", {}).items():
         values |= {f"{figure}_{part}": getattr(provenance, part) for part in PROVENANCE}
-    return [_text(values.get(column)) for column in columns(table)]
+    return [_format_cell(values.get(column)) for column in columns(table)]
 
 
-def _text(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, dict):
         return _encoder.encode(value).decode() if value else ""
     if isinstance(value, bool):
@@ -50,7 +50,7 @@ def _text(value: object) -> str:
     return "" if value is None else repr(value)
 
 
-def row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRow:
+def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRow:
     """Return the row of some cells by column; columns that are not ours are left out.
 
     Args:
@@ -63,13 +63,13 @@ def row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRo
     fields: dict[str, Any] = {name: cell for name, cell in filled.items() if name in TABLES[table].__struct_fields__}
     for name in TREES:
         if name in fields:
-            fields[name] = _tried(partial(msgspec.json.decode, fields[name]), f"{name}`")
+            fields[name] = _decode_cell(partial(msgspec.json.decode, fields[name]), f"{name}`")
     provenance = {figure: _provenance(figure, filled) for figure in TOLD.get(table, ())}
     if any(provenance.values()):
         fields["provenance"] = {figure: entry for figure, entry in provenance.items() if entry}
-    read = _tried(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
+    read = _decode_cell(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
     for name in read.__struct_fields__:
-        _require_true(name, getattr(read, name))
+        _require_plausible(name, getattr(read, name))
         _require_storable(name, getattr(read, name))
     return read
 
@@ -82,7 +82,7 @@ def _require_storable(name: str, value: object) -> None:
         raise ConfigError(f"column `{name}`: an integer of more than 64 bits") from error
 
 
-def _tried(read: Callable[[], T], column: str) -> T:
+def _decode_cell(read: Callable[[], T], column: str) -> T:
     """Return what is read, with the name of its column in the error."""
     try:
         return read()
@@ -95,13 +95,13 @@ def _provenance(figure: str, filled: Mapping[str, str]) -> Provenance | None:
     parts = {part: filled[f"{figure}_{part}"] for part in PROVENANCE if f"{figure}_{part}" in filled}
     if not parts:
         return None
-    return _tried(
+    return _decode_cell(
         lambda: msgspec.convert({"source": ""} | parts, Provenance, strict=False),
         f"{figure}_quality` or its neighbours",
     )
 
 
-def _require_true(name: str, value: object) -> None:
+def _require_plausible(name: str, value: object) -> None:
     figures: list[object] = [value]
     if isinstance(value, dict):
         figures = [*value.values(), *(getattr(entry, "uncertainty", None) for entry in value.values())]

@@ -16,10 +16,10 @@ from edge_server.journal.records import (
 )
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
-from edge_server.replay.trace.files import described
-from edge_server.replay.trace.header import Evaluation, Known, Statistics, Trial
-from edge_server.replay.trace.journal_index import DIGITS, IndexedJournal, sorted_journal
-from edge_server.replay.trace.observations import facts, presences, samples
+from edge_server.replay.trace.files import describe_tables
+from edge_server.replay.trace.header import Evaluation, Statistics, TracedDevice, TraceHeader
+from edge_server.replay.trace.journal_index import DIGITS, IndexedJournal, index_journal
+from edge_server.replay.trace.observations import fact_rows, presence_rows, sample_rows
 from edge_server.replay.trace.schema import (
     DecisionRow,
     Purpose,
@@ -39,23 +39,23 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
     Raises:
         ConfigError: The journal does not hold a run's beginning.
     """
-    journal = sorted_journal(records)
+    journal = index_journal(records)
     tables: dict[str, tuple[TableRow, ...]] = {
         "tasks": tuple(_tasks(journal)),
         "steps": tuple(_steps(journal)),
         "rounds": tuple(_rounds(journal)),
         "decisions": tuple(_decisions(journal)),
-        "readings": tuple(samples(journal.sensed)),
-        "facts": tuple(facts(journal.sensed)),
-        "availability": tuple(presences(journal.presence, journal.at_work())),
+        "readings": tuple(sample_rows(journal.sensed)),
+        "facts": tuple(fact_rows(journal.sensed)),
+        "availability": tuple(presence_rows(journal.presence, journal.working_spans())),
     }
     return Trace(_header(journal, tables), tables)
 
 
-def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) -> Trial:
+def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) -> TraceHeader:
     run_opened, evaluated = journal.run_opened, journal.evaluated[-1:]
     closed = [(number, close) for number, (close, _) in sorted(journal.closed.items())]
-    return Trial(
+    return TraceHeader(
         run=run_opened.run,
         started=run_opened.started,
         draw=run_opened.draw,
@@ -63,7 +63,7 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
         plan=run_opened.plan,
         devices=_devices(journal),
         processes=journal.processes,
-        tables=described(tables),
+        tables=describe_tables(tables),
         measured=journal.measured is not None,
         evaluated=bool(evaluated),
         device_accuracy=evaluated[0].accuracy if evaluated else None,
@@ -85,7 +85,7 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
     )
 
 
-def _devices(journal: IndexedJournal) -> list[Known]:
+def _devices(journal: IndexedJournal) -> list[TracedDevice]:
     """Return every device, those that the plan names first, as in the fleet that shares the plan's data set."""
     names = {record.device for record, _ in (*journal.presence, *journal.sensed)}
     names |= {device for _, device in journal.accepted}
@@ -96,7 +96,7 @@ def _devices(journal: IndexedJournal) -> list[Known]:
     }
     boards = {record.device: record.board for record, _ in journal.sensed if record.board}
     ordered = sort_by_fleet(journal.run_opened.plan, names)
-    return [Known(name=name, board=boards.get(name, ""), version=versions.get(name, "")) for name in ordered]
+    return [TracedDevice(name=name, board=boards.get(name, ""), version=versions.get(name, "")) for name in ordered]
 
 
 def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
@@ -146,7 +146,7 @@ def _steps(journal: IndexedJournal) -> Iterable[Step]:
         yield Step(device=device, **msgspec.structs.asdict(step))
 
 
-def _asked(journal: IndexedJournal) -> dict[tuple[int, str], str]:
+def _task_causes(journal: IndexedJournal) -> dict[tuple[int, str], str]:
     """Return the cause for which each task failed, empty where it did not, by round and device."""
     causes = {(number, device): "" for number, (opened, _) in journal.rounds.items() for device in opened.assignments}
     causes |= dict.fromkeys(journal.accepted, "")
@@ -157,14 +157,14 @@ def _asked(journal: IndexedJournal) -> dict[tuple[int, str], str]:
 
 
 def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
-    for (number, device), cause in sorted(_asked(journal).items()):
+    for (number, device), cause in sorted(_task_causes(journal).items()):
         purpose = _purpose(journal, number)
         accepted, arrived_s = journal.accepted.get((number, device), (None, None))
         closed = journal.closed.get(number)
         settled_cost = journal.settled_costs.get((number, device))
         missed_steps = closed[0].missed.get(device, 0) if closed and closed[0].steps is not None else None
         if accepted is None or (closed and device not in closed[0].arrived):
-            row = _absent(number, device, purpose, cause, settled_cost)
+            row = _absent_row(number, device, purpose, cause, settled_cost)
             yield msgspec.structs.replace(row, missed_steps=missed_steps)
             continue
         round_opened, opened_s = journal.rounds.get(number, (None, None))
@@ -173,7 +173,7 @@ def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
             device=device,
             purpose=purpose,
             outcome="arrived",
-            **_arrived(accepted, settled_cost, opened_s, arrived_s),
+            **_arrival_fields(accepted, settled_cost, opened_s, arrived_s),
             steps=steps_of(round_opened.assignments[device], accepted.update.num_examples) if round_opened else None,
             missed_steps=missed_steps,
         )
@@ -187,15 +187,17 @@ def _purpose(journal: IndexedJournal, number: int) -> Purpose:
     return "statistics" if closed and closed[0].statistics_batches is not None else "evaluate"
 
 
-def _absent(number: int, device: str, purpose: Purpose, cause: str, settled_cost: Cost | None) -> TaskRow:
+def _absent_row(number: int, device: str, purpose: Purpose, cause: str, settled_cost: Cost | None) -> TaskRow:
     """Return the row of a task whose update does not count; what a late one cost is known all the same."""
     if settled_cost is None or cause:
         outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
         return TaskRow(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
-    return TaskRow(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_figures(settled_cost))
+    return TaskRow(
+        round=number, device=device, purpose=purpose, outcome="late", settled=True, **_cost_fields(settled_cost)
+    )
 
 
-def _figures(cost: Cost) -> dict[str, Any]:
+def _cost_fields(cost: Cost) -> dict[str, Any]:
     hertz = cost.cycles / cost.cpu_s if cost.cycles is not None and cost.cpu_s else None
     provenance = dict(cost.provenance)
     if hertz is not None and "cycles" in provenance:
@@ -203,10 +205,12 @@ def _figures(cost: Cost) -> dict[str, Any]:
     return msgspec.structs.asdict(cost) | {"hertz": hertz, "provenance": provenance}
 
 
-def _arrived(record: UpdateAccepted, settled_cost: Cost | None, opened_s: float | None, arrived_s: float | None) -> Any:
+def _arrival_fields(
+    record: UpdateAccepted, settled_cost: Cost | None, opened_s: float | None, arrived_s: float | None
+) -> Any:
     update, cost = record.update, plausible(settled_cost or record.update.cost)
     params = update.params
-    return _figures(cost) | {
+    return _cost_fields(cost) | {
         "arrived_s": arrived_s,
         "began_s": _began_s(cost, opened_s, arrived_s),
         "settled": settled_cost is not None,

@@ -13,8 +13,8 @@ from typing import TextIO
 import msgspec
 
 from edge_server.replay.trace import header as headers
-from edge_server.replay.trace.cells import cells, row
-from edge_server.replay.trace.header import Table, Trial
+from edge_server.replay.trace.cells import format_row, parse_row
+from edge_server.replay.trace.header import Table, TraceHeader
 from edge_server.replay.trace.schema import TABLES, TableRow, columns, unit_of
 from edge_server.replay.trace.trace import Trace, check_trace
 from shared.errors import ConfigError
@@ -44,11 +44,11 @@ def write(trace: Trace, folder: Path) -> None:
             with (folder / f"{table}.csv").open("w", encoding="utf-8", newline="") as file:
                 lines = csv.writer(file, lineterminator="\n")
                 lines.writerow(columns(table))
-                lines.writerows(cells(table, table_row) for table_row in trace.tables[table])
+                lines.writerows(format_row(table, table_row) for table_row in trace.tables[table])
         (folder / headers.FILE).write_bytes(headers.encode(msgspec.structs.replace(trace.header, marked=True)))
 
 
-def described(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Table]:
+def describe_tables(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Table]:
     """Return what the header says of tables."""
     return {
         table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
@@ -69,7 +69,7 @@ def read(folder: Path) -> Trace:
     """
     path = folder / headers.FILE
     try:
-        with _opened(path, headers.MAX_BYTES) as file:
+        with _open_bounded(path, headers.MAX_BYTES) as file:
             data = file.read()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: no UTF-8 text ({error}); restore the file from a copy") from error
@@ -79,10 +79,10 @@ def read(folder: Path) -> Trace:
     return check_trace(Trace(header, tables), folder)
 
 
-def _opened(path: Path, most_bytes: int) -> TextIO:
+def _open_bounded(path: Path, most_bytes: int) -> TextIO:
     """Open a plain file of bounded size."""
     try:
-        file = open(path, encoding="utf-8", newline="", opener=_unblocking)  # noqa: SIM115 - returned open
+        file = open(path, encoding="utf-8", newline="", opener=_open_nonblocking)  # noqa: SIM115 - returned open
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; a trace is a folder with {headers.FILE} and its tables"
@@ -94,22 +94,22 @@ def _opened(path: Path, most_bytes: int) -> TextIO:
     return file
 
 
-def _unblocking(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe nobody writes to would be waited for
 
 
-def _rows(folder: Path, header: Trial, table: str) -> Iterator[TableRow]:
+def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[TableRow]:
     path, expected = folder / f"{table}.csv", header.tables[table].rows
     count = 0
-    with _opened(path, MAX_FILE_BYTES) as file, _long_fields():
+    with _open_bounded(path, MAX_FILE_BYTES) as file, _long_fields():
         reader = csv.reader(_lines(file), strict=True)
         try:
-            names = _names(next(reader, []), table)
+            names = _check_columns(next(reader, []), table)
             for texts in reader:
                 count += 1
                 if len(texts) != len(names) or count > MAX_ROWS:
                     raise ConfigError(f"{len(texts)} cells under {len(names)} columns, or more than {MAX_ROWS} rows")  # noqa: TRY301
-                yield row(table, dict(zip(names, texts, strict=True)), marked=header.marked)
+                yield parse_row(table, dict(zip(names, texts, strict=True)), marked=header.marked)
         except (ConfigError, csv.Error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{reader.line_num}: {error}; correct or restore that line") from error
     if count != expected:
@@ -134,7 +134,7 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _names(names: list[str], table: str) -> list[str]:
+def _check_columns(names: list[str], table: str) -> list[str]:
     missing = [column for column in columns(table) if column not in names]
     if missing:
         raise ConfigError(f"the column {missing[0]!r} is missing (of {len(missing)} in all)")

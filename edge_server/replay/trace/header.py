@@ -20,7 +20,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what stands in the header; keys that the reader does not know are ignored."""
 
 
-class Known(Header, frozen=True, kw_only=True):
+class TracedDevice(Header, frozen=True, kw_only=True):
     """A device of the trace: its name, the id of its board's profile and its agent's version, where they were told."""
 
     name: str
@@ -43,7 +43,7 @@ class Table(Header, frozen=True, kw_only=True):
     columns: dict[str, str]
 
 
-class Back(Header, frozen=True, kw_only=True):
+class Rewind(Header, frozen=True, kw_only=True):
     """The run went back to before a round, whose rows are those of its repetition."""
 
     round: int
@@ -81,7 +81,7 @@ ClassShares: TypeAlias = Annotated[tuple[float | None, ...], msgspec.Meta(max_le
 """Shares of right answers in the order of the labels; None of a class without examples."""
 
 
-class Trial(Header, frozen=True, kw_only=True):
+class TraceHeader(Header, frozen=True, kw_only=True):
     """The whole header.
 
     Attributes:
@@ -115,7 +115,7 @@ class Trial(Header, frozen=True, kw_only=True):
     draw: str = ""
     statistics_batches: int = 0
     plan: Plan
-    devices: list[Known]
+    devices: list[TracedDevice]
     processes: list[Process] = []
     tables: dict[str, Table]
     measured: bool = False
@@ -125,7 +125,7 @@ class Trial(Header, frozen=True, kw_only=True):
     statistics: list[Statistics] = []
     class_accuracy: dict[int, ClassShares] = {}
     terms: dict[int, dict[str, float]] = {}
-    rewound: list[Back] = []
+    rewound: list[Rewind] = []
     notes: list[str] = []
     ended: End | None = None
 
@@ -135,12 +135,12 @@ class _First(Header, frozen=True, kw_only=True):
     version: int = 0
 
 
-def encode(header: Trial) -> bytes:
+def encode(header: TraceHeader) -> bytes:
     """Return the header as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
 
 
-def decode(data: bytes, path: Path) -> Trial:
+def decode(data: bytes, path: Path) -> TraceHeader:
     """Return the header in the file at `path`.
 
     Raises:
@@ -155,18 +155,18 @@ def decode(data: bytes, path: Path) -> Trial:
                 f"{path}: written in version {first.version} of the schema, this is version {VERSION}: "
                 "read it with the fieldfleet that wrote it, or with a newer one"
             )
-        header = msgspec.json.decode(data, type=Trial)
+        header = msgspec.json.decode(data, type=TraceHeader)
         msgspec.msgpack.encode(header)  # raises OverflowError: such an integer could not be told to anybody
     except OverflowError as error:
         raise ConfigError(f"{path}: an integer of more than 64 bits; restore the file from a copy") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}; restore the file from a copy") from error
     check_structure(header.plan, path)
-    _require_sound(header, path)
+    _require_consistent(header, path)
     return header
 
 
-def _require_sound(header: Trial, path: Path) -> None:
+def _require_consistent(header: TraceHeader, path: Path) -> None:
     names = [device.name for device in header.devices]
     if len(set(names)) != len(names):
         raise ConfigError(f"{path}: devices: one is named twice")

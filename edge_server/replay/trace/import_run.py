@@ -40,7 +40,7 @@ LATER = ("upload_s", "upload_joules", "bytes_up")
 """What of a cost an update cannot say yet."""
 
 
-def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
+def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
     """Return the journal of a trace.
 
     Args:
@@ -64,13 +64,13 @@ def records_of(trace: Trace, run: str = "") -> list[AnyRecord]:
     ended: list[AnyRecord] = [Noted(what=note) for note in header.notes]
     if header.ended:
         ended.append(RunClosed(outcome=header.ended.outcome, cause=header.ended.cause))
-    return [run_opened, *begun, *_in_order(trace), *ended]
+    return [run_opened, *begun, *_sort_by_time(trace), *ended]
 
 
-def _in_order(trace: Trace) -> list[AnyRecord]:
+def _sort_by_time(trace: Trace) -> list[AnyRecord]:
     """Return what happened, in order of time; what has no moment follows what it came after."""
     timed: list[tuple[float, int, AnyRecord]] = []
-    for source in (_presences(trace), _sensed(trace), _rounds(trace)):
+    for source in (_presence_records(trace), _sensed_records(trace), _round_records(trace)):
         last_s = 0.0
         for record in source:
             last_s = max(last_s, getattr(record, "at", None) or 0.0)
@@ -78,7 +78,7 @@ def _in_order(trace: Trace) -> list[AnyRecord]:
     return [record for _, _, record in sorted(timed, key=lambda event: event[:2])]
 
 
-def _presences(trace: Trace) -> Iterator[AnyRecord]:
+def _presence_records(trace: Trace) -> Iterator[AnyRecord]:
     for row in trace.presence:
         if row.cause == "gone" or row.cause == "unheard":  # noqa: PLR1714 - the type checker narrows only this form
             yield Left(device=row.device, at=row.at_s, cause=row.cause)
@@ -86,7 +86,7 @@ def _presences(trace: Trace) -> Iterator[AnyRecord]:
             yield Joined(device=row.device, at=row.at_s, cause=row.cause, version=row.version)
 
 
-def _sensed(trace: Trace) -> Iterator[AnyRecord]:
+def _sensed_records(trace: Trace) -> Iterator[AnyRecord]:
     samples: defaultdict[tuple[float, str], list[Sample]] = defaultdict(list)
     facts: defaultdict[tuple[float, str], list[Fact]] = defaultdict(list)
     for sample in trace.readings:
@@ -114,7 +114,7 @@ def _sensed(trace: Trace) -> Iterator[AnyRecord]:
         )
 
 
-def _rounds(trace: Trace) -> Iterator[AnyRecord]:
+def _round_records(trace: Trace) -> Iterator[AnyRecord]:
     tasks: defaultdict[int, list[TaskRow]] = defaultdict(list)
     decisions: defaultdict[int, list[DecisionRow]] = defaultdict(list)
     for task in trace.tasks:
@@ -123,34 +123,34 @@ def _rounds(trace: Trace) -> Iterator[AnyRecord]:
         decisions[decision.round].append(decision)
     run, last = trace.header.run, trace.header.plan.rounds
     statistics = {entry.round: entry.batches for entry in trace.header.statistics}
-    yield from _updates(run, tasks[0])
+    yield from _update_records(run, tasks[0])
     if trace.header.measured:
-        yield _measured(trace.steps, tasks[0])
-    yield from _evaluated(trace, 0, tasks)
+        yield _measurement_record(trace.steps, tasks[0])
+    yield from _evaluation_records(trace, 0, tasks)
     for row in trace.rounds:
         if row.asked or row.outcome == "open" or row.opened_s is not None:
-            yield _opened(row, decisions[row.round])
-        yield from _updates(run, tasks[row.round])
-        yield from _updates(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
+            yield _opening_record(row, decisions[row.round])
+        yield from _update_records(run, tasks[row.round])
+        yield from _update_records(run, [task for task in tasks[last + 1 + row.round] if task.purpose == "statistics"])
         if row.outcome != "open":
             by_class = trace.header.class_accuracy.get(row.round, msgspec.UNSET)
-            closed = _closed(row, tasks[row.round], statistics.get(row.round))
+            closed = _closing_record(row, tasks[row.round], statistics.get(row.round))
             terms = trace.header.terms.get(row.round, msgspec.UNSET)
             yield msgspec.structs.replace(closed, class_accuracy=by_class, terms=terms)
-        yield from _evaluated(trace, row.round, tasks)
+        yield from _evaluation_records(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
     if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end
-        yield from _updates(run, after)
+        yield from _update_records(run, after)
         yield Evaluated(accuracy=trace.header.device_accuracy, by_device=_measurements(after))
 
 
-def _evaluated(trace: Trace, after: int, tasks: Mapping[int, list[TaskRow]]) -> Iterator[AnyRecord]:
+def _evaluation_records(trace: Trace, after: int, tasks: Mapping[int, list[TaskRow]]) -> Iterator[AnyRecord]:
     """Yield what all devices measured after a round."""
     header = trace.header
     for evaluation in header.evaluations:
         if evaluation.round == after:
             evaluation_tasks = tasks.get(header.plan.evaluation.number(header.plan.rounds, after), [])
-            yield from _updates(header.run, evaluation_tasks)
+            yield from _update_records(header.run, evaluation_tasks)
             measured = _measurements(evaluation_tasks)
             yield Evaluated(accuracy=evaluation.accuracy, by_device=measured, round=after, personal=evaluation.personal)
 
@@ -159,7 +159,7 @@ def _measurements(tasks: Iterable[TaskRow]) -> dict[str, dict[str, float]]:
     return {task.device: task.metrics for task in tasks if task.outcome == "arrived"}
 
 
-def _measured(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
+def _measurement_record(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
     return Measured(
         by_device={
             step.device: StepCost(**{name: getattr(step, name) for name in StepCost.__struct_fields__})
@@ -170,7 +170,7 @@ def _measured(steps: Iterable[Step], tasks: list[TaskRow]) -> Measured:
     )
 
 
-def _opened(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
+def _opening_record(row: Round, decisions: list[DecisionRow]) -> RoundOpened:
     return RoundOpened(
         round=row.round,
         at=row.opened_s,
@@ -188,7 +188,7 @@ def _assignment(row: DecisionRow) -> Assignment:
     return Assignment(seed=row.seed, hyper=hyper, steps=row.steps, values=row.values)
 
 
-def _closed(row: Round, tasks: list[TaskRow], statistics_batches: int | None) -> RoundClosed:
+def _closing_record(row: Round, tasks: list[TaskRow], statistics_batches: int | None) -> RoundClosed:
     assert row.outcome != "open"
     arrived = [task for task in tasks if task.outcome == "arrived"]
     return RoundClosed(
@@ -211,7 +211,7 @@ def _closed(row: Round, tasks: list[TaskRow], statistics_batches: int | None) ->
     )
 
 
-def _updates(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
+def _update_records(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
     for task in tasks:
         cost = _cost(task)
         if task.outcome == "late":
@@ -221,7 +221,7 @@ def _updates(run: str, tasks: Iterable[TaskRow]) -> Iterator[AnyRecord]:
         yield UpdateAccepted(
             round=task.round,
             device=task.device,
-            update=_update(run, task, _said(cost) if task.settled else cost),
+            update=_update(run, task, _cost_in_update(cost) if task.settled else cost),
             bytes_up=task.arrived_bytes or 0,
             at=task.arrived_s,
         )
@@ -234,7 +234,7 @@ def _cost(task: TaskRow) -> Cost:
     return Cost(**figures, provenance={name: entry for name, entry in task.provenance.items() if name in COST})
 
 
-def _said(cost: Cost) -> Cost:
+def _cost_in_update(cost: Cost) -> Cost:
     """Return what the update itself said of its cost."""
     provenance = {name: entry for name, entry in cost.provenance.items() if name not in LATER}
     return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=provenance)

@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     valid,
 )
 from edge_server.journal.run_clock import timed_records
-from edge_server.replay.trace.header import Back, End, Process
+from edge_server.replay.trace.header import End, Process, Rewind
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 
@@ -46,7 +46,7 @@ class IndexedJournal:
     sensed: list[tuple[Sensed, float]] = field(default_factory=list)
     presence: list[tuple[Joined | Left, float]] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
-    rewound: list[Back] = field(default_factory=list)
+    rewound: list[Rewind] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended: End | None = None
 
@@ -70,15 +70,15 @@ class IndexedJournal:
             case Evaluated():
                 self.evaluated.append(record)
             case _:
-                self._take_word(record)
+                self._add_other(record)
 
-    def _take_word(self, record: AnyRecord) -> None:
+    def _add_other(self, record: AnyRecord) -> None:
         match record:
             case ServerBegan():
                 utc_s = None if record.utc_s is None else round(record.utc_s, DIGITS)
                 self.processes.append(Process(run_s=round(record.run_s, DIGITS), utc_s=utc_s, versions=record.versions))
             case Rewound() if not record.missed:
-                self.rewound.append(Back(round=record.round, cause=record.cause))
+                self.rewound.append(Rewind(round=record.round, cause=record.cause))
             case Noted():
                 self.notes.append(record.what)
             case RunClosed():
@@ -86,7 +86,7 @@ class IndexedJournal:
             case _:
                 pass
 
-    def at_work(self) -> dict[str, list[tuple[float, float, int]]]:
+    def working_spans(self) -> dict[str, list[tuple[float, float, int]]]:
         """Return when each device was at work for which round: from its opening to the update, or to its close."""
         spans: dict[str, list[tuple[float, float, int]]] = {}
         for number, (round_opened, opened_s) in sorted(self.rounds.items()):
@@ -99,7 +99,7 @@ class IndexedJournal:
         return spans
 
 
-def sorted_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
+def index_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     """Sort a journal's records.
 
     Raises:

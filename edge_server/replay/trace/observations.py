@@ -21,10 +21,10 @@ BOARD = "board"
 """The name under which the id of a board's profile stands among the facts."""
 
 
-def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
+def sample_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
     """Yield a row for every figure, with the source and quality that were told last."""
     last_sources: dict[tuple[str, str], Provenance] = {}
-    for record, second in _once(sensed):
+    for record, second in _skip_duplicates(sensed):
         for name, value in sorted(record.readings.items()):
             if name in record.provenance:
                 last_sources[record.device, name] = record.provenance[name]
@@ -41,15 +41,15 @@ def samples(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
             )
 
 
-def facts(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
+def fact_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
     """Yield a row for every word that was news."""
-    for record, second in _once(sensed):
+    for record, second in _skip_duplicates(sensed):
         texts = {**record.facts, **({BOARD: record.board} if record.board else {})}
         for name, value in sorted(texts.items()):
             yield Fact(at_s=second, device=record.device, name=name, value=value)
 
 
-def _once(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, float]]:
+def _skip_duplicates(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, float]]:
     """Leave out what came of one device within the same microsecond as something before it."""
     last: dict[str, float] = {}
     for record, second in sensed:
@@ -58,7 +58,7 @@ def _once(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, floa
             yield record, second
 
 
-def presences(
+def presence_rows(
     events: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
 ) -> Iterator[Presence]:
     """Yield a row for every coming and going.

@@ -11,14 +11,14 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
 
 
-def portable(plan: Plan, data_root: Path) -> Plan:
+def make_portable(plan: Plan, data_root: Path) -> Plan:
     """Return a plan of which what lies below `data_root` is named relative to it; `plan.placed` undoes it."""
-    devices = [_portable(device, data_root) for device in plan.device]
+    devices = [_make_device_portable(device, data_root) for device in plan.device]
     server_data = _relative(plan.server_data, data_root)
     return msgspec.structs.replace(plan, data=_relative(plan.data, data_root), server_data=server_data, device=devices)
 
 
-def _portable(device: DevicePlan, data_root: Path) -> DevicePlan:
+def _make_device_portable(device: DevicePlan, data_root: Path) -> DevicePlan:
     link, power = _relative(device.link, data_root), _relative(device.power, data_root)
     return msgspec.structs.replace(device, link=link, power=power)
 

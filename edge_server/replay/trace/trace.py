@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from edge_server.replay.trace.header import Trial
+from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.schema import DecisionRow, Fact, Presence, Round, Sample, Step, TableRow, TaskRow, unit_of
 from shared.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Trace:
         tables: The rows of every table, in order.
     """
 
-    header: Trial
+    header: TraceHeader
     tables: Mapping[str, tuple[TableRow, ...]]
 
     @property
@@ -82,20 +82,20 @@ def check_trace(trace: Trace, folder: Path) -> Trace:
     names = {device.name for device in trace.header.devices}
     for table, rows in trace.tables.items():
         path = folder / f"{table}.csv"
-        _require_once(rows, KEYS[table], path)
+        _require_unique(rows, KEYS[table], path)
         for line, row in enumerate(rows, 2):
             device = getattr(row, "device", None)
             if device is not None and device not in names:
                 raise ConfigError(f"{path}:{line}: device {device!r} is not among the header's devices; add it there")
     for table in ("readings", "facts", "availability"):
-        _require_forwards(table, trace.tables[table], folder)
+        _require_ordered(table, trace.tables[table], folder)
     for line, sample in enumerate(trace.readings, 2):
-        _require_true(sample, f"{folder / 'readings.csv'}:{line}")
+        _require_plausible(sample, f"{folder / 'readings.csv'}:{line}")
     _require_rounds(trace, folder)
     return trace
 
 
-def _require_once(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) -> None:
+def _require_unique(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) -> None:
     first_lines: dict[Hashable, int] = {}
     for line, row in enumerate(rows, 2):
         values = tuple(getattr(row, name) for name in key)
@@ -104,7 +104,7 @@ def _require_once(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) ->
             raise ConfigError(f"{path}:{line}: the same as line {first} ({key_text}); keep one of them")
 
 
-def _require_forwards(table: str, rows: Iterable[Any], folder: Path) -> None:
+def _require_ordered(table: str, rows: Iterable[Any], folder: Path) -> None:
     last_s = 0.0
     for line, row in enumerate(rows, 2):
         if row.at_s < last_s:
@@ -114,7 +114,7 @@ def _require_forwards(table: str, rows: Iterable[Any], folder: Path) -> None:
         last_s = row.at_s
 
 
-def _require_true(sample: Sample, where: str) -> None:
+def _require_plausible(sample: Sample, where: str) -> None:
     if sample.value < 0 and not sample.name.endswith("_celsius"):
         raise ConfigError(f"{where}: {sample.name} is {sample.value}; it cannot be below zero")
     if sample.unit != unit_of(sample.name):

@@ -10,10 +10,10 @@ import msgspec
 from edge_server.journal.runs import exists, find, make_folder
 from edge_server.journal.sqlite import SqliteJournal
 from edge_server.replay.trace import files
-from edge_server.replay.trace.anonymise import anonymised
+from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.import_run import records_of
-from edge_server.replay.trace.portable_plan import portable
+from edge_server.replay.trace.import_run import to_records
+from edge_server.replay.trace.portable_plan import make_portable
 from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
@@ -32,7 +32,7 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
         ConfigError: There is no such run, or something in the folder.
     """
     trace = trace_of_run(data_dir, run, data_root)
-    trace = anonymised(trace) if anonymous else trace
+    trace = anonymise(trace) if anonymous else trace
     files.write(trace, folder)
     return trace
 
@@ -53,7 +53,7 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
 
 def portable_trace(trace: Trace, data_root: Path) -> Trace:
     """Return a trace in which the path of the data is relative to the folder of data sets."""
-    return Trace(msgspec.structs.replace(trace.header, plan=portable(trace.header.plan, data_root)), trace.tables)
+    return Trace(msgspec.structs.replace(trace.header, plan=make_portable(trace.header.plan, data_root)), trace.tables)
 
 
 def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
@@ -69,7 +69,7 @@ def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
     if exists(make_folder(data_dir), run):
         raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
-        store.extend(records_of(trace, run))
+        store.extend(to_records(trace, run))
     return data_dir / run
 
 

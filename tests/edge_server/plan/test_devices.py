@@ -11,10 +11,10 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import RangeLink, TraceLink
 from edge_server.plan.plan import devices
 from edge_server.plan.simulated_devices import CyclesPower, RangeCompute, TracePower
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.feasibility import require_possible
 from edge_server.replay.trace.export import sort_by_fleet
-from edge_server.replay.workload import Scale
+from edge_server.replay.workload import Workload
 from edge_server.rounds.check_plan import load
 from shared.data.cache import DataCache
 from shared.errors import ConfigError
@@ -163,5 +163,5 @@ def test_the_example_of_a_cell_can_be_replayed():
     plan = load(Path(__file__).parents[3] / "deploy" / "plans" / "cell.toml", Path())
     fleet = devices(plan)
     assert len(fleet) == 60 == plan.cohort.min_devices
-    behaviours = [behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
-    require_possible(plan, fleet, behaviours, Scale(DataCache()))
+    behaviours = [build_behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
+    require_possible(plan, fleet, behaviours, Workload(DataCache()))

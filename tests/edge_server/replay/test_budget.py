@@ -15,8 +15,8 @@ from edge_server.plan.plan import placed
 from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.simulated_devices import CyclesPower, GivenCompute, GivenPower, RangeCompute
 from edge_server.replay.devices.behaviour import Work
-from edge_server.replay.devices.build import behaviour
-from edge_server.replay.feasibility import Least, least_round, least_task, require_budgets
+from edge_server.replay.devices.build import build_behaviour
+from edge_server.replay.feasibility import LowerBound, bound_round, bound_task, require_budgets
 from edge_server.replay.run import replay, replay_sites, run_replay
 from edge_server.replay.trace import files
 from edge_server.replay.trace.trace import Trace
@@ -38,13 +38,13 @@ def test_the_least_of_a_task_is_its_links_and_clock_at_their_best():
         link=RangeLink(up_mbit_s=(0.001, 0.016), down_mbit_s=0.008, again=5.0, delay_s=0.5),
         power=CyclesPower(kappa=1e-28, tx_w=2.0),
     )
-    assert least_task(behaviour(device, 0, 0), WORK, 1000, 2000) == pytest.approx(Least(10.0, 3.0))
+    assert bound_task(build_behaviour(device, 0, 0), WORK, 1000, 2000) == pytest.approx(LowerBound(10.0, 3.0))
 
 
 def test_what_is_drawn_once_is_known():
     device = DevicePlan(name="a", compute=RangeCompute(hertz=(1e9, 2e9), cycles_per_step=1e9))
-    behaves = behaviour(device, 0, 0)
-    assert least_task(behaves, WORK, 1, 1) == Least(behaves.compute(WORK, 0.0).seconds, None)
+    behaves = build_behaviour(device, 0, 0)
+    assert bound_task(behaves, WORK, 1, 1) == LowerBound(behaves.compute(WORK, 0.0).seconds, None)
 
 
 def test_a_watt_that_flows_while_idle_makes_the_thriftiest_clock_a_middle_one():
@@ -55,38 +55,38 @@ def test_a_watt_that_flows_while_idle_makes_the_thriftiest_clock_a_middle_one():
         power=CyclesPower(kappa=1e-28, idle_w=0.25),
     )
     clock = (0.25 / 2e-28) ** (1 / 3)
-    least = least_task(behaviour(device, 0, 0), WORK, 0, 0)
+    least = bound_task(build_behaviour(device, 0, 0), WORK, 0, 0)
     assert least.joules == pytest.approx(1e10 * (1e-28 * clock**2 + 0.25 / clock), rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("keys", "least"),
     [
-        ({}, Least(40.0, 10.0)),
-        ({"cohort": "size = 2\nmin_devices = 2"}, Least(20.0, 3.0)),
-        ({"round": "quorum = 0.7\ndeadline_s = 99.0"}, Least(30.0, 6.0)),
-        ({"round": "deadline_s = 25.0"}, Least(25.0, 3.0)),
+        ({}, LowerBound(40.0, 10.0)),
+        ({"cohort": "size = 2\nmin_devices = 2"}, LowerBound(20.0, 3.0)),
+        ({"round": "quorum = 0.7\ndeadline_s = 99.0"}, LowerBound(30.0, 6.0)),
+        ({"round": "deadline_s = 25.0"}, LowerBound(25.0, 3.0)),
     ],
 )
 def test_a_round_ends_with_its_quorum_or_its_deadline(tmp_path, keys, least):
     """Four devices of 10 to 40 s and 1 to 4 J; who cannot answer by the deadline may have spent nothing by then."""
     plan = make_plan(tmp_path, **({"cohort": "min_devices = 1", "round": "deadline_s = 99.0"} | keys))
-    assert least_round(plan, [Least(10.0 * k, float(k)) for k in (3, 1, 4, 2)]) == least
+    assert bound_round(plan, [LowerBound(10.0 * k, float(k)) for k in (3, 1, 4, 2)]) == least
 
 
 def test_a_budget_that_cannot_be_met_is_told_with_the_smallest_that_can(tmp_path):
-    tasks = [Least(12.34567, 100.0), Least(10.0, 20.0)]
+    tasks = [LowerBound(12.34567, 100.0), LowerBound(10.0, 20.0)]
     for budget, cause in (
         ("time_s = 30.0", r"budget.time_s: 30 s cannot be met: 2 rounds take at least 30.01 s; give that, or fewer"),
         ("joules = 99.9", r"budget.joules: 99.9 J cannot be met: 2 rounds take at least 120 J"),
     ):
         plan = make_plan(tmp_path, more=f"[budget]\n{budget}")
         with pytest.raises(Infeasible, match=cause):
-            require_budgets(plan, [Least(15.0, 60.0), Least(15.001, 60.0)])
-        require_budgets(plan, [Least(15.0, 49.9), Least(15.0, 50.0)])
-    assert least_round(plan, tasks) == Least(12.34567, 120.0)
+            require_budgets(plan, [LowerBound(15.0, 60.0), LowerBound(15.001, 60.0)])
+        require_budgets(plan, [LowerBound(15.0, 49.9), LowerBound(15.0, 50.0)])
+    assert bound_round(plan, tasks) == LowerBound(12.34567, 120.0)
     with pytest.raises(ConfigError, match="nothing tells what any device draws; give"):
-        require_budgets(plan, [Least(1.0, None)])
+        require_budgets(plan, [LowerBound(1.0, None)])
 
 
 def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_takes(tmp_path):
@@ -128,7 +128,7 @@ def test_each_site_must_keep_to_its_part_of_the_joules(tmp_path):
 
 def test_links_without_limits_take_no_time():
     device = DevicePlan(name="a", compute=GivenCompute(seconds=2.0), link=GivenLink(), power=GivenPower(busy_w=1.0))
-    assert least_task(behaviour(device, 0, 0), WORK, 10**9, 10**9) == Least(2.0, 2.0)
+    assert bound_task(build_behaviour(device, 0, 0), WORK, 10**9, 10**9) == LowerBound(2.0, 2.0)
 
 
 @pytest.mark.parametrize("epochs", [2, 4])

@@ -17,7 +17,7 @@ from edge_server.cli import replay
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RunOpened, UpdateAccepted
 from edge_server.journal.runs import Run
-from edge_server.replay.comparison.compare import FIGURES, ROUND, Gap, Pair, Same, compare_runs, error_spread
+from edge_server.replay.comparison.compare import FIGURES, ROUND, Gap, MatchCount, Pair, compare_runs, error_spread
 from edge_server.replay.comparison.compare_page import page
 from edge_server.replay.comparison.compare_text import bar, lines, percent
 from shared.errors import ConfigError
@@ -62,7 +62,7 @@ def test_a_run_against_itself_has_no_gap(tmp_path):
     found = compare_runs(run, run, "same")
     assert {one.exact == one.count for one in found.spreads} == {True}
     assert {one.most for one in found.spreads} == {0.0}
-    assert (found.starts, found.updates) == (Same(same=4, of=4), Same(same=4, of=4))
+    assert (found.starts, found.updates) == (MatchCount(same=4, of=4), MatchCount(same=4, of=4))
     assert (found.rounds, found.model) == (2, "same")
 
 
@@ -122,7 +122,7 @@ def test_other_bits_are_seen_though_every_figure_agrees(tmp_path):
         return record
 
     found = compare_runs(journal(tmp_path, "run"), changed(journal(tmp_path, "again"), other), "different")
-    assert (found.starts, found.updates) == (Same(same=2, of=4), Same(same=2, of=4))
+    assert (found.starts, found.updates) == (MatchCount(same=2, of=4), MatchCount(same=2, of=4))
     assert {one.most for one in found.spreads} == {0.0}
     assert "2 of 4 given to devices, 2 of 4 sent by them" in lines(found)[2]
 

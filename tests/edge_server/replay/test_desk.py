@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_agent.exchange import outbox
-from edge_server.replay.training_executor import Desk
+from edge_server.replay.training_executor import TrainingExecutor
 from shared.codecs.dense import dense
 from shared.data.cache import DataCache
 from shared.data.spec import Data, Even
@@ -46,7 +46,7 @@ def done(folder: Path, together: bool, changes: list[dict]) -> list[tuple[str | 
     place = folder / str(together)
     orders = [ordered(place, device, **one) for device, one in enumerate(changes)]
     found = []
-    for ending, one in zip(Desk(DataCache(), together=together).do(orders), orders, strict=True):
+    for ending, one in zip(TrainingExecutor(DataCache(), together=together).execute(orders), orders, strict=True):
         draft = Path(one.job.draft)
         if ending is not None:
             found.append((ending, None, {}))

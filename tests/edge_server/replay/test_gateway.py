@@ -10,8 +10,8 @@ from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
-from edge_server.replay.devices.recorded_device import training_seconds
-from edge_server.replay.devices.recorded_run import behaviours
+from edge_server.replay.devices.recorded_device import server_training_s
+from edge_server.replay.devices.recorded_run import recorded_behaviours
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.schema import Round, Sample, TableRow
@@ -74,11 +74,11 @@ def test_a_round_is_the_servers_own_from_the_last_update_to_its_end(tmp_path):
     tasks = [task for task in trace.tasks if task.round == 1 and task.outcome == "arrived"]
     parts_s = max(task.download_s + task.compute_s + task.upload_s for task in tasks)
     ended_s = max(*(task.arrived_s for task in tasks), one.opened_s + parts_s)
-    assert recorded_gateway.seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
+    assert recorded_gateway.round_end_seconds(trace)(1) == pytest.approx(one.closed_s - ended_s)
     assert one.closed_s - ended_s > 0
     rest_s = one.closed_s - one.opened_s - tasks[0].download_s - tasks[0].compute_s
     longer = with_rows(trace, "tasks", lambda row: msgspec.structs.replace(row, upload_s=rest_s - 0.25))
-    assert recorded_gateway.seconds(longer)(1) == pytest.approx(0.25)
+    assert recorded_gateway.round_end_seconds(longer)(1) == pytest.approx(0.25)
 
 
 def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):
@@ -90,7 +90,7 @@ def test_who_is_waited_for_until_the_deadline_is_not_the_servers_time(played):
     assert trace.header.plan.round.deadline_s < 500
     due_s = trace.header.plan.round.deadline_s
     ended = with_rows(missing, "rounds", lambda row: msgspec.structs.replace(row, closed_s=row.opened_s + due_s + 1.0))
-    assert recorded_gateway.seconds(ended)(1) == pytest.approx(1.0)
+    assert recorded_gateway.round_end_seconds(ended)(1) == pytest.approx(1.0)
 
 
 def test_a_round_that_nobody_knows_of_takes_the_median(played):
@@ -100,10 +100,10 @@ def test_a_round_that_nobody_knows_of_takes_the_median(played):
         msgspec.structs.replace(row, arrived_s=row.arrived_s + 3.0 * (row.round == 2)) for row in slow.tables["tasks"]
     )
     slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
-    own_s = recorded_gateway.seconds(slow)
+    own_s = recorded_gateway.round_end_seconds(slow)
     assert (own_s(1), own_s(2), own_s(9)) == pytest.approx((3.0, 5.0, 4.0), abs=0.01)
     unknown = with_rows(slow, "tasks", lambda row: msgspec.structs.replace(row, arrived_s=None))
-    assert recorded_gateway.seconds(unknown)(1) == 0.0
+    assert recorded_gateway.round_end_seconds(unknown)(1) == 0.0
 
 
 def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
@@ -130,11 +130,11 @@ def test_a_replay_takes_the_seconds_of_a_recorded_servers_training(tmp_path, mon
     plan = make_plan(tmp_path, rounds=2, more=LINKS, **sections)
     state, records = replay(plan, tmp_path / "quick")
     quick = trace_of(records)
-    own_s = training_seconds(quick)
+    own_s = server_training_s(quick)
     slow = with_rows(with_rows(quick, "rounds", later({1: 3.0, 2: 3.0})), "tasks", arrived_later(3.0))
-    assert training_seconds(slow) == pytest.approx(own_s + 3.0)
+    assert server_training_s(slow) == pytest.approx(own_s + 3.0)
     one_late = with_rows(quick, "tasks", lambda row: arrived_later(9.0)(row) if row.device == "a" else row)
-    assert training_seconds(one_late) < own_s + 3.0
+    assert server_training_s(one_late) < own_s + 3.0
     again, after = replay(plan, tmp_path / "slow", trace=slow)
     pairs = zip(closed_rounds(records), closed_rounds(after), strict=True)
     assert [two.seconds - one.seconds for one, two in pairs] == pytest.approx([3.0, 3.0], abs=0.05)
@@ -160,13 +160,13 @@ def test_who_waited_for_others_has_the_link_that_it_told_of(played):
     """The slowest of a transmission waited for nobody: whatever it told, its link is what its download shows."""
     _, _, trace = played
     names = ["a", "b", "c"]
-    without = [one.of_round(1)[1].at(0.0) for one in behaviours(trace, names)]
+    without = [one.of_round(1)[1].at(0.0) for one in recorded_behaviours(trace, names)]
     rates = dict(zip(names, (50e6, 20e6, 10e6), strict=True))
-    found = [one.of_round(1)[1].at(0.0) for one in behaviours(told(trace, rates), names)]
+    found = [one.of_round(1)[1].at(0.0) for one in recorded_behaviours(told(trace, rates), names)]
     assert found[0] == without[0]
     assert found[1:] == [20e6, 10e6]
     assert without[1] < 15e6
-    slower = behaviours(told(trace, dict.fromkeys(names, 1e3)), names)
+    slower = recorded_behaviours(told(trace, dict.fromkeys(names, 1e3)), names)
     assert [one.of_round(1)[1].at(0.0) for one in slower] == without
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge_server.replay.jobs import Jobs
+from edge_server.replay.jobs import JobQueue
 from shared.runtime.clock import VirtualLoop
 from tests.edge_server.replay.test_pool import order
 
@@ -17,7 +17,7 @@ class Pool:
     def __init__(self) -> None:
         self.given, self.waited, self.dropped = {}, [], []
 
-    def give(self, number, orders):
+    def submit_batch(self, number, orders):
         self.given[number] = [one.job.draft for one in orders]
 
     def wait(self, number):
@@ -31,7 +31,7 @@ class Pool:
 def played(together, *tasks):
     """Run (begin, seconds, name, cancelled at) on virtual time; return what ended when, and the pool."""
     pool, ended = Pool(), []
-    jobs = Jobs(pool, together)
+    jobs = JobQueue(pool, together)
 
     async def one(begin, seconds, name):
         loop = asyncio.get_running_loop()
@@ -39,7 +39,7 @@ def played(together, *tasks):
         ticket = jobs.submit(order(name))
         try:
             await asyncio.sleep(seconds)
-            cause = await jobs.ended(ticket)
+            cause = await jobs.await_end(ticket)
         except asyncio.CancelledError:
             jobs.withdraw(ticket)
             raise

@@ -8,7 +8,7 @@ import pytest
 from edge_server.journal.costs import by_round
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import WirelessLink
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared.models.cost import cut_table
@@ -21,7 +21,7 @@ PERIOD, BATCH = 5, 16
 
 def rates() -> tuple[float, float]:
     """Return bit/s up and down at 200 m."""
-    device = behaviour(DevicePlan(name="a", link=WirelessLink(bandwidth_hz=5e6, distance_m=200.0)), 0, 1)
+    device = build_behaviour(DevicePlan(name="a", link=WirelessLink(bandwidth_hz=5e6, distance_m=200.0)), 0, 1)
     return device.up.at(0.0), device.down.at(0.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.measurement.task_meter import Spent
 from device_agent.trainer.interface import Job
-from edge_server.replay.pool import Beside, Here, TrainingOrder, pool_of
+from edge_server.replay.pool import LocalPool, ProcessPool, TrainingOrder, make_pool
 from shared.data.spec import Data
 from shared.errors import FieldFleetError
 from shared.protocol.messages import Assignment, Cost, Hyper, Spec, Task, Transfer
@@ -49,10 +49,10 @@ def does(orders):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_every_batch_has_its_own_answer_whenever_it_is_asked_for(workers):
     """Asked for in another order than given; a slow one does not change whose answer is whose."""
-    with pool_of(does, workers) as pool:
-        pool.give(1, [order("slow")])
-        pool.give(2, [order("bad-one"), order("good"), order("bad-two")])
-        pool.give(3, [order("good")])
+    with make_pool(does, workers) as pool:
+        pool.submit_batch(1, [order("slow")])
+        pool.submit_batch(2, [order("bad-one"), order("good"), order("bad-two")])
+        pool.submit_batch(3, [order("good")])
         assert pool.wait(3) == [None]
         assert pool.wait(2) == ["no bad-one", None, "no bad-two"]
         assert pool.wait(1) == [None]
@@ -60,9 +60,9 @@ def test_every_batch_has_its_own_answer_whenever_it_is_asked_for(workers):
 
 def test_far_more_batches_than_a_socket_holds_block_nobody():
     """A thousand are given before the first answer is asked for, and the last is asked for first."""
-    with Beside(does, 2) as pool:
+    with ProcessPool(does, 2) as pool:
         for number in range(1000):
-            pool.give(number, [order("bad" if number % 7 == 0 else "good")])
+            pool.submit_batch(number, [order("bad" if number % 7 == 0 else "good")])
         answers = {number: pool.wait(number) for number in reversed(range(1000))}
     assert [number for number in range(1000) if answers[number] == ["no bad"]] == list(range(0, 1000, 7))
 
@@ -78,35 +78,35 @@ def test_a_dropped_batch_is_not_at_work_any_more(tmp_path):
                 file.write(f"{one.job.draft} ")
         return [None] * len(orders)
 
-    with Beside(writes, 1) as pool:
+    with ProcessPool(writes, 1) as pool:
         for number in range(12):
-            pool.give(number, [order(f"{number}")])
+            pool.submit_batch(number, [order(f"{number}")])
         pool.drop(11)
         pool.drop(0)
         assert begun.read_text().startswith("0 ")
         assert [pool.wait(number) for number in range(1, 11)] == 10 * [[None]]
     assert begun.read_text().split() == [f"{number}" for number in range(11)]
-    with Here(writes) as here:
-        here.give(1, [order("never")])
+    with LocalPool(writes) as here:
+        here.submit_batch(1, [order("never")])
         here.drop(1)
     assert "never" not in begun.read_text()
 
 
 def test_a_killed_process_is_an_error_that_says_so():
     """Nobody waits for ever for what it had in its hands."""
-    with Beside(does, 2) as pool:
-        pool.give(1, [order("die")])
+    with ProcessPool(does, 2) as pool:
+        pool.submit_batch(1, [order("die")])
         with pytest.raises(FieldFleetError, match=r"ended with code -9.*--workers"):
             pool.wait(1)
 
 
 def test_when_all_processes_are_killed_it_is_the_same_error():
     """Nobody reads orders, and what is heard then is the end of a socket and no answer."""
-    with Beside(does, 2) as pool:
+    with ProcessPool(does, 2) as pool:
         for process in pool.processes:
             process.kill()
             process.join()
-        pool.give(1, [order("good")])
+        pool.submit_batch(1, [order("good")])
         with pytest.raises(FieldFleetError, match="ended with code -9"):
             pool.wait(1)
 
@@ -117,8 +117,8 @@ def test_a_batch_that_ctrl_c_has_cut_short_can_be_dropped():
     def interrupted(_):
         raise KeyboardInterrupt
 
-    with Here(interrupted) as here:
-        here.give(1, [order("any")])
+    with LocalPool(interrupted) as here:
+        here.submit_batch(1, [order("any")])
         with pytest.raises(KeyboardInterrupt):
             here.wait(1)
         here.drop(1)
@@ -126,8 +126,8 @@ def test_a_batch_that_ctrl_c_has_cut_short_can_be_dropped():
 
 def test_no_process_outlives_its_pool():
     """They end with the block, whatever they are at."""
-    with Beside(does, 2) as pool:
-        pool.give(1, [order("slow")])
+    with ProcessPool(does, 2) as pool:
+        pool.submit_batch(1, [order("slow")])
         pids = [process.pid for process in pool.processes]
     for pid in pids:
         with pytest.raises(ProcessLookupError):

@@ -16,8 +16,8 @@ from edge_server.journal.records import AnyRecord, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import ORDER
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import devices
-from edge_server.replay.run import memory_folder, name_of, replay, run_replay
-from edge_server.replay.training_executor import Desk
+from edge_server.replay.run import memory_folder, replay, replay_name, run_replay
+from edge_server.replay.training_executor import TrainingExecutor
 from shared.errors import ConfigError
 from shared.runtime.state_formats import FILE as FORMATS_FILE
 from tests.edge_server.harness import write_examples
@@ -127,9 +127,9 @@ def test_the_command_replays_into_one_folder(tmp_path):
     [(again, _)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0)
     assert folder == again
     assert read(folder) == records
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, ORDER, name_of(plan)}
-    assert name_of(make_plan(tmp_path, rounds=2)) != name_of(plan)
-    assert name_of(plan, count=2) != name_of(plan)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {FORMATS_FILE, ORDER, replay_name(plan)}
+    assert replay_name(make_plan(tmp_path, rounds=2)) != replay_name(plan)
+    assert replay_name(plan, count=2) != replay_name(plan)
 
 
 def test_a_run_is_not_replayed_with_other_examples_than_it_had_unless_that_is_asked_for(tmp_path):
@@ -148,7 +148,7 @@ def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkey
     """It is made aside, so that neither an error nor a second replay at the same time takes a record away."""
     make_plan(tmp_path, rounds=1)
     [(folder, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
-    monkeypatch.setattr(Desk, "do", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(TrainingExecutor, "execute", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
     assert read(folder) == records

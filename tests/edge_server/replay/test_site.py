@@ -15,12 +15,12 @@ from edge_server.journal.records import Measured, closed_rounds
 from edge_server.plan.plan import devices
 from edge_server.replay.devices.behaviour import Behaviour, Effort
 from edge_server.replay.devices.curve import constant
-from edge_server.replay.jobs import Jobs
-from edge_server.replay.participants import Cast
+from edge_server.replay.jobs import JobQueue
+from edge_server.replay.participants import Participants
 from edge_server.replay.play import play
-from edge_server.replay.pool import Here
-from edge_server.replay.training_executor import Desk
-from edge_server.replay.workload import Scale
+from edge_server.replay.pool import LocalPool
+from edge_server.replay.training_executor import TrainingExecutor
+from edge_server.replay.workload import Workload
 from shared.data.cache import DataCache
 from shared.models.cost import step_flops
 from shared.protocol.measurements import Provenance
@@ -34,12 +34,12 @@ TEN = Behaviour(compute=lambda _work, _t: Effort(10.0), up=constant(8e3), down=c
 
 def played(plan, folder, behaviours):
     """Replay a plan with these behaviours; return the final model and the records."""
-    scale = Scale(DataCache())
+    scale = Workload(DataCache())
     store = SqliteStore(folder / "run", durable=False)
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            jobs = Jobs(Here(Desk(scale.cache).do))
-            cast = Cast(devices(plan), behaviours, jobs, scale, folder / "devices")
+            jobs = JobQueue(LocalPool(TrainingExecutor(scale.cache).execute))
+            cast = Participants(devices(plan), behaviours, jobs, scale, folder / "devices")
             state = runner.run(play(plan, "run", store, cast))
         return state.tree, store.records()
     finally:

@@ -14,10 +14,10 @@ from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
-from edge_server.replay.devices.recorded_device import recorded_devices
+from edge_server.replay.devices.recorded_device import load_devices
 from edge_server.replay.devices.recorded_link import link_rates
-from edge_server.replay.devices.recorded_run import behaviours
-from edge_server.replay.devices.recorded_work import weights_of
+from edge_server.replay.devices.recorded_run import recorded_behaviours
+from edge_server.replay.devices.recorded_work import count_weights
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.trace import Trace
@@ -64,9 +64,9 @@ def test_a_replayed_split_run_is_the_run_again(trial, tmp_path):
 def test_a_session_s_work_is_what_lies_below_the_cut(trial):
     """Were it the whole network's, no recorded task would be this very work, and seconds would be scaled."""
     _, _, trace = trial
-    assert weights_of(trace) == BELOW
+    assert count_weights(trace) == BELOW
     work = Work(steps=STEPS, examples=32, weights=BELOW, flops=1, run="r", round=1, train=True)
-    [device] = behaviours(trace, ["b"])
+    [device] = recorded_behaviours(trace, ["b"])
     effort = device.compute(work, 0.0)
     assert effort.seconds == by_round(trial[1].records)[1]["b"].compute_s == pytest.approx(6.0)
 
@@ -76,8 +76,8 @@ def test_who_missed_a_step_computed_less_in_as_many_seconds(trial):
     _, _, trace = trial
     partly = with_tasks(trace, lambda task: replace_field(task, missed_steps=1))
     work = Work(steps=STEPS, examples=32, weights=BELOW, flops=1, run="r", round=1, train=True)
-    [device] = behaviours(partly, ["b"])
-    examples = recorded_devices(partly)["b"].tasks[1].examples
+    [device] = recorded_behaviours(partly, ["b"])
+    examples = load_devices(partly)["b"].tasks[1].examples
     assert sum(size * count for size, count in batches(examples, 8, STEPS).items()) == 32
     assert device.compute(work, 0.0).seconds == pytest.approx(8.0)
 
@@ -109,12 +109,12 @@ def test_an_epoch_ends_with_what_is_left_over(examples, steps, found):
 def test_a_link_is_no_slower_than_the_cut_traffic_shows(trial):
     """Transfers of the model that took ten times as long, latency for all that is known: the exchange did not."""
     _, _, trace = trial
-    true_up, true_down = link_rates(recorded_devices(trace)["a"], 1)
+    true_up, true_down = link_rates(load_devices(trace)["a"], 1)
     assert (true_up, true_down) == pytest.approx((1e6, 4e6), rel=0.2)
     slow = with_tasks(
         trace, lambda task: replace_field(task, upload_s=10 * task.upload_s, download_s=10 * task.download_s)
     )
-    one = recorded_devices(slow)["a"]
+    one = load_devices(slow)["a"]
     up, down = link_rates(one, 1)
     task = one.tasks[1]
     assert 8 * (task.features_bytes / up + task.gradient_bytes / down) <= task.exchange_s * (1 + 1e-9)
@@ -142,10 +142,10 @@ def busier(trace: Trace, seconds: float) -> Trace:
 def test_what_a_step_takes_the_server_is_what_nobody_s_link_explains(trial, tmp_path):
     """Half a second more in every step of every device is the server's; the replay's rounds are as much longer."""
     folder, run, trace = trial
-    before_s = recorded_gateway.step_seconds(trace)
+    before_s = recorded_gateway.split_step_seconds(trace)
     assert before_s < 0.1, "nobody serves in a replay of a plan"
     busy = busier(trace, 0.5 * STEPS)
-    assert recorded_gateway.step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
+    assert recorded_gateway.split_step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
     _, records = replay(placed(busy.header.plan, folder), tmp_path / "run", trace=busy)
     for before, after in zip(closed_rounds(run.records), closed_rounds(records), strict=True):
         assert after.seconds == pytest.approx(before.seconds + 0.5 * STEPS, rel=0.05)

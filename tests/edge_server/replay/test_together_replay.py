@@ -9,7 +9,7 @@ from edge_server.journal.records import Noted, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.sections import ReplayPlan
 from edge_server.replay import stacked_training
-from edge_server.replay.run import name_of, plan_for_exact_bits, replay, run_replay
+from edge_server.replay.run import plan_for_exact_bits, replay, replay_name, run_replay
 from tests.edge_server.harness import write_examples
 from tests.edge_server.textbook import make_plan, require_equal
 
@@ -92,7 +92,7 @@ def test_exactness_can_be_asked_for_on_the_command_line(tmp_path, monkeypatch):
     path = tmp_path / "plan.toml"
     [(exact, _)] = run_replay(path, tmp_path, tmp_path / "runs", 0, 1, exact=True)
     [(fast, _)] = run_replay(path, tmp_path, tmp_path / "runs", 0, 1)
-    assert (exact.name, fast.name) == (name_of(plan_for_exact_bits(plan)), name_of(plan))
+    assert (exact.name, fast.name) == (replay_name(plan_for_exact_bits(plan)), replay_name(plan))
     assert exact != fast
     assert msgspec.structs.replace(plan, replay=ReplayPlan()) == plan_for_exact_bits(plan)
     assert closed_rounds(read(exact))

@@ -12,7 +12,7 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import TraceLink
 from edge_server.plan.simulated_devices import GivenCompute, TracePower
 from edge_server.replay.devices.behaviour import Behaviour, Work
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from shared.errors import ConfigError
 from tests.machine import shared
 
@@ -30,7 +30,7 @@ FAMILIES = {
 
 def link(path: Path, index: int = 0, **keys: object) -> Behaviour:
     """Return the behaviour of a device behind a recorded link."""
-    return behaviour(DevicePlan(name="a", link=TraceLink(path=str(path), **keys)), index, 0)
+    return build_behaviour(DevicePlan(name="a", link=TraceLink(path=str(path), **keys)), index, 0)
 
 
 def written(folder: Path, text: str, header: str = "trace,t_s,mbps") -> Path:
@@ -125,7 +125,7 @@ def test_every_device_may_enter_one_trace_elsewhere(tmp_path):
     """A row a second whose rate is its number: where each begins is told by its first rate; the steps are shared."""
     path = written(tmp_path, "".join(f"x,{t},{t + 1}\n" for t in range(100)))
     keys = TraceLink(path=str(path), offset_s=(0.0, 100.0))
-    fleet = [behaviour(DevicePlan(name=str(number), link=keys), number, 0) for number in range(20)]
+    fleet = [build_behaviour(DevicePlan(name=str(number), link=keys), number, 0) for number in range(20)]
     begun = {device.up.at(0.0) for device in fleet}
     assert len(begun) > 10
     assert {device.down.at(0.0) for device in fleet} == begun
@@ -166,7 +166,7 @@ def test_a_file_that_is_missing_empty_or_no_table_is_one_clear_error(tmp_path):
 def power(path: Path, **keys: object) -> Behaviour:
     """Return the behaviour of a device that draws what was recorded, for ten seconds a task."""
     compute = GivenCompute(seconds=10.0)
-    return behaviour(DevicePlan(name="a", compute=compute, power=TracePower(path=str(path), **keys)), 0, 0)
+    return build_behaviour(DevicePlan(name="a", compute=compute, power=TracePower(path=str(path), **keys)), 0, 0)
 
 
 def test_a_recorded_power_is_charged_for_the_busy_time(tmp_path):

@@ -30,9 +30,9 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import EvaluationPlan
 from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import replay as play_replay
-from edge_server.replay.trace.anonymise import anonymised
+from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
-from edge_server.replay.trace.import_run import records_of
+from edge_server.replay.trace.import_run import to_records
 from edge_server.report.csv_export import csv_of
 from edge_server.report.page import page
 from edge_server.report.summarise import digest_run
@@ -180,7 +180,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_of([came]).splitlines()}
     assert device_lines(records)[0].startswith("each with its own model, on the devices' held-out examples: ")
-    again = records_of(trace_of(records))
+    again = to_records(trace_of(records))
     assert evaluations(again) == [two, four]
     assert digest_run(again).rounds == came.rounds
 
@@ -190,7 +190,7 @@ def test_an_anonymous_trace_names_no_device_where_it_was_told_its_name(tmp_path)
     named = trace_of(records)
     for row in named.tables["decisions"]:
         row.values["device"] = row.device  # as servers before this version told it
-    nameless = anonymised(named)
+    nameless = anonymise(named)
     assert all(row.values["device"] == row.device for row in nameless.tables["decisions"])
     assert not {row.device for row in nameless.tables["decisions"]} & set(NAMES)
 

@@ -81,7 +81,7 @@ def test_nothing_takes_no_time():
 
 def test_a_curve_may_be_scaled_and_entered_later():
     curve = steps(PAIRS, after="repeat", end_s=5.0)
-    assert curve.scaled(0.5).integral(0.0, 5.0) == 5.0
+    assert curve.scale(0.5).integral(0.0, 5.0) == 5.0
     assert [curve.later(2.5).at(t) for t in (0.0, 1.0, 3.0)] == [0.0, 4.0, 2.0]
     assert curve.later(2.5).when(0.0, 4.0) == 1.5
 

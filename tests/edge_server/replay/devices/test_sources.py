@@ -21,10 +21,10 @@ from edge_server.plan.simulated_devices import (
     RangeCompute,
 )
 from edge_server.replay.devices.behaviour import Behaviour, Work
-from edge_server.replay.devices.build import behaviour
+from edge_server.replay.devices.build import build_behaviour
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.random_draws import Blocks
-from edge_server.replay.devices.ranges import cycles
+from edge_server.replay.devices.ranges import count_cycles
 from shared.errors import ConfigError
 
 WORK = Work(steps=10, examples=320, weights=1000, flops=10**9, run="r", round=1, train=True)
@@ -32,7 +32,7 @@ WORK = Work(steps=10, examples=320, weights=1000, flops=10**9, run="r", round=1,
 
 def of(name: str = "a", seed: int = 0, **tables: object) -> Behaviour:
     """Return the behaviour of one device."""
-    return behaviour(DevicePlan(name=name, **tables), 0, seed)
+    return build_behaviour(DevicePlan(name=name, **tables), 0, seed)
 
 
 def work(**other: object) -> Work:
@@ -232,6 +232,6 @@ def test_a_replay_does_not_depend_on_this_machine_s_board():
 def test_cycles_of_a_step_are_those_of_the_share_that_is_computed():
     """Whatever they are counted by; operations are counted with the share already."""
     for table in (Cycles(cycles_per_step=3.0), Cycles(cycles_per_weight=3.0), Cycles(cycles_per_example=3.0)):
-        assert cycles(table, work(share=0.25)) == 0.25 * cycles(table, work())
-        assert cycles(table, work(share=0.25, train=False)) == cycles(table, work(train=False))
-    assert cycles(Cycles(cycles_per_flop=2.0), work(share=0.25)) == 2.0 * WORK.flops
+        assert count_cycles(table, work(share=0.25)) == 0.25 * count_cycles(table, work())
+        assert count_cycles(table, work(share=0.25, train=False)) == count_cycles(table, work(train=False))
+    assert count_cycles(Cycles(cycles_per_flop=2.0), work(share=0.25)) == 2.0 * WORK.flops

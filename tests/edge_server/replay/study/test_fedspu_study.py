@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.journal.records import Evaluated
 from edge_server.plan.devices import expanded
-from edge_server.replay.study.cell import perform
+from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import Result, order_of, read_result
 from edge_server.replay.study.spec import load
@@ -71,7 +71,7 @@ def small(name: str, variant: str, folder: Path, **changes: object) -> tuple[Pat
         data=data,
     )
     order = order_of(msgspec.structs.replace(cell, plan=plan), folder)
-    place = perform(order)
+    place = run_cell(order)
     result = read_result(msgspec.structs.replace(cell, plan=plan), place)
     assert result is not None
     return place, result

@@ -18,10 +18,10 @@ import pytest
 from edge_server.cli.study import study as run_study
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.replay.run import replay
-from edge_server.replay.study.cell import perform
-from edge_server.replay.study.pool import MEMORY, Tell, run_here, sweep
+from edge_server.replay.study.cell import run_cell
+from edge_server.replay.study.pool import MEMORY, Tell, remove_leftovers, run_locally
 from edge_server.replay.study.result import RESULT, Began, Ended, Order, order_of, read_result
-from edge_server.replay.study.run import PART, AsRun, Runner, conduct
+from edge_server.replay.study.run import PART, Runner, StudyRecord, complete_study
 from edge_server.replay.study.summary import StudySummary
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
@@ -38,13 +38,13 @@ ENDLESS = f"{HEAD}[grid]\nhyper.local_epochs = [5, 100000]\n"
 def study_of(folder: Path, text: str, run: Runner, tell: Tell = lambda news: None) -> StudySummary:
     """Run a study in its folder."""
     study, cells = grid_of(folder, text)
-    return conduct(study, {}, cells, folder / "runs" / NAME, run, tell)
+    return complete_study(study, {}, cells, folder / "runs" / NAME, run, tell)
 
 
 def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
     """Run cells one after another."""
     for order in orders:
-        perform(order)
+        run_cell(order)
         tell(Ended(order.cell, ""))
 
 
@@ -153,7 +153,7 @@ def study_with_faults(folder: Path) -> tuple[StudySummary, dict[str, str]]:
             Order(cell=name, plan=plan, devices=0, place=str(place))
             for name, plan in (("dataless", missing), ("broken", wrong))
         ]
-        asyncio.run(run_here([*orders, *impossible], 1, place, tell))
+        asyncio.run(run_locally([*orders, *impossible], 1, place, tell))
 
     return study_of(folder, LONG, run, kill_first), causes
 
@@ -167,7 +167,7 @@ def options(folder: Path, jobs: int = 1, form: str = "table", only: Sequence[str
 def test_only_a_whole_run_of_the_very_plan_counts(tmp_path):
     """Not one of another plan or fleet, not one whose journal was touched, not half of one."""
     [cell, *_] = grid_of(tmp_path, GRID)[1]
-    folder = perform(order_of(cell, tmp_path))
+    folder = run_cell(order_of(cell, tmp_path))
     assert read_result(cell, folder)
     longer = msgspec.structs.replace(cell.plan, rounds=3)
     assert not read_result(msgspec.structs.replace(cell, plan=longer), folder)
@@ -186,10 +186,10 @@ def test_a_changed_plan_runs_its_cells_again(tmp_path, capsys):
     study_of(tmp_path, GRID, in_this_process)
     was = done(tmp_path)
     study, cells = grid_of(tmp_path, GRID, rounds=1)
-    summary = conduct(study, {"rounds": 1}, cells, tmp_path / "runs" / NAME, in_this_process, lambda news: None)
+    summary = complete_study(study, {"rounds": 1}, cells, tmp_path / "runs" / NAME, in_this_process, lambda news: None)
     assert all(done(tmp_path)[name] > at for name, at in was.items())
     assert [row.whole.rounds.value for row in summary.rows] == [1.0] * 4
-    record = msgspec.json.decode((tmp_path / "runs" / NAME / "study.json").read_bytes(), type=AsRun)
+    record = msgspec.json.decode((tmp_path / "runs" / NAME / "study.json").read_bytes(), type=StudyRecord)
     assert (record.plan, record.study) == ({"rounds": 1}, study)
     assert record.versions.keys() >= {"python", "torch"}
     written = {path.name for path in (tmp_path / "runs" / NAME).iterdir() if path.is_file()}
@@ -202,7 +202,7 @@ def test_what_a_killed_process_had_in_memory_is_removed():
     """It could not do so itself; what others have there stays."""
     mine, other = (Path(tempfile.mkdtemp(prefix=f"fieldfleet-{name}-", dir=MEMORY)) for name in (NO_PROCESS, "test"))
     try:
-        sweep(NO_PROCESS)
+        remove_leftovers(NO_PROCESS)
         assert (mine.exists(), other.exists()) == (False, True)
     finally:
         other.rmdir()

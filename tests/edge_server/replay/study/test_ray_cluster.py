@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from edge_server.journal.runs import versions
-from edge_server.replay.study.cell import perform, perform_away
+from edge_server.replay.study.cell import run_cell, run_remote_cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.ray_cluster import run_on_ray
 from edge_server.replay.study.result import Order, order_of, read_result
-from edge_server.replay.study.run import conduct
+from edge_server.replay.study.run import complete_study
 from shared.errors import ConfigError
 from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
 
@@ -43,12 +43,12 @@ def test_a_cluster_gives_the_same_bytes(tmp_path):
     dataless = msgspec.structs.replace(
         cells[0], name="dataless", plan=msgspec.structs.replace(cells[0].plan, data=data)
     )
-    summary = conduct(study, {}, [*cells, dataless], tmp_path / "away", on_ray, lambda news: None)
+    summary = complete_study(study, {}, [*cells, dataless], tmp_path / "away", on_ray, lambda news: None)
     assert [row.state for row in summary.rows] == ["finished", "finished", "failed"]
     assert "ConfigError" in summary.rows[2].cause
     assert "/nowhere.npz" in summary.rows[2].cause
     for cell in cells:
-        here, away = perform(order_of(cell, tmp_path)), tmp_path / "away" / cell.name
+        here, away = run_cell(order_of(cell, tmp_path)), tmp_path / "away" / cell.name
         assert read_result(cell, away)
         for name in ("journal.jsonl", "checkpoints/round-000002.safetensors"):
             assert (here / name).read_bytes() == (away / name).read_bytes()
@@ -84,13 +84,13 @@ def test_a_node_with_other_versions_is_refused(tmp_path):
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
     order = msgspec.json.encode(order_of(cell, tmp_path))
     with pytest.raises(ConfigError, match="install the same on both"):
-        perform_away(order, {**versions(), "torch": "1.0"})
+        run_remote_cell(order, {**versions(), "torch": "1.0"})
 
 
 def test_what_comes_back_is_the_whole_folder(tmp_path):
     """So that a run done elsewhere is a run as any other."""
     [cell, _] = grid_of(tmp_path, f"{HEAD}{TWO_SEEDS}")[1]
-    files = perform_away(msgspec.json.encode(order_of(cell, tmp_path)), versions())
+    files = run_remote_cell(msgspec.json.encode(order_of(cell, tmp_path)), versions())
     folder = tmp_path / cell.name
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,10 @@ import pytest
 
 from edge_server.journal.runs import versions
 from edge_server.plan.devices import expanded
-from edge_server.replay.study.cell import perform
+from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import order_of, read_result
-from edge_server.replay.study.run import AsRun
+from edge_server.replay.study.run import StudyRecord
 from edge_server.replay.study.spec import load
 from shared.algorithms.semisupervised.supervised_only import supervised_only
 from tests.benchmarks.semisfl_orderings import (
@@ -101,7 +101,7 @@ def small(variant: str, folder: Path) -> None:
         ),
     )
     cell = msgspec.structs.replace(cell, plan=plan)
-    assert read_result(cell, perform(order_of(cell, folder))) is not None
+    assert read_result(cell, run_cell(order_of(cell, folder))) is not None
 
 
 def test_small_cells_of_it_run_and_are_read_off(tmp_path):
@@ -111,7 +111,7 @@ def test_small_cells_of_it_run_and_are_read_off(tmp_path):
     path = STUDIES / "semisfl-har.toml"
     study, plan = load(path)
     low = msgspec.structs.replace(study, report=msgspec.structs.replace(study.report, target=1e-3))
-    as_run = AsRun(study=low, plan=plan, versions=versions(), cells={})
+    as_run = StudyRecord(study=low, plan=plan, versions=versions(), cells={})
     (tmp_path / "study.json").write_bytes(msgspec.json.encode(as_run))
     runs, target = read(tmp_path)
     assert target == 1e-3

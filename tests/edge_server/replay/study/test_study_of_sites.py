@@ -11,12 +11,12 @@ import pytest
 from edge_server.journal.records import CostSettled, RoundClosed, RoundOpened, RunClosed, RunOpened, closed_rounds
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan
-from edge_server.replay.study.cell import perform
+from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell
 from edge_server.replay.study.pool import Tell
 from edge_server.replay.study.result import RESULT, Ended, Order, order_of, read_result
-from edge_server.replay.study.run import conduct
-from edge_server.replay.study.sites import digest_cell, merged
+from edge_server.replay.study.run import complete_study
+from edge_server.replay.study.sites import digest_cell, merge_digests
 from edge_server.report.digest import Digest, amount_or_unknown
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import best_accuracy
@@ -36,7 +36,7 @@ set.sites = { clusters = { roof = ["a", "b"], barn = ["c"] }, edge_rounds = 2 }
 def in_this_process(orders: Sequence[Order], place: Path, tell: Tell) -> None:
     """Run cells one after another."""
     for order in orders:
-        perform(order)
+        run_cell(order)
         tell(Ended(order.cell, ""))
 
 
@@ -62,7 +62,7 @@ def site_digest(plan: Plan, accuracies: Sequence[float | None], seconds: Sequenc
 def test_sites_together_take_the_mean_the_last_and_the_sum(cells):
     """A round that one site alone tested has no accuracy, one that a site has not ended does not count."""
     plan = cells[0].plan
-    found = merged(
+    found = merge_digests(
         "cell",
         plan,
         {
@@ -88,7 +88,7 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
         asked.extend(order.cell for order in orders)
         in_this_process(orders, place, tell)
 
-    summary = conduct(study, {}, cells, folder, counted, lambda _: None)
+    summary = complete_study(study, {}, cells, folder, counted, lambda _: None)
     assert asked == [cell.name for cell in cells]
     assert summary.whole
     for row, cell in zip(summary.rows, cells, strict=True):
@@ -98,17 +98,17 @@ def test_a_cell_of_sites_is_run_once(cells, tmp_path):
         assert row.best == best_accuracy(digest_cell(folder / cell.name, cell.plan))
         assert row.whole.rounds.value == cell.plan.rounds
         assert row.target
-    assert conduct(study, {}, cells, folder, counted, lambda _: None) == summary
+    assert complete_study(study, {}, cells, folder, counted, lambda _: None) == summary
     assert len(asked) == len(cells), "a whole cell was run again"
     with (folder / cells[0].name / "barn" / "journal.jsonl").open("ab") as file:
         file.write(b"\n")
-    assert conduct(study, {}, cells, folder, counted, lambda _: None) == summary
+    assert complete_study(study, {}, cells, folder, counted, lambda _: None) == summary
     assert asked[len(cells) :] == [cells[0].name]
     assert (folder / "report.html").exists()
 
 
 def test_half_a_cell_of_sites_does_not_count(cells, tmp_path):
-    folder = perform(order_of(cells[0], tmp_path))
+    folder = run_cell(order_of(cells[0], tmp_path))
     assert read_result(cells[0], folder)
     (folder / "roof" / "journal.jsonl").unlink()
     assert not read_result(cells[0], folder)

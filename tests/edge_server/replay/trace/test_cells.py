@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.replay.trace import files
-from edge_server.replay.trace.cells import FORMULA, cells, row
+from edge_server.replay.trace.cells import FORMULA, format_row, parse_row
 from edge_server.replay.trace.header import FILE
 from edge_server.replay.trace.observations import BOARD
 from edge_server.replay.trace.schema import Fact, Sample, columns
@@ -27,16 +27,16 @@ printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1) | 
 @given(printable, printable)
 def test_any_text_comes_back_as_it_was_and_none_begins_as_a_formula(name, value):
     fact = Fact(at_s=1.0, device="pi", name=name, value=value)
-    found = cells("facts", fact)
+    found = format_row("facts", fact)
     assert not [cell for cell in found if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
-    assert row("facts", dict(zip(columns("facts"), found, strict=True))) == fact
+    assert parse_row("facts", dict(zip(columns("facts"), found, strict=True))) == fact
 
 
 def test_a_figure_below_zero_stays_a_figure():
     sample = Sample(at_s=1.0, device="pi", name="thermal.cpu_celsius", value=-5.5, unit="°C", quality="measured")
-    found = dict(zip(columns("readings"), cells("readings", sample), strict=True))
+    found = dict(zip(columns("readings"), format_row("readings", sample), strict=True))
     assert found["value"] == "-5.5"
-    assert row("readings", found) == sample
+    assert parse_row("readings", found) == sample
 
 
 @pytest.mark.parametrize("text", HOSTILE)
