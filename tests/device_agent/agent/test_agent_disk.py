@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from device_agent.trainer.interface import Job
 from shared.errors import Unwritable
 from shared.protocol.messages import Ack
 from tests.device_agent.agent_side import DEVICE, Device, Site, StubTrainer, update_of
+from tests.naming import names_all, naming
 
 
 class Committing(StubTrainer):
@@ -29,8 +32,8 @@ def site(disk, parameters, cut) -> Site:
     return Site(disk.path, parameters, cut)
 
 
-@pytest.mark.parametrize(("refuse", "words"), [("fill", "make room there"), ("lock", "mount it writable")])
-def test_a_task_fails_with_the_cause_and_the_next_one_works(site, live, disk, make_task, refuse, words) -> None:
+@pytest.mark.parametrize(("refuse", "cause"), [("fill", errno.ENOSPC), ("lock", errno.EROFS)])
+def test_a_task_fails_with_the_cause_and_the_next_one_works(site, live, disk, make_task, refuse, cause) -> None:
     """The report of round 2 comes although it can be written nowhere; the update of round 1 waits through it all."""
 
     async def story() -> None:
@@ -42,9 +45,7 @@ def test_a_task_fails_with_the_cause_and_the_next_one_works(site, live, disk, ma
             disk.read_only(yes=True)
         await site.tell("task", make_task(round=2), 1.5)
         [failure] = [offer.failure for offer in site.offers if offer.round == 2]
-        assert str(disk.path) in failure
-        assert "MiB free" in failure
-        assert words in failure
+        assert names_all(failure, disk.path, os.strerror(cause), "MiB")
         assert "\n" not in failure
         assert site.agent.phase == "idle"
         disk.read_only(yes=False)
@@ -83,7 +84,7 @@ def test_a_task_that_might_not_fit_beside_what_waits_fails_before_a_byte_comes(s
         await site.tell("task", make_task(round=1), 1.5)
         assert site.offers[0].failure is None
         await site.tell("task", make_task(round=2), 0.5)
-        assert "raise outbox_mb" in site.offers[-1].failure
+        assert "outbox_mb" in site.offers[-1].failure
         assert site.trainer.rounds == [1]
         assert [entry.update.round for entry in site.agent.outbox.entries()] == [1, 2]
 
@@ -116,7 +117,7 @@ def test_training_on_a_full_disk_is_a_clear_error(disk, make_job, make_task) -> 
     whole = (reference / outbox.PAYLOAD).read_bytes()
     device.outbox.draft("trial", 9)
     disk.fill(leave_bytes=4096)
-    with pytest.raises(Unwritable, match=r"No space left on device, .* make room there"):
+    with pytest.raises(Unwritable, match=naming(os.strerror(errno.ENOSPC), "MiB")):
         device.perform(make_task())
     assert device.outbox.entries() == []
     disk.make_room()

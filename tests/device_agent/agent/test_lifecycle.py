@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from device_agent.agent.lifecycle import TRANSITIONS, Event, Phase, follow
+from tests.naming import naming
 
 PHASES, EVENTS = get_args(Phase), get_args(Event)
 # What a device does, told a second time and in another form than the table: (phase, event) -> phase.
@@ -29,12 +30,12 @@ def test_every_event_in_every_phase_moves_on_or_is_refused(phase: Phase, event: 
     if expected:
         assert follow(phase, event) == expected
     else:
-        with pytest.raises(ValueError, match=f"'{event}' while {phase}"):
+        with pytest.raises(ValueError, match=naming(repr(event), phase)):
             follow(phase, event)
 
 
 def test_an_unknown_event_is_refused() -> None:
-    with pytest.raises(ValueError, match="'reboot' while idle"):
+    with pytest.raises(ValueError, match=naming("'reboot'", "idle")):
         follow("idle", "reboot")
 
 

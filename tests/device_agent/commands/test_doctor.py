@@ -15,11 +15,12 @@ import pytest
 
 from device_agent.commands import doctor as command
 from device_agent.commands.diagnosis import examine
-from device_agent.commands.diagnosis.checks import BROKER_CURES, SIGILL_CURES, Check
+from device_agent.commands.diagnosis.checks import SIGILL_CURES, Check, check_broker
 from device_agent.config import BoardConfig
 from device_agent.probes import runtime
 from edge_server.fleet.broker import running
 from shared.runtime.folder_lock import hold_lock
+from shared.transport.base import Broker
 from tests.device_agent.agent_side import write_config
 from tests.machine import as_nobody, free_port, grow, open_to_all
 
@@ -97,7 +98,7 @@ def test_what_keeps_it_from_training_ends_with_1(tmp_path, libraries) -> None:
     assert "/srv/nowhere" in checks["data"].finding
     assert "SIGILL" in checks["torch"].finding
     assert checks["torch"].remedy == SIGILL_CURES["torch"]
-    assert checks["broker"].remedy == BROKER_CURES["connection refused",]
+    assert checks["broker"].remedy == check_broker(Broker(), "Connection refused").remedy
     assert runtime.read_verdicts(tmp_path / "state")["torch"].state == "sigill"
 
 

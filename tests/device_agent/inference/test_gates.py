@@ -122,7 +122,7 @@ def test_a_release_of_8_bits_may_differ_more_from_its_probes(tmp_path):
     for number, (made, passes) in enumerate(((near, True), (linear_release(2, outputs=np.ones((10, 2))), False))):
         reduced = msgspec.structs.replace(made[0], reduction=told), made[1]
         assert (verdict(tmp_path / str(number), reduced).reason == "") == passes
-    assert verdict(tmp_path / "whole", near).reason.startswith("probes: ")
+    assert verdict(tmp_path / "whole", near).reason.startswith("probes")
 
 
 def test_files_that_rot_on_the_disk_are_told(tmp_path):
@@ -139,7 +139,7 @@ def test_files_that_rot_on_the_disk_are_told(tmp_path):
             state_dir=str(folder), name="points", candidate=2, committed=1, terms=UpdateTerms(), settings=SETTINGS
         )
         found = judgement.try_out(job, lambda _: None, lambda: None)
-        assert "damaged" in found.reason
+        assert names_all(found.reason, path)
 
 
 def test_a_release_that_is_less_accurate_here_is_refused(tmp_path, points):
@@ -175,7 +175,7 @@ def test_the_pure_judgements():
     assert judgement.judge_probes([expected + 3e-4], expected) == ""
     assert "1.0e-03" in judgement.judge_probes([expected + 4e-3], expected)
     assert judgement.judge_probes([expected + 0.3], expected, judgement.MOST_ERROR_INT8) == ""
-    assert "shape" in judgement.judge_probes([expected[:, :1]], expected)
+    assert names_all(judgement.judge_probes([expected[:, :1]], expected), "[2, 1]", "[2, 2]")
 
 
 def run(process: GateProcess, folder: Path) -> GateVerdict:
@@ -210,10 +210,10 @@ sys.stdout.flush()
 @pytest.mark.parametrize(
     ("ends", "cause"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashes: .*signal 11 in latency"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "memory: .*signal 9"),
-        ("sys.exit(3)", "crashes: .*exit code 3 in latency"),
-        ("signal.pause()", "time: the gates did not end within 0 s"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashes.*signal 11.*latency"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "memory.*signal 9"),
+        ("sys.exit(3)", "crashes.*exit code 3.*latency"),
+        ("signal.pause()", "time.*0 s"),
     ],
 )
 def test_how_the_process_ends_is_its_verdict(tmp_path, monkeypatch, ends, cause):

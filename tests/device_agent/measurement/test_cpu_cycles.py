@@ -54,7 +54,7 @@ def test_at_one_clock_cycles_are_seconds_times_it(board):
     got = board.counter.stop()
     assert (got.cpu_s, got.cycles, got.mean_hertz) == pytest.approx((2.5, 3e9, 1.2e9))
     assert (got.provenance.quality, got.provenance.uncertainty) == ("measured", 0.03)
-    assert got.provenance.source == "CPU seconds by cpufreq scaling_cur_freq"
+    assert got.provenance.source.endswith("cpufreq scaling_cur_freq")
 
 
 def test_the_clock_of_a_moment_weighs_as_busy_as_the_process_was(board):
@@ -87,7 +87,7 @@ def test_time_in_state_stands_above_samples(board):
     board.says(1000000, states="1000000 600\n2000000 370")
     got = board.counter.stop()
     assert got.mean_hertz == pytest.approx(1.75e9)
-    assert got.provenance.source == "CPU seconds by cpufreq time_in_state"
+    assert got.provenance.source.endswith("cpufreq time_in_state")
 
 
 def test_an_account_that_began_anew_is_not_used(board):
@@ -109,7 +109,7 @@ def test_a_firmware_s_clock_stands_above_time_in_state(tmp_path):
     board.says(1400000, states="1400000 200")
     got = board.counter.stop()
     assert got.cycles == pytest.approx(6e8)
-    assert got.provenance.source == "CPU seconds by firmware"
+    assert got.provenance.source.endswith("firmware")
 
 
 def test_an_announced_clock_is_modelled_and_its_account_with_it(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from device_agent.measurement.link_meter import LinkMeter, measure_haul
 from shared.transport.tcp_info import Counts, Traffic
+from tests.naming import names_all
 
 START = Counts(
     connection=1,
@@ -185,7 +186,7 @@ def test_figures_have_the_names_of_the_report_and_their_age(traffic, meter) -> N
     reading = found.readings["link.down_bits_per_s"]
     assert (reading.unit, reading.quality, reading.at) == ("bits_per_s", "measured", 100.0)
     assert reading.uncertainty is None
-    assert "n = 1, confidence low" in reading.source
+    assert names_all(reading.source, 1, "low")
     assert {name: lack.lack for name, lack in found.absent.items()} == {
         "link.up_bits_per_s": "not_present",
         "link.up_p20_bits_per_s": "not_present",

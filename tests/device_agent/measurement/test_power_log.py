@@ -80,7 +80,7 @@ def test_a_source_that_fails_makes_a_gap_and_comes_back():
     assert found.joules == pytest.approx(4.0 * 30)
     assert found.covered_ratio == pytest.approx(21 / 30)
     told = describe_energy(source, found)
-    assert (told.source, told.quality) == ("given, 70% of the time covered", "modelled")
+    assert (told.source.startswith("given"), "70%" in told.source, told.quality) == (True, True, "modelled")
 
 
 def test_the_thread_lives_through_failures():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,6 +18,7 @@ from device_agent.measurement.tuning.plan import (
     plan_steps,
 )
 from shared.errors import ConfigError
+from tests.naming import naming
 
 MHZ = (600, 900, 1200, 1500)
 GOVERNORS = ("ondemand", "performance", "powersave")
@@ -84,19 +83,19 @@ def test_a_power_mode_comes_alone_by_its_number():
 @pytest.mark.parametrize(
     ("current", "target", "said"),
     [
-        (board(), Target(power_mode="40W"), "power mode '40W' is not one of this board's: 15W, 25W, 7W"),
-        (board(), Target(power_mode="7W"), "only by a restart, which is not ours to decide: run `nvpmodel -m 2`"),
-        (board("7W"), Target(power_mode="15W"), "power mode 15W is reached from 7W only by a restart"),
-        (board(""), Target(power_mode="15W"), "the power mode now is not known"),
-        (Settings(), Target(power_mode="15W"), "power mode '15W' is not one of this board's: none"),
-        (board(), Target(governor="turbo"), "governor 'turbo' is not one of policy0's: ondemand, performance"),
-        (board(), Target(max_hertz=1e8), "policy0 cannot be capped at 100 MHz: its lowest clock is 600 MHz"),
-        (board(), Target(max_hertz=float("nan")), "policy0 cannot be capped at nan MHz"),
-        (Settings(), Target(max_hertz=1e9), "lets nobody set CPU clocks"),
+        (board(), Target(power_mode="40W"), ["'40W'", "15W, 25W, 7W"]),
+        (board(), Target(power_mode="7W"), ["7W", "15W", "`nvpmodel -m 2`"]),
+        (board("7W"), Target(power_mode="15W"), ["15W", "7W", "`nvpmodel -m 0`"]),
+        (board(""), Target(power_mode="15W"), ["15W"]),
+        (Settings(), Target(power_mode="15W"), ["'15W'"]),
+        (board(), Target(governor="turbo"), ["'turbo'", "policy0", "ondemand, performance"]),
+        (board(), Target(max_hertz=1e8), ["policy0", "100 MHz", "600 MHz"]),
+        (board(), Target(max_hertz=float("nan")), ["policy0", "nan MHz"]),
+        (Settings(), Target(max_hertz=1e9), ["cpufreq"]),
     ],
 )
 def test_what_the_board_cannot_do_is_refused_with_what_it_can(current, target, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=naming(*said)):
         plan_steps(current, target)
 
 
