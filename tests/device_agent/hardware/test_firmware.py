@@ -82,7 +82,7 @@ def test_a_mailbox_that_is_not_ours_names_the_remedy():
     with open_to_all() as folder:
         device = folder / "vcio"
         device.touch(mode=0o600)
-        with as_nobody(), pytest.raises(NoData, match="group `video`") as caught:
+        with as_nobody(), pytest.raises(NoData, match="`video`") as caught:
             firmware.ask_mailbox(device, "get_throttled")
     assert caught.value.lack == "denied"
 

@@ -13,6 +13,7 @@ from device_agent.profile.load import load_for_board
 from shared.errors import NoData
 from tests.boards import material
 from tests.machine import grow, shared
+from tests.naming import naming
 
 HWMON, ZONES, DEVFREQ = "sys/class/hwmon/hwmon3", "sys/class/thermal", "sys/class/devfreq"
 XAVIER = material.compatible("nvidia,jetson-xavier nvidia,tegra194")
@@ -72,7 +73,7 @@ def test_a_rail_that_feeds_the_cpu_too_is_not_the_gpus_own(tmp_path) -> None:
     board = found(grow(tmp_path, files))
     assert of_gpu(board) == {"gpu.load_ratio": 0.999}
     assert board.absent["gpu.rail_watts"].lack == "not_present"
-    assert "VDD_CPU_GPU_CV feeds others too" in board.absent["gpu.rail_watts"].cause
+    assert "VDD_CPU_GPU_CV" in board.absent["gpu.rail_watts"].cause
     assert board.absent["gpu.hottest_celsius"].lack == "busy"
 
 
@@ -145,6 +146,6 @@ def test_a_load_that_cannot_be_is_none(tmp_path, content) -> None:
 
 def test_a_board_without_a_gpu_has_no_figure_of_one(tmp_path) -> None:
     root = grow(tmp_path, {f"{DEVFREQ}/dmc/cur_freq": 800000000})
-    with pytest.raises(NoData, match="no GPU"):
+    with pytest.raises(NoData, match=naming(root / DEVFREQ)):
         gpu.read(root, load_for_board(root), 0.0)
     assert [name for name in found(root).absent if name.startswith("gpu")] == ["gpu"]

@@ -8,6 +8,7 @@ from device_agent.probes import power_mode
 from device_agent.profile.schema import PowerMode
 from shared.errors import NoData
 from tests.machine import grow, profile, shared
+from tests.naming import naming
 
 JETSON = PowerMode(kind="nvpmodel")
 STATUS, CONF = "var/lib/nvpmodel/status", "etc/nvpmodel.conf"
@@ -76,5 +77,6 @@ def test_clocks_are_pinned_where_all_are(tmp_path, limits, word) -> None:
 
 
 def test_a_board_without_modes_has_none(tmp_path) -> None:
-    with pytest.raises(NoData, match="no power modes"):
+    with pytest.raises(NoData, match=naming(tmp_path)) as caught:
         power_mode.read(grow(tmp_path, {STATUS: "pmode:0001"}), profile(), 0)
+    assert caught.value.lack == "not_present"

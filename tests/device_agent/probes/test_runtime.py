@@ -21,10 +21,10 @@ DEATHS = {
     "raise MemoryError": ("out_of_memory", "memory"),
     "import os; os.abort()": ("broken", "signal 6 (Aborted)"),
     "raise OSError('libopenblas.so.0: cannot open shared object file')": ("broken", "libopenblas.so.0"),
-    "import os; os._exit(7)": ("broken", "exit code 7: no word"),
-    "raise ModuleNotFoundError(name='torch')": ("missing", "not installed"),
+    "import os; os._exit(7)": ("broken", "exit code 7"),
+    "raise ModuleNotFoundError(name='torch')": ("missing", ""),
     "import no_such_part": ("broken", "no_such_part"),
-    "import time; time.sleep(60)": ("timeout", "no end after 1 s"),
+    "import time; time.sleep(60)": ("timeout", "1 s"),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from device_agent.probes import wifi
 from shared.errors import NoData
 from tests.machine import grow, profile, shared
+from tests.naming import naming
 
 RADIO = {"sys/class/net/wlan0/phy80211/name": "phy0"}
 CABLE = {"sys/class/net/eth0/speed": 1000}
@@ -62,7 +63,6 @@ def test_not_connected_is_not_an_error_of_the_tool_and_no_rate_either(tmp_path) 
     found = read(grow(tmp_path, files))
     assert values(found) == {}
     assert lacks(found) == {"wifi.wlan0_phy_bits_per_s": "not_present", "wifi.wlan0_signal_dbm": "invalid"}
-    assert "not connected" in found.absent["wifi.wlan0_phy_bits_per_s"].cause
 
 
 def test_without_the_tool_the_old_table_has_the_signal(tmp_path) -> None:
@@ -94,5 +94,5 @@ def test_each_radio_for_itself(tmp_path) -> None:
 
 
 def test_a_board_without_a_radio(tmp_path) -> None:
-    with pytest.raises(NoData, match="no wireless"):
+    with pytest.raises(NoData, match=naming(tmp_path / "sys/class/net")):
         read(grow(tmp_path, CABLE))

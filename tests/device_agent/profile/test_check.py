@@ -12,6 +12,7 @@ from device_agent.profile.load import load_file
 from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Match, Profile
 from shared.errors import ConfigError
+from tests.naming import names_all, naming
 
 GOOD = """
 schema = 1
@@ -38,48 +39,48 @@ zones = { cpu-thermal = "cpu" }
 """
 
 WRONG = [
-    ("schema = 1", "schema = 2", "schema: 2 is not the form this agent reads"),
-    ('id = "board"', 'id = "My Board"', "id: 'My Board' must be lower-case"),
-    ('name = "Board"', 'name = " "', "name: is empty"),
-    ("schema = 1", 'schema = 1\nmatch = { compatible = ["a,b "] }', "match: a token is empty or has blanks"),
-    ("first_cpu = 4", "first_cpu = 0", "cpu.policies: first_cpu [0, 0] must rise"),
-    ("first_cpu = 4 }", "first_cpu = 4, max_hertz = -1.0 }", "cpu.policies: max_hertz must be 0"),
-    ("[cpu]", "[cpu]\nsources = []", "cpu.sources: is empty"),
-    ("[cpu]", "[cpu]\nlow_opp_correction = 88.0", "cpu.low_opp_correction: 88.0 must be a ratio"),
-    ('total = ["IN"]', 'total = ["IN", "CPU"]', "power.total: CPU is already contained in IN"),
-    ('total = ["IN"]', 'total = ["IN", "CORE"]', "power.total: CORE is already contained in IN"),
-    ('total = ["IN"]', 'total = ["IN", "IN"]', "power.total: a label is there twice"),
-    ('total = ["IN"]', 'total = ["VDD"]', "power.total: VDD is no rail of power.rails; add it"),
-    ('total = ["IN"]', "total = []", "power.total: ina3221 reads rails; name those whose sum is the total"),
-    ('label = "CORE"', 'label = "CPU"', "power.rails: CPU is there 2 times; keep one"),
-    ('child_of = "CPU"', 'child_of = "GPU"', "power.rails: CORE is child_of GPU, which is no rail"),
-    ('label = "IN" }', 'label = "IN", child_of = "CORE" }', "power.rails: IN is its own ancestor by child_of"),
-    ('label = "CORE"', 'label = "NC"', "power.rails: an empty label, or NC"),
-    ("[power]", "[power]\nvalid_w = [9.0, 1.0]", "power.valid_w: [9.0, 1.0] must be two figures, the lower first"),
-    ("[power]", "[power]\nuncertainty = 3.0", "power.uncertainty: 3.0 must be a share"),
-    ("[power]", "[power]\nsample_hz = 50.0", "power.sample_hz: 50.0 must be above 0 and at most max_hz, 20.0"),
-    ("[power]", "[power]\ngain = 0.0", "power.gain: 0.0 must be above 0"),
-    ('"ina3221", "model"', '"ina3221"', 'power.model: is never asked; add "model"'),
-    ('"ina3221", "model"', '"ina3221", "model", "model"', "power.sources: is empty or names a source twice"),
-    ("max_w = 6.0", "max_w = 1.0", "power.model: idle_w 2.0 and max_w 1.0 must be above 0, the first the smaller"),
-    ("0.5e-9", "0.5", "power.model: core_joules_per_cycle (about 5e-10) and max_hertz (about 1e9) are in joules"),
-    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\nexponent = 0.5", "power.model.exponent: 0.5 must be 1"),
-    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\ntx_w = -1.0", "power.model: tx_w and rx_w"),
-    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\nuncertainty = 0.0", "power.model.uncertainty: 0.0"),
-    ('"a meter"', '""', "power.model.provenance: is empty"),
-    ('= "cpu"', '= "hot"', "thermal.zones: cpu-thermal = 'hot'; use one of board, cpu, cv"),
-    ("[thermal]", '[thermal]\nignore = ["cpu-thermal"]', "thermal.ignore: cpu-thermal is in thermal.zones too"),
-    ("[thermal]", "[thermal]\naccept_celsius = [125.0, -40.0]", "thermal.accept_celsius: [125.0, -40.0] must be"),
-    ("[thermal]", "[thermal]\nthrottle_celsius = 300.0", "thermal.throttle_celsius: 300.0 lies outside"),
-    ("[thermal]", '[power_mode]\nconf = "/etc/x.conf"\n[thermal]', "power_mode.conf: /etc/x.conf must be below"),
-    ("[thermal]", '[power_mode]\nstatus = "../x"\n[thermal]', "power_mode.status: ../x must be below"),
-    ("[thermal]", "[memory]\ngpu_context_bytes = -1\n[thermal]", "memory.gpu_context_bytes: -1 must be 0"),
-    ("[thermal]", "[inference]\nthreads = 0\n[thermal]", "inference.threads: 0 must be 1 to 1024"),
-    ("[thermal]", "[inference]\ntrainer_nice = 20\n[thermal]", "inference.trainer_nice: 20 must be 0 to 19"),
-    ("[thermal]", "[inference]\nspared_cpus = 1\n[thermal]", "inference.spared_cpus: it is not the usual; say in"),
-    ("[thermal]", '[inference]\norigin = { nice = "x" }\n[thermal]', "inference.origin: 'nice' is no figure"),
-    ("[thermal]", "[thermal]\nzone = {}", "thermal: Object contains unknown field `zone`"),
-    ('child_of = "IN"', 'childof = "IN"', "power.rails[1]: Object contains unknown field `childof`"),
+    ("schema = 1", "schema = 2", ["schema", 2]),
+    ('id = "board"', 'id = "My Board"', ["id", "'My Board'"]),
+    ('name = "Board"', 'name = " "', ["name"]),
+    ("schema = 1", 'schema = 1\nmatch = { compatible = ["a,b "] }', ["match"]),
+    ("first_cpu = 4", "first_cpu = 0", ["cpu.policies", "first_cpu", "[0, 0]"]),
+    ("first_cpu = 4 }", "first_cpu = 4, max_hertz = -1.0 }", ["cpu.policies", "max_hertz"]),
+    ("[cpu]", "[cpu]\nsources = []", ["cpu.sources"]),
+    ("[cpu]", "[cpu]\nlow_opp_correction = 88.0", ["cpu.low_opp_correction", 88.0]),
+    ('total = ["IN"]', 'total = ["IN", "CPU"]', ["power.total", "CPU", "IN"]),
+    ('total = ["IN"]', 'total = ["IN", "CORE"]', ["power.total", "CORE", "IN"]),
+    ('total = ["IN"]', 'total = ["IN", "IN"]', ["power.total"]),
+    ('total = ["IN"]', 'total = ["VDD"]', ["power.total", "VDD", "power.rails"]),
+    ('total = ["IN"]', "total = []", ["power.total", "ina3221"]),
+    ('label = "CORE"', 'label = "CPU"', ["power.rails", "CPU", 2]),
+    ('child_of = "CPU"', 'child_of = "GPU"', ["power.rails", "CORE", "child_of", "GPU"]),
+    ('label = "IN" }', 'label = "IN", child_of = "CORE" }', ["power.rails", "IN", "child_of"]),
+    ('label = "CORE"', 'label = "NC"', ["power.rails", "NC"]),
+    ("[power]", "[power]\nvalid_w = [9.0, 1.0]", ["power.valid_w", "[9.0, 1.0]"]),
+    ("[power]", "[power]\nuncertainty = 3.0", ["power.uncertainty", 3.0]),
+    ("[power]", "[power]\nsample_hz = 50.0", ["power.sample_hz", 50.0, "max_hz", 20.0]),
+    ("[power]", "[power]\ngain = 0.0", ["power.gain", 0.0]),
+    ('"ina3221", "model"', '"ina3221"', ["power.model", '"model"']),
+    ('"ina3221", "model"', '"ina3221", "model", "model"', ["power.sources"]),
+    ("max_w = 6.0", "max_w = 1.0", ["power.model", "idle_w 2.0", "max_w 1.0"]),
+    ("0.5e-9", "0.5", ["power.model", "core_joules_per_cycle", "max_hertz"]),
+    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\nexponent = 0.5", ["power.model.exponent", 0.5]),
+    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\ntx_w = -1.0", ["power.model", "tx_w", "rx_w"]),
+    ("max_hertz = 1.5e9", "max_hertz = 1.5e9\nuncertainty = 0.0", ["power.model.uncertainty", 0.0]),
+    ('"a meter"', '""', ["power.model.provenance"]),
+    ('= "cpu"', '= "hot"', ["thermal.zones", "cpu-thermal", "'hot'", "board, cpu, cv"]),
+    ("[thermal]", '[thermal]\nignore = ["cpu-thermal"]', ["thermal.ignore", "cpu-thermal", "thermal.zones"]),
+    ("[thermal]", "[thermal]\naccept_celsius = [125.0, -40.0]", ["thermal.accept_celsius", "[125.0, -40.0]"]),
+    ("[thermal]", "[thermal]\nthrottle_celsius = 300.0", ["thermal.throttle_celsius", 300.0]),
+    ("[thermal]", '[power_mode]\nconf = "/etc/x.conf"\n[thermal]', ["power_mode.conf", "/etc/x.conf"]),
+    ("[thermal]", '[power_mode]\nstatus = "../x"\n[thermal]', ["power_mode.status", "../x"]),
+    ("[thermal]", "[memory]\ngpu_context_bytes = -1\n[thermal]", ["memory.gpu_context_bytes", -1]),
+    ("[thermal]", "[inference]\nthreads = 0\n[thermal]", ["inference.threads", 0, 1024]),
+    ("[thermal]", "[inference]\ntrainer_nice = 20\n[thermal]", ["inference.trainer_nice", 20, 19]),
+    ("[thermal]", "[inference]\nspared_cpus = 1\n[thermal]", ["inference.spared_cpus"]),
+    ("[thermal]", '[inference]\norigin = { nice = "x" }\n[thermal]', ["inference.origin", "'nice'"]),
+    ("[thermal]", "[thermal]\nzone = {}", ["thermal", "`zone`"]),
+    ('child_of = "IN"', 'childof = "IN"', ["power.rails[1]", "`childof`"]),
 ]
 
 
@@ -94,13 +95,13 @@ def test_a_good_profile_is_taken(tmp_path):
     assert load_file(written(tmp_path, GOOD)).power.total == ("IN",)
 
 
-@pytest.mark.parametrize(("good", "bad", "problem"), WRONG, ids=[problem[:40] for *_, problem in WRONG])
-def test_what_cannot_be_true_is_refused_by_file_and_table(tmp_path, good, bad, problem):
+@pytest.mark.parametrize(("good", "bad", "named"), WRONG)
+def test_what_cannot_be_true_is_refused_by_file_and_table(tmp_path, good, bad, named):
     assert good in GOOD
     path = written(tmp_path, GOOD.replace(good, bad, 1))
     with pytest.raises(ConfigError) as refused:
         load_file(path)
-    assert f"{path}: {problem}" in str(refused.value)
+    assert any(names_all(problem, path, *named) for problem in str(refused.value).splitlines())
 
 
 FIGURES = {
@@ -146,8 +147,7 @@ def test_the_highest_priority_wins_and_a_tie_is_refused():
     assert choose_profile([third], here) is None
     assert find_rivals({"one": one, "other": other}) == ()
     twin = profile("twin", "a,b")
-    with pytest.raises(ConfigError, match="profiles one and twin both claim this board"):
+    with pytest.raises(ConfigError, match=naming("one", "twin")):
         choose_profile([one, twin], here)
-    assert find_rivals({"one": one, "twin": twin}) == (
-        "match: one and twin both claim 'a,b'; give one of them a higher priority, or the token to one only",
-    )
+    [rivalry] = find_rivals({"one": one, "twin": twin})
+    assert names_all(rivalry, "match", "one", "twin", "'a,b'")

@@ -16,6 +16,7 @@ from device_agent.profile.match import choose_profile, is_match
 from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 from tests.machine import grow, shared
+from tests.naming import naming
 
 JETSONS = "nano tx1 tx2 tx2-nx xavier-nx agx-xavier orin-nano orin-nano-super orin-nx agx-orin agx-thor"
 PIS = "3b 3b-plus 4b 5 zero-2w"
@@ -180,7 +181,7 @@ def test_a_profile_is_named_by_id_or_by_path(tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text('schema = 1\nid = "mine"\nname = "Mine"\n')
     assert load_for_board(root, str(mine)) == load_file(mine) == Profile(schema=1, id="mine", name="Mine")
-    with pytest.raises(ConfigError, match=r"no profile 'jetson'; use auto, the path of a TOML file, or generic-arm, "):
+    with pytest.raises(ConfigError, match=naming("'jetson'", "auto", "generic-arm")):
         load_for_board(root, "jetson")
 
 

@@ -99,7 +99,7 @@ def test_busy_cores_are_cpu_seconds_between_two_reads(tmp_path) -> None:
     board.first()
     reading = board.after(2.0, busy=4.0)
     assert reading.value == pytest.approx(4.56)
-    assert (reading.unit, reading.quality, reading.source) == ("watts", "modelled", "model: public figures")
+    assert (reading.unit, reading.quality, reading.source) == ("watts", "modelled", f"model: {PI_4B.provenance}")
     assert reading.uncertainty == pytest.approx(0.3 * 4.56)
     assert board.after(2.0, busy=4.0, khz=750_000).value == pytest.approx(2.7 + 2 * 0.62e-9 * 1.125e9)
 
@@ -149,7 +149,7 @@ def test_a_calibrated_model_says_so_and_carries_its_own_uncertainty(tmp_path) ->
 
 
 def test_without_a_model_or_a_clock_there_are_no_watts(tmp_path) -> None:
-    with pytest.raises(NoData, match="no power model"):
+    with pytest.raises(NoData, match=r"\bpi\b"):
         Board(tmp_path, None)
     board = Board(tmp_path)
     (tmp_path / "sys/devices/system/cpu/cpufreq/policy0/scaling_cur_freq").unlink()

@@ -19,6 +19,7 @@ from device_agent.probes.power.rails import (
 from device_agent.profile.schema import Power, Rail
 from shared.errors import NoData
 from shared.protocol.measurements import Absent
+from tests.naming import naming
 
 LABELS = tuple("ABCDEFGH")
 ANY_RAILS = st.dictionaries(st.sampled_from(LABELS), st.sampled_from(("", *LABELS)), min_size=1)
@@ -58,7 +59,7 @@ def test_a_sum_is_whole_or_absent(watts, labels) -> None:
     if labels <= watts.keys():
         assert sum_rails(chosen, Rails(watts=watts)) == pytest.approx(sum(watts[label] for label in chosen))
     else:
-        with pytest.raises(NoData, match="a part of the total") as caught:
+        with pytest.raises(NoData, match="|".join(labels - watts.keys())) as caught:
             sum_rails(chosen, Rails(watts=watts))
         assert caught.value.lack == "not_present"
 
@@ -77,7 +78,7 @@ def test_a_meter_that_the_profile_does_not_name_is_the_total_by_itself() -> None
     assert choose_summands(power, meter, by_profile=True) == ("VDD_IN",)
     both = Rails(watts={"VDD_IN": 3.0, "FAN": 1.0}, whole=())
     assert choose_summands(power, both, by_profile=False) == ("VDD_IN",)
-    with pytest.raises(NoData, match="nothing says"):
+    with pytest.raises(NoData, match=naming("FAN", "VDD_IN")):
         choose_summands(Power(), both, by_profile=True)
 
 
