@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from device_agent.identity.credentials import FOLDER
 from shared.errors import Unwritable
@@ -78,15 +79,22 @@ class BoardClock:
         """Return the site's time, as far as this process was told; None where it was not."""
         return None if self._told is None else self._told[0] + self.elapsed() - self._told[1]
 
-    def explain(self) -> str:
-        """Say which clock is wrong, by the site's time; empty where they agree, or nothing is known of the site's."""
-        site, ours = self.site_utc_s(), self.utc_s()
-        if site is None or abs(ours - site) <= AGREES_S:
+    def find_wrong_clock(self) -> Literal["board", "gateway", ""]:
+        """Return whose clock is wrong, by the site's time; empty if they agree or the site's time is not known."""
+        site = self.site_utc_s()
+        if site is None or abs(self.utc_s() - site) <= AGREES_S:
             return ""
-        apart = f"this board's clock reads {utc_text(ours)}, the gateway's {utc_text(site)}"
+        return "gateway" if site < WRITTEN_UTC_S or self.may_judge() else "board"
+
+    def explain(self) -> str:
+        """Describe which clock is wrong; empty where `find_wrong_clock` blames none."""
+        wrong, site = self.find_wrong_clock(), self.site_utc_s()
+        if not wrong or site is None:
+            return ""
+        apart = f"this board's clock reads {utc_text(self.utc_s())}, the gateway's {utc_text(site)}"
         if site < WRITTEN_UTC_S:
             return f"the gateway's clock is wrong: {apart}, and it is {utc_text(WRITTEN_UTC_S)} or later"
-        if self.may_judge():
+        if wrong == "gateway":
             return (
                 f"the gateway's clock is wrong, or what keeps this board's clock: {apart}, and this one is kept right"
             )

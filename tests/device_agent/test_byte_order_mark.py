@@ -10,6 +10,7 @@ from device_agent.profile.load import load_file, read_source
 from shared.errors import ConfigError
 from shared.transport.base import Broker
 from shared.transport.login import login_of
+from tests.naming import naming
 
 MARK = b"\xef\xbb\xbf"
 AGENT = 'device = "a"\nsite = "s"\nstate_dir = "state"\n[broker]\nuser = "me"\npassword_file = "password"\n[data]\n'
@@ -47,5 +48,5 @@ def test_a_token_is_refused_for_its_content_alone(tmp_path) -> None:
 
 def test_utf16_is_refused_with_what_to_do(tmp_path) -> None:
     (tmp_path / "agent.toml").write_text(AGENT, encoding="utf-16")
-    with pytest.raises(ConfigError, match="save it as UTF-8"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "agent.toml", "UTF-8")):
         load(tmp_path / "agent.toml")

@@ -11,6 +11,7 @@ from device_agent.config import AgentConfig, LinkConfig, TrainerConfig, load
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.transport.base import Broker
+from tests.naming import names_all, naming
 
 DATA = '[data]\nsource = "digits"\n'
 PLAIN = 'device = "board"\nsite = "lab"\nstate_dir = "/var/lib/board"\n'
@@ -78,66 +79,64 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch) -> None:
 def test_a_missing_key_is_named(refused: Callable[[str], str], key: str) -> None:
     lines = {"device": 'device = "board"\n', "site": 'site = "lab"\n', "state_dir": 'state_dir = "s"\n', "data": DATA}
     message = refused("".join(line for name, line in lines.items() if name != key))
-    assert f"`{key}`" in message or f"{key} is missing" in message
-    assert message.endswith(("add it", "or join a site by `device-agent join`"))
+    assert names_all(message.replace("device-agent join", ""), key)
+    assert ("`device-agent join`" in message) == (key != "state_dir")
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "remedy"),
+    ("text", "named"),
     [
-        ('devise = "b"\n', "`devise`", "known: device, state_dir, data, site, broker, trainer, link"),
-        ("report_s = 'often'\n", "report_s: Expected `float`", "correct the value"),
-        ("report_s = 0\n", "report_s", "above zero"),
-        ("report_s = -1.0\n", "report_s", "above zero"),
-        ("report_s = nan\n", "report_s", "above zero"),
-        ("log_level = 'loud'\n", "log_level: 'loud'", "use debug, info, warning or error"),
-        ("site = 'a/b'\n", "site 'a/b'", "use 1 to 64 letters, digits"),
-        ("site = '_all'\n", "site '_all'", "starting with a letter or digit"),
-        ("site = 3\n", "site: Expected `str`, got `int`", "correct the value"),
+        ('devise = "b"\n', ["devise", "device", "device, state_dir, data, site, broker, trainer, link"]),
+        ("report_s = 'often'\n", ["report_s", "float", "str"]),
+        ("report_s = 0\n", ["report_s", "0.0"]),
+        ("report_s = -1.0\n", ["report_s", "-1.0"]),
+        ("report_s = nan\n", ["report_s", "nan"]),
+        ("log_level = 'loud'\n", ["log_level", "'loud'", "debug", "info", "warning", "error"]),
+        ("site = 'a/b'\n", ["site", "'a/b'", 64]),
+        ("site = '_all'\n", ["site", "'_all'", 64]),
+        ("site = 3\n", ["site", "str", "int"]),
     ],
 )
-def test_a_wrong_key_is_named_with_a_remedy(refused: Callable[[str], str], text: str, key: str, remedy: str) -> None:
+def test_a_wrong_key_is_named_with_its_value(refused: Callable[[str], str], text: str, named: list[object]) -> None:
     plain = PLAIN.replace('site = "lab"\n', "") if text.startswith("site") else PLAIN
-    message = refused(plain + text + DATA)
-    assert key in message
-    assert remedy in message
+    assert names_all(refused(plain + text + DATA), *named)
 
 
 @pytest.mark.parametrize(
-    ("section", "line", "remedy"),
+    ("section", "line", "named"),
     [
-        ("broker", "hots = 'x'", "unknown field `hots`; remove it or correct its spelling"),
-        ("broker", "port = 'x'", "port: Expected `int`, got `str`; correct the value"),
-        ("broker", "version = 4", "version: Invalid enum value 4; correct the value"),
-        ("trainer", "idle = 3", "unknown field `idle`; remove it or correct its spelling"),
-        ("trainer", "idle_s = -1", "idle_s must be"),
-        ("trainer", "idle_s = nan", "idle_s must be"),
-        ("trainer", "memory_mb = -1", "memory_mb and threads must be"),
-        ("trainer", "memory_mb = 1.5", "memory_mb: Expected `int`, got `float`; correct the value"),
-        ("trainer", "threads = -2", "memory_mb and threads must be"),
-        ("trainer", "threads = 5000000000", "up to 1048576 and 1024"),
-        ("trainer", "memory_mb = 9000000000000000000", "up to 1048576 and 1024"),
-        ("link", "windows = 3", "unknown field `windows`; remove it or correct its spelling"),
-        ("link", "frame_bytes = 1023", "frame_bytes must be 1024 to 4194304"),
-        ("link", "frame_bytes = 4194305", "frame_bytes must be 1024 to 4194304"),
-        ("link", "window = 0", "window 1 to 64"),
-        ("link", "window = 65", "window 1 to 64"),
-        ("link", "patience_s = 0", "patience_s must be"),
-        ("link", "patience_s = nan", "patience_s must be"),
-        ("link", "max_payload_mb = 0", "max_payload_mb 1 or more"),
-        ("serve.cut", "codec = 'masked'", "codec: Invalid enum value 'masked'"),
-        ("serve.cut", "bits = 0", "bits must be 1 to 16"),
-        ("serve.cut", "bits = 17", "bits must be 1 to 16"),
-        ("serve.cut", "bits = 2.5", "bits: Expected `int`, got `float`"),
-        ("serve.cut", "bits = true", "bits: Expected `int`, got `bool`"),
+        ("broker", "hots = 'x'", ["host"]),
+        ("broker", "port = 'x'", ["int", "str"]),
+        ("broker", "version = 4", [4, 3, 5]),
+        ("trainer", "idle = 3", ["idle_s"]),
+        ("trainer", "idle_s = -1", ["-1.0"]),
+        ("trainer", "idle_s = nan", ["nan"]),
+        ("trainer", "memory_mb = -1", []),
+        ("trainer", "memory_mb = 1.5", ["int", "float"]),
+        ("trainer", "threads = -2", []),
+        ("trainer", "threads = 5000000000", [1024]),
+        ("trainer", "memory_mb = 9000000000000000000", [1048576]),
+        ("link", "windows = 3", ["window"]),
+        ("link", "frame_bytes = 1023", [1024, 4194304]),
+        ("link", "frame_bytes = 4194305", [1024, 4194304]),
+        ("link", "window = 0", [1, 64]),
+        ("link", "window = 65", [1, 64]),
+        ("link", "patience_s = 0", []),
+        ("link", "patience_s = nan", []),
+        ("link", "max_payload_mb = 0", [1]),
+        ("serve.cut", "codec = 'masked'", ["'masked'"]),
+        ("serve.cut", "bits = 0", [1, 16]),
+        ("serve.cut", "bits = 17", [1, 16]),
+        ("serve.cut", "bits = 2.5", ["int", "float"]),
+        ("serve.cut", "bits = true", ["int", "bool"]),
     ],
 )
 def test_a_wrong_key_in_a_section_is_named_with_its_section(
-    refused: Callable[[str], str], section: str, line: str, remedy: str
+    refused: Callable[[str], str], section: str, line: str, named: list[object]
 ) -> None:
     message = refused(f"{PLAIN}{DATA}[{section}]\n{line}\n")
     assert message.startswith(section)
-    assert remedy in message
+    assert names_all(message, line.partition(" ")[0], *named)
 
 
 @pytest.mark.parametrize("edge", ["frame_bytes = 1024", "frame_bytes = 4194304", "window = 1", "window = 64"])
@@ -153,8 +152,7 @@ def test_a_device_name_that_a_topic_or_a_folder_would_misread_is_refused(
 ) -> None:
     escaped = name.replace("\n", "\\n")
     message = refused(f'device = "{escaped}"\nsite = "lab"\nstate_dir = "s"\n{DATA}')
-    assert message.startswith("device ")
-    assert "use 1 to 64 letters" in message
+    assert names_all(message, "device", repr(name), 64)
 
 
 @pytest.mark.parametrize("name", ["a", "7", "Board-7.left_side", "x" * 64])
@@ -168,14 +166,14 @@ def test_the_data_section_is_checked_before_anything_is_read(refused: Callable[[
     """A partition that cannot be, a source nobody knows: seen without a look at the disk."""
     assert refused(f'{PLAIN}[data]\nsource = "tape"\n').startswith("data.source: ")
     message = refused(f'{PLAIN}{DATA}[data.partition]\nkind = "even"\nparts = 2\nindex = 2\n')
-    assert message.startswith("data.partition: index must be from 0")
+    assert names_all(message, "data.partition", "index", 2)
 
 
-@pytest.mark.parametrize(("text", "remedy"), [("device = ", "correct that line"), ("\xff", "correct that line")])
-def test_a_file_that_is_no_toml_is_refused(refused: Callable[[str], str], text: str, remedy: str) -> None:
-    assert refused(text).endswith(remedy)
+@pytest.mark.parametrize("text", ["device = ", "\xff"])
+def test_a_file_that_is_no_toml_is_refused(refused: Callable[[str], str], text: str) -> None:
+    assert "line" in refused(text) or "end of document" in refused(text)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.toml: no such file; give the path"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "absent.toml")):
         load(tmp_path / "absent.toml")

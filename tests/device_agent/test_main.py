@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -24,6 +23,7 @@ from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
 from tests.device_agent.agent_side import DEVICE, LIMIT_S, SITE, line_with, living, start, stop, until, write_config
 from tests.machine import free_port
+from tests.naming import names_all
 
 ENDLESS = Assignment(seed=1, hyper=Hyper(local_epochs=1_000_000_000, batch_size=8, learning_rate=0.001))
 QUICK_S = 60.0
@@ -80,17 +80,18 @@ def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) 
     That its examples are not, which showed when the first task failed, it says before all else.
     """
     examples = f'source = "npz"\npath = "{tmp_path / "absent.npz"}"'
+    port = free_port()
+    refused = "WARNING", f"127.0.0.1:{port}", "Connection refused"
 
     async def story() -> None:
-        async with living(write_config(tmp_path, free_port(), examples)) as process:
-            assert "absent.npz is not there, or not ours to read" in await line_with(process, " data.path: ")
-            said = [await line_with(process, "no broker at")]
+        async with living(write_config(tmp_path, port, examples)) as process:
+            await line_with(process, "WARNING", "data.path", tmp_path / "absent.npz")
+            await line_with(process, *refused)
             await asyncio.sleep(1.5)
             seconds, more = await stop(process)
             assert seconds < QUICK_S
-            assert len([line for line in [*said, *more] if "no broker at" in line]) == 1
-            assert re.search(r"WARNING .*no broker at 127\.0\.0\.1:\d+ \(.*refused.*\), trying again", said[0])
-            assert more[-1].endswith("stopped")
+            assert not [line for line in more if names_all(line, *refused)]
+            assert "INFO" in more[-1]
             assert not [line for line in more if "Traceback" in line]
 
     asyncio.run(story())
@@ -100,21 +101,21 @@ def test_without_a_broker_it_retries_says_so_once_and_stops_when_told(tmp_path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "named"),
     [
-        ("devise = 'x'\n", r"unknown field `devise`; remove it or correct its spelling \(known: .*\)"),
-        ("device = 'board'\n[data]\nsource = 'digits'\n", r"`state_dir`; add it"),
-        ("device = 'a/b'\nstate_dir = 's'\n[data]\nsource = 'digits'\n", "device 'a/b': use 1 to 64 letters"),
+        ("devise = 'x'\n", ["`devise`"]),
+        ("device = 'board'\n[data]\nsource = 'digits'\n", ["`state_dir`"]),
+        ("device = 'a/b'\nstate_dir = 's'\n[data]\nsource = 'digits'\n", ["device", "'a/b'"]),
         (
             "device = 'board'\nsite = 'lab'\nstate_dir = 'agent.toml/x'\n[data]\nsource = 'digits'\n",
-            "state_dir agent.toml/x: .*; name a folder",
+            ["state_dir", "agent.toml/x"],
         ),
-        ("device = \n", "correct that line"),
-        (None, "no such file; give the path of an existing TOML file"),
+        ("device = \n", ["agent.toml", "line 1"]),
+        (None, ["agent.toml"]),
     ],
     ids=["unknown", "missing", "name", "folder", "syntax", "absent"],
 )
-def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypatch, text, words) -> None:
+def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypatch, text, named) -> None:
     """The first line names the program, each of them what to edit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -128,7 +129,7 @@ def test_a_bad_file_ends_it_with_2_and_a_line_for_each_fault(tmp_path, monkeypat
         assert out == b""
         first, *others = err.decode().splitlines()
         assert first.startswith("device-agent: ")
-        assert re.search(words, first)
+        assert names_all(first, *named)
         assert all(line.startswith("agent.toml: ") for line in others)
 
     asyncio.run(story())
@@ -159,10 +160,11 @@ def test_it_comes_online_soon_lives_through_nonsense_and_says_goodbye(tmp_path, 
                 huge = Transfer(digest=bytes(16), size=1 << 50, frame_bytes=1024)
                 await transport.publish(topic(SITE, DEVICE, "task"), wire.encode(make_task(params=huge)))
                 offer = wire.decode_as(Update, (await anext(inbox))[1])
-                assert offer.failure.startswith(f"payload of {1 << 50} bytes")
+                assert names_all(offer.failure, 1 << 50)
             seconds, said = await stop(process)
             assert seconds < QUICK_S
-            assert len([line for line in said if "dropped" in line]) == 5
+            *dropped, failed = [line for line in said if "WARNING" in line]
+            assert (len(dropped), names_all(failed, 1 << 50)) == (5, True)
             assert not [line for line in said if "Traceback" in line]
             async with transport.subscribe(topic(SITE, DEVICE, "status")) as inbox:
                 death = await status(inbox)
@@ -191,7 +193,7 @@ def test_class_folders_whose_names_are_not_utf8_do_not_end_it(tmp_path, make_tas
                 await serve(wants, transport, parameters, cut, task)
                 failure = wire.decode_as(Update, (await anext(updates))[1]).failure
                 assert failure
-                assert "'M\\udcfcll' is not UTF-8 text; rename it" in failure
+                assert "'M\\udcfcll'" in failure
             _, said = await stop(process)
             assert not [line for line in said if "Traceback" in line]
 

@@ -91,8 +91,8 @@ def test_a_settled_update_leaves_the_outbox_and_is_silent(desk, at_desk, describ
         assert desk.rounds == [1, 2, 2]
 
     at_desk(story)
-    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert errors == (["round 1: the server refused the update: shape"] if verdict == "refused" else [])
+    errors = [record.args for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == ([(1, "shape")] if verdict == "refused" else [])
 
 
 def test_an_update_is_kept_until_it_is_settled(desk, at_desk, describe) -> None:

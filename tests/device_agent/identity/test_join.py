@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from device_agent.identity import credentials
-from device_agent.identity.clock_floor import BoardClock
+from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, read_membership
 from edge_server.gateway import authority
 from shared.protocol.enrolment import Joined, parse_head
@@ -33,6 +33,7 @@ from tests.edge_server.gateway.enrolments import (
     server_pair,
     serving,
 )
+from tests.naming import names_all
 
 
 def test_a_board_joins(tmp_path):
@@ -215,7 +216,8 @@ def test_a_board_with_a_wrong_clock_joins(tmp_path, year, synchronised):
     pair = server_pair("127.0.0.1", at=NOW - 900 * DAY_S, made=NOW - 1000 * DAY_S)  # has expired by OpenSSL's clock
     board, gateway = Board(tmp_path / "board", clock), Gateway(made=NOW - 1000 * DAY_S)
     board.joins(gateway, server_context(tmp_path / "gw", pair))
-    assert "this board's clock is wrong" in clock.explain()
+    assert clock.find_wrong_clock() == "board"
+    assert names_all(clock.explain(), utc_text(wrong))
     assert board.is_usable()
 
 
@@ -224,7 +226,8 @@ def test_a_gateway_two_days_off_is_joined(tmp_path, days):
     then = NOW + days * DAY_S
     board, gateway = Board(tmp_path / "board"), Gateway(now=then, made=then)
     board.joins(gateway, server_context(tmp_path / "gw", server_pair("127.0.0.1", at=then, made=then)))
-    assert "the gateway's clock is wrong" in board.clock.explain()
+    assert board.clock.find_wrong_clock() == "gateway"
+    assert names_all(board.clock.explain(), utc_text(then))
 
 
 @pytest.mark.parametrize("years", [-10, 10])
@@ -235,7 +238,8 @@ def test_where_dates_decide_it_is_told_which_clock_is_wrong(tmp_path, years):
     board, gateway = Board(tmp_path / "board"), Gateway(now=then, made=then)
     failed = failure(lambda: board.joins(gateway, server_context(tmp_path / "gw", pair)))
     assert failed.code == 4
-    assert "the gateway's clock is wrong" in str(failed)
+    assert board.clock.find_wrong_clock() == "gateway"
+    assert board.clock.explain() in str(failed)
     assert gateway.issued == []
 
 
@@ -243,9 +247,11 @@ def test_an_expired_gateway_is_told_from_a_wrong_clock(tmp_path):
     """Both clocks agree, so that neither is to blame."""
     made = NOW - 100 * DAY_S
     pair = server_pair("127.0.0.1", days=1, at=NOW - 9 * DAY_S, made=made)
-    failed = failure(lambda: Board(tmp_path / "board").joins(Gateway(made=made), server_context(tmp_path / "gw", pair)))
+    board = Board(tmp_path / "board")
+    failed = failure(lambda: board.joins(Gateway(made=made), server_context(tmp_path / "gw", pair)))
     assert failed.code == 4
-    assert "both clocks agree" in str(failed)
+    assert board.clock.find_wrong_clock() == ""
+    assert "edge-server site check" in str(failed)
 
 
 def test_a_gateway_under_another_name_is_not_the_one(tmp_path):

@@ -126,12 +126,12 @@ FALSE = {
 def test_a_root_for_which_the_own_one_does_not_vouch_is_refused(board, shown):
     before = board.membership
     board.show(shown)
-    assert "does not vouch" in str(failure(board.looks))
+    assert failure(board.looks).code == certificates.OTHER_CA
     assert board.membership.root == before.root
     assert board.shown == []
     assert board.known == SITE_BY_A + A
     board.gateway.now = NOW + DUE  # and a certificate that ends is renewed all the same
-    assert "does not vouch" in str(failure(board.looks))
+    assert failure(board.looks).code == certificates.OTHER_CA
     assert board.membership.not_after_utc_s > before.not_after_utc_s
     assert board.membership.root == PIN_A
 
@@ -156,14 +156,15 @@ def test_a_false_gateway_is_asked_nothing(board, tmp_path):
     pair = key, authority.issue(site_key, site, authority.public_key_of(key), subject, 365, at).certificate + site
     board.context = server_context(tmp_path / "false", pair)
     board.show(SITE_BY_A + A + SITE_BY_B + B_BY_A + B)
-    assert "not the gateway that was meant" in str(failure(board.looks))
+    refused = failure(board.looks)
+    assert (refused.code, "127.0.0.1" in str(refused)) == (certificates.OTHER_CA, True)
     assert board.membership.root == PIN_A
 
 
 def test_a_broker_that_does_not_take_it_leaves_all_as_it_was(board):
     board.show(OVERLAP)
     board.refusal = "it hangs up"
-    assert "the one before stays" in str(failure(board.looks))
+    assert "it hangs up" in str(failure(board.looks))
     assert board.membership.root == board.says() == PIN_A
     assert board.known == SITE_BY_A + A
     board.refusal = ""
