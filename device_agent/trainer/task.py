@@ -119,7 +119,7 @@ class TrainingTask:
                 'data.labels = "none" in this device\'s file it does not look for names of classes either'
             )
             self.workspace.warn_once(Path(self.job.state).parent, unread)
-            own = own.unlabelled()
+            own = own.drop_labels()
         return with_classes(own, self.job.task.assignment.classes)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.data.classes import are_digits, as_told, contrast
+from shared.data.classes import are_digits, contrast, normalise_class_names
 from shared.errors import ConfigError
 from shared.protocol.messages import Status
 
@@ -31,20 +31,20 @@ class ClassNames:
         if told is None:
             return False
         if self.is_planned:
-            return not set(as_told(told)) <= set(self.names)
-        return as_told(told) != self.names
+            return not set(normalise_class_names(told)) <= set(self.names)
+        return normalise_class_names(told) != self.names
 
     def names_for(self, told: Iterable[str] | None) -> list[str]:
         """Return what a task must say of the classes: nothing to a device that has told just these.
 
         Names that are all digits are always said: agents up to version 0.1 number such labels by their value.
         """
-        is_told = told is not None and as_told(told) == as_told(self.names)
+        is_told = told is not None and normalise_class_names(told) == normalise_class_names(self.names)
         return [] if is_told and not (self.names and are_digits(self.names)) else list(self.names)
 
     def refusal(self, device: str, told: Iterable[str]) -> str:
         """Return why a device takes no part, with both lists and the remedy."""
-        theirs, ours = contrast(as_told(told), self.names)
+        theirs, ours = contrast(normalise_class_names(told), self.names)
         return (
             f"device {device} takes no part, its labels mean something else: its classes are {theirs}; "
             f"{self.origin} {ours}. Name its folders or labels alike, or name all classes in order under "
@@ -66,7 +66,7 @@ def agreed_classes(statuses: Mapping[str, Status], devices: Iterable[str]) -> Cl
     for device in devices:
         told = statuses[device].classes
         if told is not None:
-            found[device] = as_told(told)
+            found[device] = normalise_class_names(told)
     if not found:
         return None
     first = min(found)

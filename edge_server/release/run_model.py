@@ -18,7 +18,7 @@ from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, test_data
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated
-from shared.data.classes import as_told
+from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, WireError
@@ -163,9 +163,9 @@ def test_examples(plan: Plan) -> Examples | None:
 def _class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRecord]) -> tuple[str, ...]:
     """Return what the classes are called by the plan, by the server's examples, or as devices agreed."""
     if plan.data and plan.data.classes:
-        return as_told(plan.data.classes)
+        return normalise_class_names(plan.data.classes)
     if examples is not None and examples.classes:
-        return as_told(examples.classes)
+        return normalise_class_names(examples.classes)
     agreed = [one.classes for one in records if isinstance(one, RoundOpened) and one.classes]
     return agreed[-1] if agreed else ()
 

@@ -46,7 +46,7 @@ from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated
-from shared.data.classes import as_told, contrast
+from shared.data.classes import contrast, normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
@@ -106,13 +106,13 @@ def load_class_names(
     """
     if plan.data and plan.data.classes:
         return ClassNames(plan.data.classes, "the plan's are", is_planned=True)
-    class_lists = [as_told(examples.classes) for examples in (test, labelled) if examples is not None]
+    class_lists = [normalise_class_names(examples.classes) for examples in (test, labelled) if examples is not None]
     if len(set(class_lists)) > 1:
         raise ConfigError("data and server_data have other classes: {}; {}".format(*contrast(*class_lists)))
     if class_lists:
         return ClassNames(class_lists[0], "those of the server's own examples are")
     agreed = [record.classes for record in records if isinstance(record, RoundOpened) and record.classes]
-    return ClassNames(as_told(agreed[-1]), "those that the run began with are") if agreed else None
+    return ClassNames(normalise_class_names(agreed[-1]), "those that the run began with are") if agreed else None
 
 
 def load_run_inputs(plan: Plan, records: Iterable[AnyRecord]) -> RunInputs | None:

@@ -1,6 +1,5 @@
-"""A device's examples: what an operator may write (`spec`), the sources (one a file), partitions, and `load`.
+"""Data sets of a device: specification, file readers, partitions, loading.
 
-The light agent imports `shared.data.spec`, and Python runs this file before it; so nothing may be imported here that
-needs torch. The registry of sources is therefore the literal `SOURCES` of `shared.data.sources.read`, which needs numpy
-alone; `load` makes tensors of what it reads.
+The light agent imports `shared.data.spec`, and with it this file; so nothing imported here may need torch. The registry
+of sources is therefore `SOURCES` of `shared.data.sources.read`, which needs only numpy; `load` makes tensors.
 """

@@ -1,4 +1,4 @@
-"""Cache of data sets for a process that does the work of many devices: read once, partitioned once."""
+"""Data set cache for a process that simulates many devices: read and partition once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.data.classes import as_told
+from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import as_examples
 from shared.data.partition import Index, Shares, select_share, split
@@ -19,7 +19,7 @@ from shared.data.spec import Data
 
 @dataclass
 class DataCache:
-    """Whole data sets, and whose each example is; a device's share is copied out of them when it is asked for."""
+    """Full data sets and their partitions; a device's share is copied out on request."""
 
     _sets: dict[bytes, Arrays] = field(default_factory=dict)
     _shares: dict[bytes, Shares] = field(default_factory=dict)
@@ -28,33 +28,33 @@ class DataCache:
         """Return a device's examples, as `shared.data.load.load` does.
 
         Raises:
-            ConfigError: As there.
+            ConfigError: The data cannot be read or partitioned.
         """
         share = self._share(spec)
-        examples = self._whole(spec)
-        own = examples if share is None else examples.subset(share)
-        return as_examples(own if spec.is_labelled else own.without_labels(), spec)
+        examples = self._read_full(spec)
+        selected = examples if share is None else examples.subset(share)
+        return as_examples(selected if spec.is_labelled else selected.without_labels(), spec)
 
     def count(self, spec: Data) -> int:
-        """Return how many examples a device has, those it holds back included.
+        """Count a device's examples, including those held out.
 
         Raises:
-            ConfigError: As `load`.
+            ConfigError: The data cannot be read or partitioned.
         """
         share = self._share(spec)
-        return len(self._whole(spec) if share is None else share)
+        return len(self._read_full(spec) if share is None else share)
 
     def example(self, spec: Data) -> Tensor:
         """Return the inputs of one example of the data set, of shape (...)."""
-        return torch.from_numpy(self._whole(spec).inputs[0])
+        return torch.from_numpy(self._read_full(spec).inputs[0])
 
     def classes(self, spec: Data) -> tuple[str, ...] | None:
-        """Return the names of the data set's classes, as a device tells them; None where no label is read."""
-        return as_told(self._whole(spec).classes) if spec.is_labelled else None
+        """Return the data set's class names as a device reports them; None where no label is read."""
+        return normalise_class_names(self._read_full(spec).classes) if spec.is_labelled else None
 
-    def _whole(self, spec: Data) -> Arrays:
-        whole = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
-        key = msgspec.msgpack.encode((whole, spec.reads_labels))
+    def _read_full(self, spec: Data) -> Arrays:
+        unsplit = msgspec.structs.replace(spec, partition=None, holdout=0.0, validation=0.0)
+        key = msgspec.msgpack.encode((unsplit, spec.reads_labels))
         if key not in self._sets:
             self._sets[key] = read_whole(spec)
         return self._sets[key]
@@ -67,5 +67,5 @@ class DataCache:
         partition = msgspec.structs.replace(spec.partition, **everybodys)
         key = msgspec.msgpack.encode(msgspec.structs.replace(spec, partition=partition, holdout=0.0, validation=0.0))
         if key not in self._shares:
-            self._shares[key] = split(self._whole(spec), spec.partition)
+            self._shares[key] = split(self._read_full(spec), spec.partition)
         return select_share(self._shares[key], spec.partition)

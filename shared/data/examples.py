@@ -1,4 +1,4 @@
-"""Labelled examples in memory as tensors, their split for evaluation, and their order in training."""
+"""Labelled examples as tensors, their hold-out split, and seeded batches for training."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Examples:
 
     Attributes:
         inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
-        labels: int64 of shape (N,), from 0; `NO_LABEL` of all where the data set has none.
-        clients: Who produced each example, N names; None where the data set does not say.
-        augment: What is done to inputs whenever they are trained on; None for nothing.
-        classes: Names of the classes in the order of their numbers; none where the labels were numbers all along.
+        labels: int64 of shape (N,), from 0; all `NO_LABEL` where the data set has none.
+        clients: Producer of each example, N names; None where the data set has no such column.
+        augment: Applied to inputs whenever they are trained on; None for nothing.
+        classes: Class names in label order; empty where the labels were numbers in the files.
     """
 
     inputs: Tensor
@@ -32,10 +32,10 @@ class Examples:
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what does not belong together.
+        """Check dtypes and lengths.
 
         Raises:
-            ValueError: A type is not the one promised, or the counts differ.
+            ValueError: A dtype is wrong, or the lengths differ.
         """
         if self.inputs.dtype != torch.float32 or self.labels.dtype != torch.int64 or self.labels.ndim != 1:
             raise ValueError(f"want float32 inputs and int64 labels (N,), got {self.inputs.dtype}, {self.labels.dtype}")
@@ -48,16 +48,16 @@ class Examples:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Examples:
-        """Return examples in the memory of some arrays."""
+        """Wrap arrays without a copy."""
         inputs, labels = torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.labels)
         return cls(inputs, labels, arrays.clients, classes=arrays.classes)
 
-    def augmented(self, augment: Augment) -> Examples:
-        """Return the same examples, changed so whenever they are trained on."""
+    def with_augment(self, augment: Augment) -> Examples:
+        """Return the same examples with an augmentation for training."""
         return replace(self, augment=augment)
 
     def without_labels(self) -> Examples:
-        """Return the same inputs, of which nobody says a class any more."""
+        """Return the same inputs without their classes."""
         return replace(self, labels=torch.from_numpy(no_labels(len(self))), classes=())
 
     def subset(self, index: Tensor) -> Examples:
@@ -69,10 +69,9 @@ class Examples:
 def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
     """Return the examples to train on and those to evaluate on.
 
-    A share above zero holds out at least one example and leaves at least one; of a single example, that one is left.
+    A share above zero holds out at least one example and leaves at least one; a single example is not held out.
 
     Args:
-        examples: What the device has.
         share: Of the examples to hold out, in [0, 1).
         seed: The same seed holds out the same examples.
 
@@ -91,16 +90,13 @@ def split_holdout(examples: Examples, share: float, seed: int) -> tuple[Examples
 def batches(
     examples: Examples, *, batch_size: int, epochs: int, seed: int, merges_single: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each epoch's examples in a new order, all orders given by one seed; an epoch's last batch may be smaller.
+    """Yield each epoch's examples in a new order, all derived from one seed; an epoch's last batch may be smaller.
 
-    Where examples are augmented, the seed gives that too; the order is the same with and without it.
+    The seed decides augmentation too; the order is the same with and without it.
 
     Args:
-        examples: What to train on.
         batch_size: B, at least 1.
-        epochs: Passes over the examples.
-        seed: The same seed gives the same batches.
-        merges_single: Whether a last batch of one example joins the one before it, see `Assignment.merges_single`.
+        merges_single: Whether a last batch of one example joins the previous batch, see `Assignment.merges_single`.
 
     Yields:
         Inputs of shape (B, ...) and labels of shape (B,).
@@ -111,8 +107,8 @@ def batches(
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, not {batch_size}")
     generator, changing = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1)
-    whole, last = split_epoch(len(examples), batch_size, merges_single=merges_single)
-    sizes = [batch_size] * whole + [last] * (last > 0)
+    full, last = split_epoch(len(examples), batch_size, merges_single=merges_single)
+    sizes = [batch_size] * full + [last] * (last > 0)
     for _ in range(epochs):
         for index in torch.randperm(len(examples), generator=generator).split(sizes):
             inputs = examples.inputs.index_select(0, index)  # four times as fast as inputs[index]

@@ -18,41 +18,41 @@ from shared.errors import ConfigError
 from shared.protocol.inputs import BYTE_SCALE, MAX_EXTENTS, MAX_FEATURE_CHARS, MAX_FEATURES, Inputs
 
 DIGITS = Inputs(scale=16.0, shape=(1, 8, 8))
-"""Of scikit-learn's digits, whose pixels count the inked ones of 16."""
+"""scikit-learn's digits: a pixel counts the inked ones of 16."""
 IDX_BYTES = 8
-"""The type of an IDX file whose values are bytes."""
+"""IDX type code of bytes."""
 CHANNELS = (1, 3)
 PICTURE, PICTURE_WITH_CHANNELS = 3, 4
 
 
 def find_inputs(spec: Data) -> Inputs:
-    """Return how a device's examples are prepared; of pictures in folders the shape is not looked at.
+    """Determine how a device's examples are prepared; folders of pictures report no shape.
 
     Raises:
         ConfigError: The files cannot be read.
     """
-    stored = _stored(spec)
+    stored = _read_stored_inputs(spec)
     shape = stored.shape
     if spec.channels and len(shape) == PICTURE and shape[0] == 1:
         shape = (spec.channels, *shape[1:])
     return msgspec.structs.replace(stored, mean=spec.mean, std=spec.std, shape=shape)
 
 
-def _stored(spec: Data) -> Inputs:
+def _read_stored_inputs(spec: Data) -> Inputs:
     match spec.source:
         case "digits":
             return DIGITS
         case "folder":
             return Inputs(scale=BYTE_SCALE)
         case "csv":
-            return _of_table(spec)
+            return _read_table_inputs(spec)
         case "idx":
-            return _of_idx(spec)
+            return _read_idx_inputs(spec)
         case "npz":
-            return _of_npz(spec)
+            return _read_npz_inputs(spec)
 
 
-def _of_table(spec: Data) -> Inputs:
+def _read_table_inputs(spec: Data) -> Inputs:
     path, _ = split_paths(spec)
     _, header = next(iter(read_lines(path, spec)), (0, []))
     names = tuple(header[at] for at in find_columns(header, path, spec).features)
@@ -60,7 +60,7 @@ def _of_table(spec: Data) -> Inputs:
     return Inputs(scale=1.0, shape=(len(names),), features=names if fits else ())
 
 
-def _of_idx(spec: Data) -> Inputs:
+def _read_idx_inputs(spec: Data) -> Inputs:
     stem = "train-images" if spec.split == "train" else "t10k-images"
     path = next(iter(sorted(Path(spec.path).glob(f"{stem}[-.]idx*"))), None)
     if path is None:
@@ -71,26 +71,27 @@ def _of_idx(spec: Data) -> Inputs:
             extents = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
-    return Inputs(scale=BYTE_SCALE if kind == IDX_BYTES else 1.0, shape=_known((1, *extents[1:])))
+    return Inputs(scale=BYTE_SCALE if kind == IDX_BYTES else 1.0, shape=_sendable_shape((1, *extents[1:])))
 
 
-def _of_npz(spec: Data) -> Inputs:
+def _read_npz_inputs(spec: Data) -> Inputs:
     import zipfile  # noqa: PLC0415 - a third of a megabyte, for such files alone
 
     path = Path(spec.path)
     try:
         with zipfile.ZipFile(path) as file:
             arrays = {name.removesuffix(".npy"): name for name in file.namelist()}
-            found = next((arrays[one] for one in (f"x_{spec.split}", "x", "signal") if one in arrays), None)
-            if found is None:
+            names = (f"x_{spec.split}", "x", "signal")
+            member = next((arrays[name] for name in names if name in arrays), None)
+            if member is None:
                 return Inputs()
-            with file.open(found) as stream:
-                return _of_array(stream, is_signal=found.startswith("signal"))
+            with file.open(member) as stream:
+                return _read_array_inputs(stream, is_signal=member.startswith("signal"))
     except (*DAMAGE, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
 
 
-def _of_array(stream: IO[bytes], *, is_signal: bool) -> Inputs:
+def _read_array_inputs(stream: IO[bytes], *, is_signal: bool) -> Inputs:
     header = read_array_header(stream)
     if header is None:
         return Inputs()
@@ -101,9 +102,9 @@ def _of_array(stream: IO[bytes], *, is_signal: bool) -> Inputs:
         shape = (1, *shape)
     elif is_bytes and len(header.shape) == PICTURE_WITH_CHANNELS and shape[2] in CHANNELS:
         shape = (shape[2], *shape[:2])
-    return Inputs(scale=BYTE_SCALE if is_bytes else 1.0, shape=_known(shape))
+    return Inputs(scale=BYTE_SCALE if is_bytes else 1.0, shape=_sendable_shape(shape))
 
 
-def _known(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape that can be told; none where an extent is no size."""
+def _sendable_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape that fits into a message; empty if it is too large or has a zero extent."""
     return shape if len(shape) <= MAX_EXTENTS and 0 < math.prod(shape) < 1 << 31 else ()

@@ -1,6 +1,6 @@
-"""Load a `Data` spec's examples as tensors to train on: what `sources.read` reads, and how it is augmented.
+"""Load the examples of a `Data` spec as tensors, with augmentation.
 
-Whoever only evaluates on a board without torch reads arrays there; here they become tensors in the same memory.
+Devices without torch evaluate on the arrays of `sources.read`; here they become tensors in the same memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shared.data.spec import Data
 
 
 def load(spec: Data) -> Examples:
-    """Return this device's share of the examples, as `read_share`; `holdout` is left to `split_holdout`.
+    """Load this device's share of the examples, see `read_share`; `holdout` is left to `split_holdout`.
 
     Raises:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
@@ -22,11 +22,11 @@ def load(spec: Data) -> Examples:
 
 
 def load_whole(spec: Data) -> Examples:
-    """Return what the devices share, as `read_whole`, and raise as it does."""
+    """Load the examples that the devices share, see `read_whole`."""
     return as_examples(read_whole(spec), spec)
 
 
 def as_examples(arrays: Arrays, spec: Data) -> Examples:
-    """Return arrays as tensors in the same memory, augmented as the spec says."""
+    """Wrap arrays as tensors in the same memory, augmented as configured."""
     examples = Examples.of(arrays)
-    return examples if spec.augment == "none" else examples.augmented(AUGMENTS[spec.augment])
+    return examples if spec.augment == "none" else examples.with_augment(AUGMENTS[spec.augment])

@@ -1,7 +1,7 @@
-"""Share one data set out among devices, so that each example is one device's and every device computes the same shares.
+"""Partition a data set among devices (Dirichlet, shards, even, by client), reproducibly.
 
-All functions are pure: labels, numbers and a seed in, a list of indices out. Devices that compute their shares
-themselves must run versions of numpy whose generators agree, which numpy does not promise across major versions.
+All functions are pure: labels, numbers and a seed in, a list of indices out. Every device computes the same disjoint
+shares, provided that their numpy versions have the same generators, which numpy does not promise across major versions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shared.data.spec import Client, Dirichlet, Drawn, Even, Partition, Shards
 from shared.errors import ConfigError
 
 MAX_DRAWS = 1000
-"""Draws of class shares before giving up on `min_examples`; each costs microseconds."""
+"""Draws of class shares before `min_examples` counts as impossible; each takes microseconds."""
 NAMED = 8
 """Clients that an error lists."""
 
 Index: TypeAlias = NDArray[np.int64]
-"""Numbers of examples, of shape (M,); or their labels."""
+"""Indices of examples, of shape (M,); or their labels."""
 Shares: TypeAlias = list[Index] | dict[str, Index]
 """Every device's examples: by part, or by client."""
 
@@ -52,24 +52,24 @@ def split(examples: Arrays, partition: Partition) -> Shares:
         case Even(parts=parts, seed=seed):
             return split_evenly(labels, parts=parts, seed=seed)
         case Client():
-            return _by_client(examples)
+            return _split_by_client(examples)
 
 
-def select_share(found: Shares, partition: Partition) -> Index:
-    """Return the share that a partition names.
+def select_share(shares: Shares, partition: Partition) -> Index:
+    """Return the share that a partition selects.
 
     Raises:
-        ConfigError: There is none, or it is empty.
+        ConfigError: It does not exist, or it is empty.
     """
     if isinstance(partition, Client):
-        assert isinstance(found, dict)
-        return _of_client(found, partition.client)
-    assert isinstance(found, list)
-    return _pick(found, partition.index)
+        assert isinstance(shares, dict)
+        return _pick_client(shares, partition.client)
+    assert isinstance(shares, list)
+    return _pick_part(shares, partition.index)
 
 
 def split_dirichlet(labels: Index, *, alpha: float, parts: int, seed: int, min_examples: int = 0) -> list[Index]:
-    r"""Split every class among the parts by its own draw of shares.
+    r"""Split every class among the parts by its own Dirichlet draw.
 
     For each class k, p_k ~ Dir(alpha 1_J) over the J parts, and part j gets the share p_kj of the n_k examples of class
     k, which are shuffled first. The shares of all classes are drawn again, with the next numbers of the same generator,
@@ -82,10 +82,10 @@ def split_dirichlet(labels: Index, *, alpha: float, parts: int, seed: int, min_e
     https://arxiv.org/abs/1905.12022.
 
     Args:
-        labels: Of shape (N,).
+        labels: int64 of shape (N,).
         alpha: Concentration, above zero; the smaller, the fewer classes a part has.
-        parts: J.
-        min_examples: No part has fewer.
+        parts: J, the number of parts.
+        min_examples: Lower bound of every part's size.
 
     Returns:
         J ascending indices; each of 0 .. N - 1 is in exactly one.
@@ -124,9 +124,8 @@ def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed:
     MNIST, two to each of 100 clients. Where the count does not divide, the first shards have one example more.
 
     Args:
-        labels: Of shape (N,).
-        shards_per_device: Runs that each gets.
-        seed: Of the draw of shards.
+        labels: int64 of shape (N,).
+        shards_per_device: Runs per part.
 
     Returns:
         Ascending indices, one a part; each of 0 .. N - 1 is in exactly one.
@@ -139,7 +138,7 @@ def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed:
     _require_enough(len(labels), parts, shards_per_device)
     runs = np.array_split(np.argsort(labels, kind="stable"), parts * shards_per_device)
     drawn = np.random.default_rng(seed).permutation(len(runs)).reshape(parts, shards_per_device)
-    return [_ascending(np.concatenate([runs[number] for number in row])) for row in drawn]
+    return [_sort_index(np.concatenate([runs[number] for number in row])) for row in drawn]
 
 
 def split_evenly(labels: Index, *, parts: int, seed: int) -> list[Index]:
@@ -155,14 +154,14 @@ def split_evenly(labels: Index, *, parts: int, seed: int) -> list[Index]:
         ConfigError: There are more parts than examples.
     """
     _require_enough(len(labels), parts, 1)
-    return [_ascending(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), parts)]
+    return [_sort_index(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), parts)]
 
 
 def draw_balanced(labels: Index, drawn: Drawn) -> Index:
-    """Return which examples are drawn, of every class as many, or as nearly; ascending, int64 of shape (M,).
+    """Draw the same number of examples of every class, or nearly; ascending indices, int64 of shape (M,).
 
     Raises:
-        ConfigError: There are fewer than classes, or a class has too few, or none at all.
+        ConfigError: `count` is below the number of classes, or a class has too few examples.
     """
     sizes = np.bincount(labels)
     generator = np.random.default_rng(drawn.seed)
@@ -170,23 +169,23 @@ def draw_balanced(labels: Index, drawn: Drawn) -> Index:
     if not each:
         raise ConfigError(f"drawn: {drawn.count} examples are fewer than the {len(sizes)} classes; raise count")
     luckier = set(generator.permutation(len(sizes))[:more].tolist())
-    taken = []
+    chosen = []
     for number, size in enumerate(sizes.tolist()):
-        wanted = each + (number in luckier)
-        if size < wanted:
-            raise ConfigError(f"drawn: class {number} has {size} examples, not {wanted}; draw fewer of each")
-        taken.append(generator.permutation(np.flatnonzero(labels == number))[:wanted])
-    return _ascending(np.concatenate(taken))
+        target = each + (number in luckier)
+        if size < target:
+            raise ConfigError(f"drawn: class {number} has {size} examples, not {target}; draw fewer of each")
+        chosen.append(generator.permutation(np.flatnonzero(labels == number))[:target])
+    return _sort_index(np.concatenate(chosen))
 
 
 def all_but(count: int, index: Index) -> Index:
-    """Return 0 .. count - 1 but for those of `index`, ascending."""
-    left = np.ones(count, dtype=np.bool_)
-    left[index] = False
-    return np.flatnonzero(left)
+    """Return the indices 0 .. count - 1 without those of `index`, ascending."""
+    mask = np.ones(count, dtype=np.bool_)
+    mask[index] = False
+    return np.flatnonzero(mask)
 
 
-def _ascending(index: NDArray[Any]) -> Index:
+def _sort_index(index: NDArray[Any]) -> Index:
     return np.sort(index).astype(np.int64)
 
 
@@ -197,7 +196,7 @@ def _require_enough(count: int, parts: int, each: int) -> None:
         raise ConfigError(f"partition: {count} examples cannot give {each} to each of {parts} parts; lower parts")
 
 
-def _pick(shares: list[Index], index: int) -> Index:
+def _pick_part(shares: list[Index], index: int) -> Index:
     if not 0 <= index < len(shares):
         raise ConfigError(f"partition: index {index} is not from 0 to {len(shares) - 1}; correct index or parts")
     if not len(shares[index]):
@@ -205,18 +204,18 @@ def _pick(shares: list[Index], index: int) -> Index:
     return shares[index]
 
 
-def _by_client(examples: Arrays) -> dict[str, Index]:
+def _split_by_client(examples: Arrays) -> dict[str, Index]:
     if examples.clients is None:
-        raise ConfigError("partition client: the data set does not say whose an example is; set client_column")
-    found: defaultdict[str, list[int]] = defaultdict(list)
+        raise ConfigError("partition client: the data set has no clients; set client_column")
+    indices: defaultdict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(examples.clients):
-        found[name].append(number)
-    return {name: np.array(numbers, dtype=np.int64) for name, numbers in found.items()}
+        indices[name].append(number)
+    return {name: np.array(numbers, dtype=np.int64) for name, numbers in indices.items()}
 
 
-def _of_client(found: dict[str, Index], client: str) -> Index:
-    if client not in found:
-        known = sorted(found)
-        several = ", ".join([*known[:NAMED], "..."] if len(known) > NAMED else known)
-        raise ConfigError(f"partition client: no example of client {client!r}; known: {several}")
-    return found[client]
+def _pick_client(shares: dict[str, Index], client: str) -> Index:
+    if client not in shares:
+        names = sorted(shares)
+        several = ", ".join([*names[:NAMED], "..."] if len(names) > NAMED else names)
+        raise ConfigError(f"partition client: no example of client {client!r}; clients: {several}")
+    return shares[client]

@@ -1,4 +1,7 @@
-"""What a configuration or a task says about data; parsed without torch, numpy or a look at the disk."""
+"""Data section of a configuration or task: source, partition, split, preprocessing.
+
+Parsed without torch, numpy or access to the disk.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ def _require_part(parts: int, index: int, seed: int) -> None:
 class Dirichlet(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="dirichlet"
 ):
-    """Part `index` of `parts` whose class shares are drawn from a Dirichlet distribution: `partition.split_dirichlet`.
+    """Part `index` of `parts` with class shares drawn from a Dirichlet distribution: `partition.split_dirichlet`.
 
     Attributes:
         alpha: Concentration: 0.1 is very unequal, 100 nearly even.
-        parts: How many devices share the data set.
-        index: Which of them this one is, from 0.
-        seed: The same on all of them, or their parts overlap.
-        min_examples: No part has fewer.
+        parts: Number of devices that share the data set.
+        index: This device's part, from 0.
+        seed: Seed of the draw; the same on all devices, or their parts overlap.
+        min_examples: Lower bound of every part's size.
     """
 
     alpha: float
@@ -41,7 +44,7 @@ class Dirichlet(
     min_examples: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse what no data set can satisfy."""
+        """Refuse values that no data set can satisfy."""
         _require_part(self.parts, self.index, self.seed)
         if not (self.alpha > 0 and math.isfinite(self.alpha)):
             raise ValueError(f"alpha must be above zero and finite, not {self.alpha}")
@@ -53,10 +56,10 @@ class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Part `index` of `parts`, each with a few runs of the examples sorted by label; see `partition.split_shards`.
 
     Attributes:
-        shards_per_device: How many runs of examples each part has.
-        parts: How many devices share the data set.
-        index: Which of them this one is, from 0.
-        seed: The same on all of them, or their parts overlap.
+        shards_per_device: Runs of sorted examples per part.
+        parts: Number of devices that share the data set.
+        index: This device's part, from 0.
+        seed: Seed of the draw; the same on all devices, or their parts overlap.
     """
 
     shards_per_device: int = 2
@@ -65,7 +68,7 @@ class Shards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no data set can satisfy."""
+        """Refuse values that no data set can satisfy."""
         _require_part(self.parts, self.index, self.seed)
         if self.shards_per_device < 1:
             raise ValueError(f"shards_per_device must be >= 1, not {self.shards_per_device}")
@@ -75,9 +78,9 @@ class Even(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Part `index` of `parts` of equal size and, but for chance, equal class shares.
 
     Attributes:
-        parts: How many devices share the data set.
-        index: Which of them this one is, from 0.
-        seed: The same on all of them, or their parts overlap.
+        parts: Number of devices that share the data set.
+        index: This device's part, from 0.
+        seed: Seed of the shuffle; the same on all devices, or their parts overlap.
     """
 
     parts: int
@@ -85,7 +88,7 @@ class Even(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what no data set can satisfy."""
+        """Refuse values that no data set can satisfy."""
         _require_part(self.parts, self.index, self.seed)
 
 
@@ -100,15 +103,15 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 Partition: TypeAlias = Dirichlet | Shards | Even | Client
-"""Which share of the data set is this device's; told apart by the key `kind`."""
+"""This device's share of the data set; the key `kind` selects the type."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A few examples of every class, drawn from a data set before the rest of it is dealt out.
+    """A balanced sample of a data set, drawn before the remaining examples are partitioned.
 
     Attributes:
         per_class: Examples of each class; or give `count`.
-        count: Examples in all, of each class as many, but for one more of some where it does not divide.
+        count: Examples in all, divided equally among the classes; some get one more where it does not divide.
         seed: Decides which examples of a class are drawn.
     """
 
@@ -125,7 +128,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def require_class_names(names: Sequence[str]) -> None:
-    """Refuse names of classes that cannot be told apart, or not be told.
+    """Refuse class names that are ambiguous or too long to send.
 
     Raises:
         ValueError: There are none or too many, one is empty or has an invisible character, or two are the same.
@@ -139,36 +142,36 @@ def require_class_names(names: Sequence[str]) -> None:
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a process's examples come from and which of them it takes.
+    """Source of a process's examples, and the selection that it takes.
 
     Attributes:
-        source: What reads the files; `device_agent/README.md` says what each source expects.
-        path: File or folder that it reads; relative to the folder of data sets, of an agent to the working directory.
-            `digits` needs none.
+        source: Format of the files; `device_agent/README.md` describes what each source expects.
+        path: File or folder to read; relative to the folder of data sets, of an agent to the working directory. Not
+            needed by `digits`.
         split: The half of the data set that its authors set aside for training or for testing.
         partition: This device's share; absent for all. In a plan, `[partition]` deals the data instead.
-        holdout: Share of this device's own examples kept for evaluation on the device, in [0, 1).
-        validation: Share of what is left after that, kept for validation during training, in [0, 1).
-        mean: What is subtracted from each channel: one number for all or one a channel, the same for all devices; empty
-            for inputs as they are.
-        std: What each channel is divided by after that; likewise.
-        augment: What is done to pictures that are trained on: `crop-flip` moves and mirrors them.
+        holdout: Share of this device's own examples reserved for evaluation on the device, in [0, 1).
+        validation: Share of the remaining examples reserved for validation during training, in [0, 1).
+        mean: Subtracted from each channel: one number for all or one per channel, the same for all devices; empty for
+            unchanged inputs.
+        std: Divides each channel after that; one number for all or one per channel, empty for unchanged inputs.
+        augment: Augmentation of pictures in training: `crop-flip` shifts and mirrors them.
         limit: At most this many examples, drawn with a fixed seed before the partition; absent for all.
         labels: `none`: no label is read, and the files need not hold any; such examples serve methods that train
             without labels, and no evaluation. Only where a `[partition]` deals one data set by class, as a simulation
             does, labels are read for the dealing and dropped at once.
-        drawn: Only these examples of what is left by `limit`, such as the few that a server has labels of. In a plan's
-            `[server_data]` they are taken out of `[data]` before that is dealt out, where both are one data set.
-        without: Not these examples: those that `drawn` takes elsewhere. A plan sets it itself.
-        classes: Names of the classes in the order of their numbers, the same on all devices: label 0 is the first.
-            Absent for names in the order of the alphabet, or numbers; then devices whose names differ are refused.
+        drawn: Only these examples of those within `limit`, such as the few that a server has labels of. In a plan's
+            `[server_data]` they are removed from `[data]` before that is dealt out, where both are one data set.
+        without: Not these examples: those that `drawn` takes elsewhere. Set by the plan, not by hand.
+        classes: Class names in label order, the same on all devices: label 0 is the first. Absent for alphabetical
+            order or numbers; then devices whose names differ are refused.
         channels: Of pictures: 1 for grey, 3 for colour; absent for grey where all pictures of a device are. Grey ones
-            become colour with three equal channels. Where boards of one run have grey and coloured pictures, set it.
+            become colour with three equal channels. Set it where devices of one run have grey and coloured pictures.
         label_column: Name of the CSV column that holds the class.
-        skip_columns: Names of CSV columns that are left out, such as a time or an index; "" for one without a name.
+        skip_columns: Names of CSV columns to leave out, such as a time or an index; "" for one without a name.
         separator: Character between the cells of a CSV file; absent for a comma. Numbers have a decimal point.
-        client_column: Who produced an example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
-            beside MNIST's (`idx`). Empty for nobody in particular.
+        client_column: Producer of each example: CSV column, npz array, or `writer` or `series` of QMNIST's label files
+            beside MNIST's (`idx`). Empty where examples have no producer.
     """
 
     source: Literal["digits", "idx", "npz", "folder", "csv"]
@@ -184,7 +187,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     labels: Literal["none"] | msgspec.UnsetType = msgspec.UNSET
     drawn: Drawn | msgspec.UnsetType = msgspec.UNSET
     without: Drawn | msgspec.UnsetType = msgspec.UNSET
-    classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # records without it are those of versions before
+    classes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # absent in records of earlier versions
     channels: Literal[1, 3] | msgspec.UnsetType = msgspec.UNSET
     label_column: str = "label"
     skip_columns: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
@@ -193,30 +196,30 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_labelled(self) -> bool:
-        """Whether its examples have labels."""
+        """Its examples have labels."""
         return not self.labels
 
     @property
     def reads_labels(self) -> bool:
-        """Whether its files' labels are read, be it only to deal the examples out."""
+        """Its files' labels are read, if only to partition the examples."""
         return self.is_labelled or bool(self.without) or isinstance(self.partition, Dirichlet | Shards)
 
-    def unlabelled(self) -> Data:
-        """Return the same examples for training without labels: none is read, and what is held back stays so."""
+    def drop_labels(self) -> Data:
+        """Return the same examples for training without labels; hold-out and validation shares stay."""
         bare = msgspec.structs.replace(self, labels="none", drawn=msgspec.UNSET, holdout=0.0, validation=0.0)
-        for name in ("holdout", "validation"):  # nobody may write it so, since without labels nothing is evaluated
+        for name in ("holdout", "validation"):  # the constructor refuses them without labels, which evaluation needs
             msgspec.structs.force_setattr(bare, name, getattr(self, name))
         return bare
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and those that the source would ignore."""
+        """Refuse values out of range, and keys that the source would ignore."""
         if not 0 <= self.holdout < 1:
             raise ValueError(f"holdout must be in [0, 1), not {self.holdout}")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must be in [0, 1), not {self.validation}")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be >= 1, not {self.limit}; leave it out for all examples")
-        if not all(map(math.isfinite, self.mean)) or not all(0 < one < math.inf for one in self.std):
+        if not all(map(math.isfinite, self.mean)) or not all(0 < deviation < math.inf for deviation in self.std):
             raise ValueError("mean must be finite, std above zero and finite")
         if self.classes is not msgspec.UNSET:
             msgspec.structs.force_setattr(self, "classes", tuple(map(normalise_name, self.classes)))
@@ -229,7 +232,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         self._require_csv()
 
     def _require_csv(self) -> None:
-        """Refuse what describes a CSV file and cannot, or describes another source."""
+        """Refuse invalid CSV keys, and CSV keys of another source."""
         for key in ("skip_columns", "separator"):
             if self.source != "csv" and getattr(self, key) is not msgspec.UNSET:
                 raise ValueError(f"{key} means nothing to source {self.source!r}; remove it")
@@ -239,7 +242,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"skip_columns leaves out {min(named)!r}, which label_column or client_column names")
 
     def _require_labels(self) -> None:
-        """Refuse what can only be done with labels, where none is read."""
+        """Refuse keys that need labels where none is read."""
         if self.labels and (self.holdout or self.validation):
             raise ValueError('examples with labels = "none" cannot be evaluated: set holdout and validation to 0')
         if self.labels and self.drawn:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from edge_server.cli import places
 from shared import registry
-from shared.data.classes import listed
+from shared.data.classes import format_class_names
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime import processes
@@ -295,7 +295,7 @@ def _prepared(told: Preprocessing) -> str:
             done = [f"bytes divided by {told.byte_scale:g}, other numbers as they are"]
     done += [f"less {', '.join(f'{one:g}' for one in told.mean)}"] if told.mean else []
     done += [f"divided by {', '.join(f'{one:g}' for one in told.std)}"] if told.std else []
-    done += [f"of columns {listed(told.features)}"] if told.features else []
+    done += [f"of columns {format_class_names(told.features)}"] if told.features else []
     return ", ".join(done)
 
 

@@ -1,1 +1,1 @@
-"""Readers of data sets' files, one a file, by numpy alone: a board without torch evaluates on its own examples."""
+"""Readers of data set files, one module per format, with numpy but without torch."""

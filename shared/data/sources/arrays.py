@@ -1,4 +1,4 @@
-"""Examples as numpy arrays, and what is drawn of them: as torch would draw it, on boards that have no torch."""
+"""Examples as numpy arrays, with torch's shuffle and hold-out reproduced for devices without torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from shared.data.spec import Data
 
 BRIGHTEST = 255
-"""The largest value of a byte, scaled to 1."""
+"""Largest value of a byte, scaled to 1."""
 NO_LABEL = -1
-"""Stands for the label of an example that has none; no loss takes it."""
+"""Label of an example that has none; no loss accepts it."""
 FLOAT_BYTES = 4
-"""Of a number of the inputs."""
+"""Size of an input value."""
 WORDS = 1 << 32
 HOLDOUT_SEED = 0
-"""Draws the examples that a device holds back to evaluate on."""
+"""Seed that selects the examples held out for evaluation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +27,9 @@ class Arrays:
 
     Attributes:
         inputs: float32 of shape (N, ...); pictures are (N, channels, height, width) in [0, 1].
-        labels: int64 of shape (N,), from 0; `NO_LABEL` of all where the data set has none.
-        clients: Who produced each example, N names; None where the data set does not say.
-        classes: Names of the classes in the order of their numbers; none where the labels were numbers all along.
+        labels: int64 of shape (N,), from 0; all `NO_LABEL` where the data set has none.
+        clients: Producer of each example, N names; None where the data set has no such column.
+        classes: Class names in label order; empty where the labels were numbers in the files.
     """
 
     inputs: NDArray[np.float32]
@@ -41,12 +41,12 @@ class Arrays:
         return len(self.labels)
 
     @classmethod
-    def unlabelled(cls, inputs: NDArray[np.float32], clients: tuple[str, ...] | None = None) -> Arrays:
-        """Return examples of which nobody says a class."""
+    def from_inputs(cls, inputs: NDArray[np.float32], clients: tuple[str, ...] | None = None) -> Arrays:
+        """Make examples without labels."""
         return cls(inputs, no_labels(len(inputs)), clients)
 
     def without_labels(self) -> Arrays:
-        """Return the same inputs, of which nobody says a class any more."""
+        """Return the same inputs without their classes."""
         return replace(self, labels=no_labels(len(self)), classes=())
 
     def subset(self, index: NDArray[np.int64]) -> Arrays:
@@ -57,12 +57,11 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPart:
-    """Some examples of a split, or all.
+    """Some or all examples of a split.
 
     Attributes:
-        arrays: The examples that were read.
-        labels: Of every example whose label was read, int64.
-        notes: What a user should know of what was not read.
+        labels: Every label that was read, int64; may be more than there are examples.
+        notes: Warnings for the user about skipped files.
     """
 
     arrays: Arrays
@@ -71,12 +70,12 @@ class ReadPart:
 
 
 def no_labels(count: int) -> NDArray[np.int64]:
-    """Return the labels of examples that have none, of shape (count,)."""
+    """Return `count` times `NO_LABEL`, of shape (count,)."""
     return np.full(count, NO_LABEL, dtype=np.int64)
 
 
 def as_inputs(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Return numbers of shape (N, ...) as float32: bytes are brightness and become [0, 1], others stay as they are."""
+    """Convert numbers of shape (N, ...) to float32: bytes become [0, 1], others keep their values."""
     with np.errstate(over="ignore"):  # too large for float32 becomes inf, which is refused later
         inputs = array.astype(np.float32, order="C")
     if array.dtype == np.uint8:
@@ -85,35 +84,35 @@ def as_inputs(array: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def shuffled_order(count: int, seed: int) -> NDArray[np.int64]:
-    """Return 0 .. count - 1, int64 of shape (count,), in the order that the seed gives: that of `torch.randperm`.
+    """Return a permutation of 0 .. count - 1, int64, equal to that of `torch.randperm` with this seed.
 
-    It swaps from the front with words of the Mersenne twister, modulo what is left:
+    It swaps from the front with words of the Mersenne twister, modulo what remains:
     https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/TensorFactories.cpp, `randperm_cpu`.
 
     Args:
         count: Below 2^32 / 20, above which torch draws otherwise.
-        seed: Below 2^32.
+        seed: Below 2^32, the range of `RandomState`.
     """
-    words = np.random.RandomState(seed).randint(0, WORDS, size=max(0, count - 1), dtype=np.uint32)
-    jumps = (words % np.arange(count, 1, -1)).tolist()
+    draws = np.random.RandomState(seed).randint(0, WORDS, size=max(0, count - 1), dtype=np.uint32)
+    jumps = (draws % np.arange(count, 1, -1)).tolist()
     order = list(range(count))
     for place, jump in enumerate(jumps):
         order[place], order[place + jump] = order[place + jump], order[place]
     return np.array(order, dtype=np.int64)
 
 
-def held_out(examples: Arrays, share: float) -> Arrays:
-    """Return the examples that a device evaluates on, as `shared.data.examples.split_holdout` holds them out."""
+def select_held_out(examples: Arrays, share: float) -> Arrays:
+    """Return the examples that a device evaluates on, the same as those of `shared.data.examples.split_holdout`."""
     count = count_held_out(len(examples), share)
     return examples.subset(np.sort(shuffled_order(len(examples), HOLDOUT_SEED)[:count]))
 
 
 def count_held_out(count: int, share: float) -> int:
-    """Return how many of `count` examples are held out: at least one, and not the only one."""
+    """Count the examples to hold out of `count`: at least one, but never the only one."""
     return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
 
 
 def count_trained_on(count: int, data: Data) -> int:
-    """Return how many of a device's `count` examples are neither held out nor kept for validation."""
-    rest = count - count_held_out(count, data.holdout)
-    return rest - count_held_out(rest, data.validation)
+    """Count a device's examples that are neither held out nor reserved for validation."""
+    remaining = count - count_held_out(count, data.holdout)
+    return remaining - count_held_out(remaining, data.validation)

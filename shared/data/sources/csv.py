@@ -1,4 +1,4 @@
-"""A table of numbers with a header row: one example a line, its class in one column, perhaps its client in another.
+"""CSV tables with a header row: one example per line, columns for class and client.
 
 The path is one file, or a folder with `train.csv` and `test.csv`. Classes that are integers from 0 keep their numbers,
 so that devices which lack a class still agree. Other classes are numbered in the order of their names, those of both
@@ -24,13 +24,13 @@ from shared.runtime.memory import require_room
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?")
-"""What Python would take besides: "1_5" as 15, digits of other scripts."""
+"""Python's float would accept more: "1_5" as 15, digits of other scripts."""
 CHECKED_EVERY = 1 << 18
-"""Features between two looks at the memory that is left."""
+"""Features between two checks of the available memory."""
 
 
 def read(spec: Data) -> Arrays:
-    """Return one split: inputs of shape (N, features), labels of shape (N,), and the clients if a column names them.
+    """Read one split: inputs of shape (N, features), labels of shape (N,), and the clients if a column names them.
 
     Raises:
         ConfigError: A file is missing, or a line or column is not as expected; the message names both.
@@ -39,26 +39,26 @@ def read(spec: Data) -> Arrays:
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Return the first lines, so that they have at most `most` features; all where it is None.
+    """Read the first lines, with at most `most` features in all; None for no limit.
 
     Raises:
-        ConfigError: As `read`.
+        ConfigError: A file is missing, or a line or column is not as expected.
     """
     path, sibling = split_paths(spec)
-    columns, features, labels, clients = _table(path, spec, most)
+    columns, features, labels, clients = _read_table(path, spec, most)
     inputs = as_inputs(np.frombuffer(features, dtype=np.float32).reshape(-1, columns))
     people = tuple(clients) if spec.client_column else None
     if not spec.reads_labels:
-        return ReadPart(Arrays.unlabelled(inputs, people), no_labels(len(inputs)))
+        return ReadPart(Arrays.from_inputs(inputs, people), no_labels(len(inputs)))
     labels = list(map(normalise_name, labels))
-    known = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
-    number = number_labels(known, spec, path, f"column {spec.label_column!r}")
+    all_labels = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
+    number = number_labels(all_labels, spec, path, f"column {spec.label_column!r}")
     numbers = np.array([number[label] for label in labels], dtype=np.int64)
     return ReadPart(Arrays(inputs, numbers, people, classes=names_of(number)), numbers)
 
 
-def _table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float], list[str], list[str]]:
-    """Return how many features a line has, those of all lines in one row, the labels if they are read, the clients."""
+def _read_table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float], list[str], list[str]]:
+    """Read the number of features per line, all features as one row, the labels if they are read, and the clients."""
     features, labels, clients = array("f"), list[str](), list[str]()
     lines = read_lines(path, spec)
     _, header = next(lines)
@@ -73,15 +73,15 @@ def _table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float],
         if len(features) >= checked:
             require_room(2 * features.itemsize * len(features), path)  # as long again for the inputs made of them
             checked = len(features) + CHECKED_EVERY
-        features.extend([_number(cells[at], path, line, header[at]) for at in columns.features])
-        for at, kept in texts:
-            kept.append(require_text(cells[at], path, line, header[at]))
+        features.extend([_parse_number(cells[at], path, line, header[at]) for at in columns.features])
+        for at, column in texts:
+            column.append(require_text(cells[at], path, line, header[at]))
     if not features:
         raise ConfigError(f"{path}: has a header but no line below it; add examples or correct path")
     return len(columns.features), features, labels, clients
 
 
-def _number(cell: str, path: Path, line: int, column: str) -> float:
+def _parse_number(cell: str, path: Path, line: int, column: str) -> float:
     try:
         value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
     except ValueError:
@@ -93,4 +93,4 @@ def _number(cell: str, path: Path, line: int, column: str) -> float:
         raise ConfigError(f"{path}: line {line}, column {column!r}: empty; fill it in or remove the line")
     if "," in cell and _NUMBER.fullmatch(cell.replace(",", ".", 1)):
         remedy = "write decimals with a point"
-    raise ConfigError(f"{path}: line {line}, column {column!r}: {cell!r} is no finite number; {remedy}")
+    raise ConfigError(f"{path}: line {line}, column {column!r}: {cell!r} is not a finite number; {remedy}")

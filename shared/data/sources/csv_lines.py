@@ -1,4 +1,4 @@
-"""Lines of a CSV table with a header row, read one by one and bounded; loads neither torch nor numpy."""
+"""Bounded line reader for CSV tables with a header row, without torch or numpy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 
 MAX_ROW_CHARS = 1 << 24
-"""A longer row, or a file without line ends, is no table of examples, and is not read to its end."""
+"""Limit of a row; a longer one, or a file without line ends, is not read to its end."""
 SEPARATORS = (";", "\t", "|", ",")
 MOST_NAMED = 12
 _PANDAS_INDEX = re.compile(r"Unnamed: \d+")
-"""What pandas calls a column without a name, such as the index that it wrote into the file before."""
+"""Name that pandas gives to a column without a name, such as an index written by `to_csv`."""
 
 
 def split_paths(spec: Data) -> tuple[Path, Path | None]:
-    """Return the file to read and, if there is one, that of the other split.
+    """Return the file to read and, if it exists, that of the other split.
 
     Raises:
-        ConfigError: One file cannot have a test split.
+        ConfigError: The test split is requested of a single file.
     """
     path = Path(spec.path)
     if path.is_dir():
@@ -39,10 +39,7 @@ def split_paths(spec: Data) -> tuple[Path, Path | None]:
 
 
 def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
-    """Yield the header and every line that is not blank, each with its number; all are as long as the header.
-
-    Args:
-        spec: Says what separates the cells.
+    """Yield the header and every line that is not blank, each with its number; all have as many cells as the header.
 
     Raises:
         ConfigError: The file cannot be read, a line is too long or has other columns; the message names the line.
@@ -70,7 +67,7 @@ def read_lines(path: Path, spec: Data) -> Iterator[tuple[int, list[str]]]:
 
 
 def _bounded_lines(file: TextIO, chars: list[int], path: Path) -> Iterator[str]:
-    """Yield a file's lines; `chars` counts those of the row under way, which quotes may spread over many lines."""
+    """Yield a file's lines; `chars` counts those of the current row, which quotes may spread over many lines."""
     while line := file.readline(MAX_ROW_CHARS):
         chars[0] += len(line)
         if chars[0] >= MAX_ROW_CHARS:
@@ -80,12 +77,12 @@ def _bounded_lines(file: TextIO, chars: list[int], path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Columns:
-    """Places of a table's columns.
+    """Indices of a table's columns.
 
     Attributes:
-        label: Of the class; None where it is not read and not there.
-        client: Of who produced the example; None where no column says so.
-        features: Of the numbers, in order.
+        label: Column of the class; None where it is not read and absent.
+        client: Column of the example's producer; None where none is configured.
+        features: Columns of the numbers, in order.
     """
 
     label: int | None
@@ -94,20 +91,16 @@ class Columns:
 
 
 def find_columns(header: list[str], path: Path, spec: Data) -> Columns:
-    """Return where label, client and features are; a label that is not read may be missing.
-
-    Args:
-        header: Names of the columns.
-        spec: Says what the two columns are called, and which are left out.
+    """Locate the label, client and feature columns; a label that is not read may be missing.
 
     Raises:
-        ConfigError: A column is missing, there twice, or has no name, or there is none beside.
+        ConfigError: A column is missing, duplicate, or has no name, or there are no features.
     """
     skipped = set(spec.skip_columns or ())
     names = [name for name in header if name not in skipped]
     if unknown := sorted(skipped - set(header)):
         raise ConfigError(
-            f"{path}: has no column {unknown[0]!r} to leave out, only {_listed(header)}; correct skip_columns"
+            f"{path}: has no column {unknown[0]!r} to leave out, only {_format_names(header)}; correct skip_columns"
         )
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
         raise ConfigError(f"{path}: has two columns {twice[0]!r}; rename one")
@@ -115,7 +108,7 @@ def find_columns(header: list[str], path: Path, spec: Data) -> Columns:
         needed = spec.reads_labels if key == "label_column" else bool(name)
         if needed and name not in names:
             remedy = _find_separator(header, name, spec) or f"correct {key} or the header"
-            raise ConfigError(f"{path}: has no column {name!r}, only {_listed(header)}; {remedy}")
+            raise ConfigError(f"{path}: has no column {name!r}, only {_format_names(header)}; {remedy}")
     if spec.label_column == spec.client_column:
         raise ConfigError(f"{path}: label_column and client_column are both {spec.label_column!r}; correct one")
     label, client = (
@@ -129,7 +122,7 @@ def find_columns(header: list[str], path: Path, spec: Data) -> Columns:
 
 
 def _require_names(features: Mapping[int, str], path: Path) -> None:
-    """Refuse features without a name, such as the index that pandas writes beside the columns."""
+    """Refuse features without a name, such as the index column that pandas writes."""
     for at, name in features.items():
         if not name or _PANDAS_INDEX.fullmatch(name):
             what = f"is called {name!r}, as pandas calls one without a name" if name else "has no name"
@@ -137,13 +130,13 @@ def _require_names(features: Mapping[int, str], path: Path) -> None:
             raise ConfigError(f"{path}: column {at + 1} {what}; {remedy}")
 
 
-def _listed(header: list[str]) -> str:
+def _format_names(header: list[str]) -> str:
     more = f" and {len(header) - MOST_NAMED} more" if len(header) > MOST_NAMED else ""
     return ", ".join(header[:MOST_NAMED]) + more
 
 
 def _find_separator(header: list[str], name: str, spec: Data) -> str:
-    """Return how to set the separator by which a header has a column of that name; empty where none makes it so."""
+    """Suggest the separator with which the header has a column of that name; empty where none fits."""
     text = (spec.separator or ",").join(header)
     for separator in SEPARATORS:
         if name in (cell.strip(' "') for cell in text.split(separator)):
@@ -152,10 +145,10 @@ def _find_separator(header: list[str], name: str, spec: Data) -> str:
 
 
 def require_text(cell: str, path: Path, line: int, column: str) -> str:
-    """Return a cell that holds something.
+    """Return a cell, refusing an empty one.
 
     Args:
-        line: Its line's number.
+        line: Line number in the file, for the error.
 
     Raises:
         ConfigError: It is empty.
@@ -166,7 +159,7 @@ def require_text(cell: str, path: Path, line: int, column: str) -> str:
 
 
 def labels_of(path: Path, spec: Data) -> Iterator[str]:
-    """Yield the label of every line, as `normalise_name` returns it.
+    """Yield the normalised label of every line.
 
     Raises:
         ConfigError: As `read_lines` and `find_columns`, or a label is empty.
@@ -174,5 +167,5 @@ def labels_of(path: Path, spec: Data) -> Iterator[str]:
     lines = read_lines(path, spec)
     _, header = next(lines)
     label_at = find_columns(header, path, spec).label
-    assert label_at is not None, "whose labels are asked for, reads them"
+    assert label_at is not None, "called only where labels are read"
     return (normalise_name(require_text(cells[label_at], path, line, spec.label_column)) for line, cells in lines)

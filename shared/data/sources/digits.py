@@ -1,7 +1,7 @@
-"""Real handwritten digits for a demo without a download: the 1,797 pictures that ship inside scikit-learn.
+"""Handwritten digits for demos without a download: the 1,797 pictures shipped in scikit-learn.
 
 E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998, https://doi.org/10.24432/C50P49, its
-test half. scikit-learn is not imported, only its file is read: a device has no memory to spare for the rest.
+test half. Only the file is read; scikit-learn itself would take too much memory on a device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAIN_SHARE = 0.8
 
 
 def read(spec: Data) -> Arrays:
-    """Return inputs of shape (N, 1, 8, 8) in [0, 1] and labels 0 to 9: 1,438 to train, 359 to test.
+    """Read inputs of shape (N, 1, 8, 8) in [0, 1] and labels 0 to 9: 1,438 to train, 359 to test.
 
     Raises:
         ConfigError: scikit-learn is absent or its file damaged.
@@ -41,25 +41,25 @@ def read(spec: Data) -> Arrays:
     order = shuffled_order(len(pictures), SPLIT_SEED)
     count = round(len(pictures) * TRAIN_SHARE)
     index = order[:count] if spec.split == "train" else order[count:]
-    whole = Arrays.unlabelled(pictures) if labels is None else Arrays(pictures, labels)
-    return whole.subset(np.sort(index))
+    examples = Arrays.from_inputs(pictures) if labels is None else Arrays(pictures, labels)
+    return examples.subset(np.sort(index))
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:  # noqa: ARG001 - it is small
-    """Return all examples; raise as `read`."""
+    """Read all examples; raise as `read`."""
     arrays = read(spec)
     return ReadPart(arrays, arrays.labels)
 
 
 def find() -> Path:
-    """Return the path of the digits in the installed scikit-learn.
+    """Locate the digits file in the installed scikit-learn.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: scikit-learn is not installed.
     """
     package = importlib.util.find_spec("sklearn")
     for place in (package.submodule_search_locations or ()) if package else ():
         path = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():
             return path
-    raise ConfigError(f"source digits reads a file of scikit-learn, which is absent: {install_command('demo')}")
+    raise ConfigError(f"source digits needs scikit-learn, which is not installed: {install_command('demo')}")

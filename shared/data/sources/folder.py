@@ -1,7 +1,7 @@
-"""Pictures in folders, one folder a class: `root/<class>/<picture>`, or `root/train/<class>` and `root/test/<class>`.
+"""Pictures in class folders: `root/<class>/<picture>`, or `root/{train,test}/<class>/<picture>`.
 
 Classes are numbered in the order of their names. Devices agree on the numbers only where all have the same class
-folders, so a class of which a device has no picture is an empty folder there, unless `classes` names them all.
+folders, so a class without a picture on a device needs an empty folder, unless `classes` names them all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.data.classes import as_told, find_class_folders, is_system_folder, list_class_folders
+from shared.data.classes import find_class_folders, is_system_folder, list_class_folders, normalise_class_names
 from shared.data.name_text import show_name
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
 from shared.data.sources.picture_file import GREY, Mode, decode, read_header
@@ -33,22 +33,23 @@ SUFFIXES = (
     *(".tif", ".tiff", ".webp"),
 )
 MOST_HEADERS = 1 << 14
-"""Pictures whose size is compared where only some are read."""
+"""Headers whose size is compared where only some pictures are read."""
 MOST_SEARCHED, SHOWN_KINDS = 1000, 6
 HIDDEN = "hidden files"
 DISK_BLOCK = 4096
-"""Bytes that the smallest file takes."""
+"""Smallest size of a file on disk, in bytes."""
 
 
 @dataclass
 class Listing:
-    """Pictures of a split, and what else lies there.
+    """Pictures of a split, and the entries that are skipped.
 
     Attributes:
         place: Folder of the split.
-        pictures: Files with the number of their class; `NO_LABEL` where no label is read.
-        classes: Names in the order of their numbers.
-        skipped: How many files and folders are not read, by the reason.
+        pictures: Files, in the order of `labels`.
+        labels: Class of each picture; `NO_LABEL` where no label is read.
+        classes: Class names in label order.
+        skipped: Number of skipped files and folders by reason.
         empty: Class folders without a picture.
     """
 
@@ -60,18 +61,18 @@ class Listing:
     empty: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Return a line for each kind of thing that a user may have meant to be read, and is not."""
+        """Return a line for each kind of entry that the user may have expected to be read."""
         lines = [f"skipped {skipped}"] if (skipped := describe_skipped(self.skipped)) else []
         lines += [f"class folder {show_name(name)} holds no picture; if it is no class, move it" for name in self.empty]
         return lines
 
 
 def read(spec: Data) -> Arrays:
-    """Return one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
+    """Read one split of the folder: inputs of shape (N, channels, height, width) in [0, 1], labels of shape (N,).
 
-    Where labels are not read, pictures may lie anywhere below the split's folder; what their folders are called says
-    nothing. There are as many channels as `spec.channels` says; absent, one where every picture of the split is grey,
-    else three. Pictures are turned upright. Files of other types are passed over with a warning.
+    Where labels are not read, pictures may lie anywhere below the split's folder, and folder names do not matter. There
+    are `spec.channels` channels; by default one if every picture of the split is grey, else three. Pictures are turned
+    upright. Files of other types are skipped with a warning.
 
     Raises:
         ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
@@ -80,24 +81,24 @@ def read(spec: Data) -> Arrays:
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Return pictures evenly spread over the split, so that they have at most `most` values; all where it is None.
+    """Read pictures evenly spread over the split, with at most `most` values in all; None for no limit.
 
     Raises:
-        ConfigError: As `read`.
+        ConfigError: Pillow or the folder is absent, or a picture is damaged or differs in size.
     """
     listing = list_pictures(spec)
     for line in listing.notes():
         log.warning("%s: %s", listing.place, line)
     if not listing.pictures:
-        raise ConfigError(describe_lack(listing, spec))
+        raise ConfigError(explain_no_pictures(listing, spec))
     labels = np.array(listing.labels, dtype=np.int64)
     chosen, pixels = _decode(listing, spec, most)
-    names = as_told(listing.classes) if spec.reads_labels else ()
+    names = normalise_class_names(listing.classes) if spec.reads_labels else ()
     return ReadPart(Arrays(as_inputs(pixels), labels[chosen], classes=names), labels, tuple(listing.notes()))
 
 
 def list_pictures(spec: Data) -> Listing:
-    """Return the pictures of a split.
+    """List the pictures of a split.
 
     Raises:
         ConfigError: The folder is absent or cannot be listed, or a class has a name that cannot be used.
@@ -119,7 +120,7 @@ def _list_classes(root: Path, spec: Data) -> Listing:
             listing.skipped[f"system folder {entry.name}"] += 1
     folders = list_class_folders(place)  # without a class that only the other split has
     for number, name in enumerate(classes):
-        paths = [path for folder in folders.get(name, ()) for path in _pictures(folder, listing.skipped)]
+        paths = [path for folder in folders.get(name, ()) for path in _find_pictures(folder, listing.skipped)]
         listing.pictures += paths
         listing.labels += [number] * len(paths)
         if name in folders and not paths:
@@ -128,12 +129,12 @@ def _list_classes(root: Path, spec: Data) -> Listing:
 
 
 def _list_unsorted(root: Path, spec: Data) -> Listing:
-    """Return a split's pictures, in whatever folders they lie."""
+    """List a split's pictures in all subfolders, without classes."""
     place, _ = find_class_folders(root, msgspec.structs.replace(spec, classes=msgspec.UNSET))
     listing = Listing(place)
     for folder, names, _ in os.walk(place, onerror=_raise):
         names[:] = sorted(name for name in names if name[0] != "." and not is_system_folder(name))
-        listing.pictures += _pictures(Path(folder), listing.skipped, skips_folders=False)
+        listing.pictures += _find_pictures(Path(folder), listing.skipped, skips_folders=False)
     listing.labels = no_labels(len(listing.pictures)).tolist()
     return listing
 
@@ -142,17 +143,17 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _pictures(folder: Path, skipped: Counter[str], *, skips_folders: bool = True) -> list[Path]:
-    found = []
+def _find_pictures(folder: Path, skipped: Counter[str], *, skips_folders: bool = True) -> list[Path]:
+    paths = []
     for entry in os.scandir(folder):
         if entry.is_dir():
             if skips_folders and entry.name[0] != "." and not is_system_folder(entry.name):
                 skipped["folders in class folders"] += 1
         elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
-            found.append(folder / entry.name)
+            paths.append(folder / entry.name)
         else:
             skipped[_kind_of(entry.name)] += 1
-    return sorted(found)
+    return sorted(paths)
 
 
 def _kind_of(name: str) -> str:
@@ -163,7 +164,7 @@ def _kind_of(name: str) -> str:
 
 
 def describe_skipped(skipped: Counter[str]) -> str:
-    """Return how many files of which kinds are not read; empty for none but hidden files."""
+    """Format the number of skipped files by kind; empty if only hidden files were skipped."""
     kinds = [(kind, count) for kind, count in sorted(skipped.items()) if not kind.startswith(HIDDEN)]
     if not kinds:
         return ""
@@ -175,18 +176,18 @@ def _formats() -> str:
     return ", ".join(SUFFIXES)
 
 
-def describe_lack(listing: Listing, spec: Data) -> str:
-    """Return why a split has no picture, with what was found instead and what to do."""
+def explain_no_pictures(listing: Listing, spec: Data) -> str:
+    """Explain why a split has no picture: the files that it has instead, and the remedy."""
     place = listing.place
     where = f"{place}: holds no picture" + (" in a folder of its class" if spec.reads_labels else "")
     deeper = next(_deep_pictures(place), None) if spec.reads_labels else None
     if deeper is not None and deeper.parent == place:
         return f"{where}: they lie in {place} itself; put each into a folder with the name of its class"
     if deeper is not None:
-        return f"{where}: they lie deeper, in {deeper.parent}; set path to {_root_of(deeper)}"
+        return f"{where}: they lie deeper, in {deeper.parent}; set path to {_data_root(deeper)}"
     skipped = describe_skipped(listing.skipped)
-    found = f"; skipped {skipped}" if skipped else f"; formats read: {_formats()}"
-    return f"{where}{found}; correct path or convert the files"
+    hint = f"; skipped {skipped}" if skipped else f"; formats read: {_formats()}"
+    return f"{where}{hint}; correct path or convert the files"
 
 
 def _deep_pictures(place: Path) -> Iterator[Path]:
@@ -195,17 +196,17 @@ def _deep_pictures(place: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name[0] != "." and name.lower().endswith(SUFFIXES))
 
 
-def _root_of(picture: Path) -> Path:
-    """Return what `path` would be for a picture in a folder of its class."""
+def _data_root(picture: Path) -> Path:
+    """Derive `path` from a picture in its class folder."""
     root = picture.parent.parent
     return root.parent if root.name in ("train", "test") else root
 
 
 def _decode(listing: Listing, spec: Data, most: int | None) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return which pictures were read and their bytes, (N, channels, height, width), once all headers agree."""
+    """Check all headers, then decode a selection; return indices and bytes, of shape (N, C, height, width)."""
     paths = listing.pictures
     looked = _spread(len(paths), len(paths) if most is None else MOST_HEADERS)
-    (width, height), is_grey = _agree([paths[at] for at in looked])
+    (width, height), is_grey = _require_same_size([paths[at] for at in looked])
     mode: Mode = "L" if (spec.channels == 1 if spec.channels else is_grey) else "RGB"
     channels = 1 if mode == "L" else 3
     values = channels * width * height
@@ -221,21 +222,21 @@ def _decode(listing: Listing, spec: Data, most: int | None) -> tuple[NDArray[np.
     for row, at in enumerate(chosen):
         pixels = decode(paths[at], mode)
         if pixels.shape[:2] != (height, width):
-            raise ConfigError(f"{paths[at]}: its pixels are not of the size that its header says; replace or remove it")
+            raise ConfigError(f"{paths[at]}: its pixels do not match the size in its header; replace or remove it")
         array[row] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
     return chosen, array
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
-    """Return at most so many of the numbers below `count`, evenly spread, in order."""
+    """Return at most `most` of the numbers below `count`, evenly spaced, ascending."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-def _agree(paths: Sequence[Path]) -> tuple[tuple[int, int], bool]:
-    """Return the width and height of all pictures, and whether each of them is grey.
+def _require_same_size(paths: Sequence[Path]) -> tuple[tuple[int, int], bool]:
+    """Return the common width and height of all pictures, and whether all are grey.
 
     Raises:
-        ConfigError: One has another size.
+        ConfigError: A picture has another size.
     """
     first = read_header(paths[0])
     size, is_grey = (first.width, first.height), True

@@ -31,15 +31,15 @@ MAX_DIMENSIONS = 4
 PICTURE_DIMENSIONS = 3
 TABLE_DIMENSIONS = 2
 MAX_DEFLATE_RATIO = 1032
-"""No deflate stream grows by more, https://zlib.net/zlib_tech.html; a header that claims it does lies."""
+"""Largest growth of a deflate stream, https://zlib.net/zlib_tech.html; a header that claims more is wrong."""
 QMNIST_COLUMNS = {"series": 1, "writer": 2}
-"""Of QMNIST's label table, by C. Yadav and L. Bottou, https://arxiv.org/abs/1905.10498; column 0 is the class."""
+"""Columns of QMNIST's label table, by C. Yadav and L. Bottou, https://arxiv.org/abs/1905.10498; 0 is the class."""
 
 
 def read(spec: Data) -> Arrays:
-    """Return one split of a folder: inputs of shape (N, 1, height, width), labels of shape (N,).
+    """Read one split of a folder: inputs of shape (N, 1, height, width), labels of shape (N,).
 
-    Bytes are brightness and come scaled to [0, 1]; pixels of other types stay as they are.
+    Bytes are scaled to [0, 1]; pixels of other types stay unchanged.
 
     Raises:
         ConfigError: A file is missing, damaged, or does not fit the others.
@@ -48,13 +48,13 @@ def read(spec: Data) -> Arrays:
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Return the first examples, so that they have at most `most` values; all where it is None.
+    """Read the first examples, with at most `most` values in all; None for no limit.
 
     Raises:
-        ConfigError: As `read`.
+        ConfigError: A file is missing, damaged, or does not fit the others.
     """
     folder, prefix = Path(spec.path), PREFIXES[spec.split]
-    images_path = _find(folder, f"{prefix}-images")
+    images_path = _find_file(folder, f"{prefix}-images")
     shape = read_shape(images_path)
     if len(shape) != PICTURE_DIMENSIONS:
         raise ConfigError(f"{images_path}: has {len(shape)} dimensions, not 3 (count, height, width); replace the file")
@@ -62,42 +62,42 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     if not spec.reads_labels:
         if spec.client_column:
             raise ConfigError('client_column of idx files is found by their labels: take it out, or labels = "none"')
-        return ReadPart(Arrays.unlabelled(as_inputs(parse(images_path, rows))[:, None]), no_labels(shape[0]))
-    labels_path = _find(folder, f"{prefix}-labels")
+        return ReadPart(Arrays.from_inputs(as_inputs(parse(images_path, rows))[:, None]), no_labels(shape[0]))
+    labels_path = _find_file(folder, f"{prefix}-labels")
     labels = parse(labels_path)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError(f"{labels_path}: is not one row of integers; replace the file")
     if shape[0] != len(labels):
         raise ConfigError(f"{labels_path}: {len(labels)} labels for {shape[0]} images; take both from one data set")
-    clients = _clients(folder, spec, labels) if spec.client_column else None
+    clients = _read_clients(folder, spec, labels) if spec.client_column else None
     inputs, numbers = as_inputs(parse(images_path, rows))[:, None], labels.astype(np.int64)
     return ReadPart(Arrays(inputs, numbers[:rows], clients[:rows] if clients else None), numbers)
 
 
 def read_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape that an IDX file's header claims, which its size allows for; raise as `parse`."""
+    """Read the shape from an IDX file's header, checked against the file's size; raise as `parse`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            kind, shape = _header(file, path)
-            _size(path, kind, shape)
+            kind, shape = _read_header(file, path)
+            _check_size(path, kind, shape)
             return shape
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); replace the file") from error
 
 
 def parse(path: Path, rows: int | None = None) -> NDArray[Any]:
-    """Return one IDX file's numbers, in this machine's byte order. Its size is checked before memory is taken.
+    """Read an IDX file's numbers, in native byte order; the size is checked before memory is allocated.
 
     Args:
-        rows: How many of its first dimension to read; None for all.
+        rows: Entries of the first dimension to read; None for all.
 
     Raises:
         ConfigError: The file is absent or damaged, or its header and its size disagree.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            kind, shape = _header(file, path)
-            size = _size(path, kind, shape)
+            kind, shape = _read_header(file, path)
+            size = _check_size(path, kind, shape)
             require_room(size + FLOAT_BYTES * math.prod(shape), path)
             is_whole = rows is None or rows >= shape[0]
             shape = shape if is_whole else (rows or 0, *shape[1:])
@@ -110,17 +110,17 @@ def parse(path: Path, rows: int | None = None) -> NDArray[Any]:
     return array.view(kind).reshape(shape).astype(kind.newbyteorder("="), copy=False)
 
 
-def _find(folder: Path, stem: str) -> Path:
+def _find_file(folder: Path, stem: str) -> Path:
     found = sorted(folder.glob(f"{stem}[-.]idx*"))  # the plain file sorts before its .gz
     if not found:
         raise ConfigError(f"{folder}: has no file {stem}-idx*; set path to a folder with MNIST's file names")
     return found[0]
 
 
-def _header(file: io.BufferedIOBase, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _read_header(file: io.BufferedIOBase, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
     magic = file.read(WORD)
     if len(magic) < WORD or magic[:2] != b"\0\0" or magic[2] not in TYPES:
-        raise ConfigError(f"{path}: starts with {magic.hex() or 'nothing'}, so it is no IDX file; replace the file")
+        raise ConfigError(f"{path}: starts with {magic.hex() or 'nothing'}, so it is not an IDX file; replace the file")
     dimensions = magic[3]
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise ConfigError(f"{path}: header claims {dimensions} dimensions, of 1 to {MAX_DIMENSIONS}; replace the file")
@@ -133,8 +133,8 @@ def _header(file: io.BufferedIOBase, path: Path) -> tuple[np.dtype[Any], tuple[i
     return np.dtype(TYPES[magic[2]]), shape
 
 
-def _size(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return the bytes of numbers that the header promises, once the file's own size allows for them."""
+def _check_size(path: Path, kind: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Compute the size in bytes that the header claims, and check it against the file's size."""
     size = math.prod(shape) * kind.itemsize
     header, on_disk = WORD + WORD * len(shape), path.stat().st_size
     possible = on_disk * MAX_DEFLATE_RATIO if path.suffix == ".gz" else on_disk
@@ -155,14 +155,14 @@ def _fill(file: io.BufferedIOBase, buffer: memoryview, path: Path, *, is_whole: 
         raise ConfigError(f"{path}: goes on after the {filled} bytes that its header claims; replace the file")
 
 
-def _clients(folder: Path, spec: Data, labels: NDArray[Any]) -> tuple[str, ...]:
-    """Return who wrote each digit, from QMNIST's table, whose first N rows are MNIST's examples in MNIST's order."""
+def _read_clients(folder: Path, spec: Data, labels: NDArray[Any]) -> tuple[str, ...]:
+    """Read each digit's writer or series from QMNIST's table, whose first N rows are MNIST's in the same order."""
     column = QMNIST_COLUMNS.get(spec.client_column)
     if column is None:
         raise ConfigError(
             f"client_column {spec.client_column!r}: of idx files, give one of {', '.join(QMNIST_COLUMNS)}"
         )
-    path = _find(folder, f"qmnist-{spec.split}-labels")
+    path = _find_file(folder, f"qmnist-{spec.split}-labels")
     table = parse(path)
     fits = table.ndim == TABLE_DIMENSIONS and table.shape[1] > column
     if not fits or not np.array_equal(table[: len(labels), 0], labels):

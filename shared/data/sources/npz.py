@@ -1,8 +1,7 @@
 """Arrays in a numpy .npz file; never unpickled.
 
-Array names, the first set found: `x_train, y_train, x_test, y_test`; `x, y`; or the streams of a sensor, which
-overlapping windows are cut from: `signal` (channels, T), `start` (N,), `label` (N,), `subject` (N,),
-`test_subjects`.
+Array names, first match: `x_train, y_train, x_test, y_test`; `x, y`; or the streams of a sensor, from which
+overlapping windows are cut: `signal` (channels, T), `start` (N,), `label` (N,), `subject` (N,), `test_subjects`.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ _KINDS = {
     NAMES: "names or integers",
     LABELS: "class names or integers from 0",
 }
-"""Of dtypes, by numpy's letters; what to call them."""
+"""Groups of numpy's dtype letters, and their names in messages."""
 DAMAGE = (
     *(OSError, EOFError, ValueError, KeyError, SyntaxError, OverflowError, RuntimeError),
     *(tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What numpy and zipfile raise on damaged files."""
+"""Exceptions that numpy and zipfile raise on damaged files."""
 
 
 def read(spec: Data) -> Arrays:
-    """Return one split of the file: inputs of shape (N, ...), labels of shape (N,).
+    """Read one split of the file: inputs of shape (N, ...), labels of shape (N,).
 
-    Bytes are pictures, (N, height, width) or (N, height, width, channels): they come as (N, channels, height, width) in
-    [0, 1]. Other numbers stay as they are. Windows come as (N, channels, window), their clients are the subjects.
-    Labels are numbers from 0, or strings, which are numbered as those of a CSV file.
+    Bytes are pictures, (N, height, width) or (N, height, width, channels), returned as (N, channels, height, width) in
+    [0, 1]. Other numbers keep their values. Windows have shape (N, channels, window), their clients are the subjects.
+    Labels are numbers from 0, or strings, numbered as in a CSV file.
 
     Raises:
         ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
@@ -59,15 +58,15 @@ def read(spec: Data) -> Arrays:
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Return the first examples, so that they have at most `most` values; all where it is None.
+    """Read the first examples, with at most `most` values in all; None for no limit.
 
     Raises:
-        ConfigError: As `read`.
+        ConfigError: The file is missing, damaged, pickled, or its arrays are not as expected.
     """
     path = Path(spec.path)
     try:
         if not zipfile.is_zipfile(path):
-            raise ConfigError(f"{path}: is missing or no .npz file; write one with numpy.savez_compressed")
+            raise ConfigError(f"{path}: is missing or not an .npz file; write one with numpy.savez_compressed")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy leaves a bad file open
             return _read(_File(arrays, path, spec), most)
     except MemoryError as error:
@@ -77,7 +76,7 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
 
 
 class _File(NamedTuple):
-    """An open file, its path, and what is to be read of it."""
+    """An open file, its path, and the selection to read from it."""
 
     arrays: NpzFile
     path: Path
@@ -85,7 +84,7 @@ class _File(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What an array's header says; `stored` are the bytes that it takes in the file."""
+    """Header of an array; `stored` is its compressed size in bytes."""
 
     shape: tuple[int, ...]
     is_fortran: bool
@@ -101,65 +100,65 @@ def _read(file: _File, most: int | None) -> ReadPart:
     spec, path, names = file.spec, file.path, set(file.arrays.files)
     inputs_name, labels_name = f"x_{spec.split}", f"y_{spec.split}"
     if inputs_name in names and (labels_name in names or not spec.reads_labels):
-        return _plain(file, (inputs_name, labels_name), most)
+        return _read_split(file, (inputs_name, labels_name), most)
     if "x" in names and ("y" in names or not spec.reads_labels):
         if spec.split == "test":
             raise ConfigError(f"{path}: x and y have no test split; name arrays x_test and y_test, or use holdout")
-        return _plain(file, ("x", "y"), most)
+        return _read_split(file, ("x", "y"), most)
     if {"signal", "start", "subject", "test_subjects"} <= names and ("label" in names or not spec.reads_labels):
-        return _windows(file, most)
+        return _read_windows(file, most)
     raise ConfigError(
         f"{path}: holds {', '.join(sorted(names)) or 'nothing'}; name arrays {inputs_name} and {labels_name}"
     )
 
 
-def _plain(file: _File, names: tuple[str, str], most: int | None) -> ReadPart:
+def _read_split(file: _File, names: tuple[str, str], most: int | None) -> ReadPart:
     spec, path = file.spec, file.path
-    header = _header(file, names[0], NUMBERS)
+    header = _check_header(file, names[0], NUMBERS)
     if len(header.shape) == 1:
         raise ConfigError(f"{path}: {names[0]} has shape {header.shape}; save an array of shape (N, features)")
-    labels, classes = _labels(file, names[1]) if spec.reads_labels else (no_labels(header.shape[0]), ())
+    labels, classes = _read_labels(file, names[1]) if spec.reads_labels else (no_labels(header.shape[0]), ())
     clients = None
     if spec.client_column:
-        ours = f"{spec.client_column}_{spec.split}"
-        clients = _clients(file, ours if ours in file.arrays.files else spec.client_column)
+        client_array = f"{spec.client_column}_{spec.split}"
+        clients = _read_clients(file, client_array if client_array in file.arrays.files else spec.client_column)
     people = labels if clients is None else clients
-    _require_alike(path, {names[0]: header.shape[0], names[1]: len(labels), "clients": len(people)})
+    _require_equal_lengths(path, {names[0]: header.shape[0], names[1]: len(labels), "clients": len(people)})
     rows = (
         header.shape[0] if most is None else min(header.shape[0], max(1, most // max(1, math.prod(header.shape[1:]))))
     )
-    inputs = _array(file, names[0], NUMBERS, rows=rows)
+    inputs = _read_array(file, names[0], NUMBERS, rows=rows)
     if inputs.dtype == np.uint8:
-        inputs = _pictures(inputs, path)
-    told = None if clients is None else tuple(clients[:rows].tolist())
-    return ReadPart(Arrays(as_inputs(inputs), labels[:rows], told, classes), labels)
+        inputs = _put_channels_first(inputs, path)
+    row_clients = None if clients is None else tuple(clients[:rows].tolist())
+    return ReadPart(Arrays(as_inputs(inputs), labels[:rows], row_clients, classes), labels)
 
 
-def _windows(file: _File, most: int | None) -> ReadPart:
-    """Cut windows out of the streams; the last one ends where the stream ends, which tells how long all are."""
+def _read_windows(file: _File, most: int | None) -> ReadPart:
+    """Cut windows out of the streams; the last one ends where the stream ends, which gives their length."""
     spec, path = file.spec, file.path
-    start = _array(file, "start", INTEGERS, dimensions=1)
-    subject = _clients(file, "subject")
-    clients = _clients(file, spec.client_column) if spec.client_column else subject
-    labels, classes = _labels(file, "label") if spec.reads_labels else (no_labels(len(start)), ())
+    start = _read_array(file, "start", INTEGERS, dimensions=1)
+    subject = _read_clients(file, "subject")
+    clients = _read_clients(file, spec.client_column) if spec.client_column else subject
+    labels, classes = _read_labels(file, "label") if spec.reads_labels else (no_labels(len(start)), ())
     lengths = {"start": len(start), "subject": len(subject), "label": len(labels), "clients": len(clients)}
-    _require_alike(path, lengths)
-    signal = _array(file, "signal", NUMBERS, dimensions=2)
+    _require_equal_lengths(path, lengths)
+    signal = _read_array(file, "signal", NUMBERS, dimensions=2)
     window = signal.shape[1] - int(start.max(initial=0))
     if window < 1 or int(start.min(initial=0)) < 0:
         raise ConfigError(f"{path}: start points outside signal, which has {signal.shape[1]} samples; correct it")
-    ours = np.flatnonzero(np.isin(subject, _clients(file, "test_subjects")) == (spec.split == "test"))
-    require_room(math.prod((len(signal), len(ours), window)) * (signal.itemsize + FLOAT_BYTES), path)
-    cut = ours if most is None else ours[: max(1, most // (len(signal) * window))]
+    in_split = np.flatnonzero(np.isin(subject, _read_clients(file, "test_subjects")) == (spec.split == "test"))
+    require_room(math.prod((len(signal), len(in_split), window)) * (signal.itemsize + FLOAT_BYTES), path)
+    cut = in_split if most is None else in_split[: max(1, most // (len(signal) * window))]
     windows = np.lib.stride_tricks.sliding_window_view(signal, window, axis=1)[:, start[cut]]  # (channels, N, window)
-    told = tuple(clients[cut].tolist())
-    return ReadPart(Arrays(as_inputs(windows.transpose(1, 0, 2)), labels[cut], told, classes), labels[ours])
+    cut_clients = tuple(clients[cut].tolist())
+    return ReadPart(Arrays(as_inputs(windows.transpose(1, 0, 2)), labels[cut], cut_clients, classes), labels[in_split])
 
 
-def _header(file: _File, name: str, kinds: str, dimensions: int | None = None) -> _Header:
-    """Return an array's header, whose dtype is of the kinds, and whose dimensions are as many as told, or at least one.
+def _check_header(file: _File, name: str, kinds: str, dimensions: int | None = None) -> _Header:
+    """Read an array's header and require its dtype to be of `kinds`, with `dimensions` axes (default: at least one).
 
-    Refuse an array for which there is no memory: few bytes of a zip may stand for many.
+    Refuse an array that does not fit in memory: a few bytes of a zip may expand to many.
     """
     arrays, path = file.arrays, file.path
     if name not in arrays.files:
@@ -170,8 +169,8 @@ def _header(file: _File, name: str, kinds: str, dimensions: int | None = None) -
         problem = f"{name} holds pickled objects, which are never loaded"
         raise ConfigError(f"{path}: {problem}; save it as {_KINDS[kinds]}, names by numpy.array(names, dtype=str)")
     if header.dtype.kind not in kinds or not header.shape or len(header.shape) != (dimensions or len(header.shape)):
-        wanted = f"{_KINDS[kinds]}, of {dimensions} dimensions" if dimensions else _KINDS[kinds]
-        raise ConfigError(f"{path}: {name} is {header.dtype} of shape {header.shape}; save {wanted}")
+        expected = f"{_KINDS[kinds]}, of {dimensions} dimensions" if dimensions else _KINDS[kinds]
+        raise ConfigError(f"{path}: {name} is {header.dtype} of shape {header.shape}; save {expected}")
     require_room(header.size * (header.dtype.itemsize + FLOAT_BYTES), path)
     count = header.size * header.dtype.itemsize
     require_expansion(count, header.stored, path, "replace the file, or write it with numpy.savez")
@@ -192,17 +191,17 @@ def _read_header(stream: IO[bytes], arrays: NpzFile, name: str, path: Path) -> _
     assert arrays.zip
     magic = stream.read(npy.MAGIC_LEN)
     if not magic.startswith(npy.MAGIC_PREFIX):
-        raise ConfigError(f"{path}: {name} is no array; write the file with numpy.savez_compressed")
+        raise ConfigError(f"{path}: {name} is not an array; write the file with numpy.savez_compressed")
     read_header = npy.read_array_header_1_0 if magic.endswith(b"\1\0") else npy.read_array_header_2_0
     shape, is_fortran, dtype = read_header(stream)
     return _Header(shape, is_fortran, dtype, arrays.zip.getinfo(_member(arrays, name)).compress_size)
 
 
-def _array(
+def _read_array(
     file: _File, name: str, kinds: str, *, dimensions: int | None = None, rows: int | None = None
 ) -> NDArray[Any]:
-    """Return an array, or its first rows where these are fewer; its header is checked before memory is taken."""
-    header = _header(file, name, kinds, dimensions)
+    """Read an array, or its first rows; the header is checked before memory is allocated."""
+    header = _check_header(file, name, kinds, dimensions)
     if rows is None or rows >= header.shape[0]:
         return file.arrays[name]
     if header.is_fortran:
@@ -214,30 +213,30 @@ def _array(
     return np.frombuffer(data, dtype=header.dtype).reshape(shape)
 
 
-def _labels(file: _File, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the labels as numbers, and the names of the classes where they are strings."""
-    header = _header(file, name, LABELS)
+def _read_labels(file: _File, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Read the labels as numbers, and the class names where they are strings."""
+    header = _check_header(file, name, LABELS)
     if header.size != header.shape[0]:
         problem = f"{name} has shape {header.shape}; save one class number for each example"
         raise ConfigError(f"{file.path}: {problem}, of one-hot rows {name}.argmax(axis=1)")
-    labels = _array(file, name, LABELS).reshape(-1)
+    labels = _read_array(file, name, LABELS).reshape(-1)
     if labels.dtype.kind in INTEGERS:
         return labels.astype(np.int64), ()
     texts, places = np.unique(labels, return_inverse=True)
     names = [normalise_name(text.decode() if isinstance(text, bytes) else str(text)) for text in texts]
     if not all(names):
         raise ConfigError(f"{file.path}: {name} holds an empty name; name the class of each example")
-    known = set(names).union(*(names_in(file.path, one) for one in find_label_arrays(file.arrays.files) if one != name))
-    numbers = number_labels(known, file.spec, file.path, f"array {name}")
-    return np.array([numbers[one] for one in names], dtype=np.int64)[places.reshape(-1)], names_of(numbers)
+    others = (names_in(file.path, other) for other in find_label_arrays(file.arrays.files) if other != name)
+    numbers = number_labels(set(names).union(*others), file.spec, file.path, f"array {name}")
+    return np.array([numbers[text] for text in names], dtype=np.int64)[places.reshape(-1)], names_of(numbers)
 
 
-def _clients(file: _File, name: str) -> NDArray[np.str_]:
-    return _array(file, name, NAMES, dimensions=1).astype(np.str_)
+def _read_clients(file: _File, name: str) -> NDArray[np.str_]:
+    return _read_array(file, name, NAMES, dimensions=1).astype(np.str_)
 
 
-def _pictures(array: NDArray[Any], path: Path) -> NDArray[Any]:
-    """Return bytes as (N, channels, height, width); rows of bytes, (N, F), stay."""
+def _put_channels_first(array: NDArray[Any], path: Path) -> NDArray[Any]:
+    """Move the channels of byte pictures first, (N, channels, height, width); rows of bytes, (N, F), stay."""
     match array.shape:
         case (_, _):
             return array
@@ -247,10 +246,10 @@ def _pictures(array: NDArray[Any], path: Path) -> NDArray[Any]:
             return array.transpose(0, 3, 1, 2)
         case (_, channels, _, _) if channels in CHANNELS:
             return array
-    raise ConfigError(f"{path}: bytes of shape {array.shape} are no pictures; save (N, height, width, channels)")
+    raise ConfigError(f"{path}: bytes of shape {array.shape} are not pictures; save (N, height, width, channels)")
 
 
-def _require_alike(path: Path, counts: Mapping[str, int]) -> None:
+def _require_equal_lengths(path: Path, counts: Mapping[str, int]) -> None:
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise ConfigError(f"{path}: arrays differ in length: {told}; save one entry for each example")
+        lengths = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ConfigError(f"{path}: arrays differ in length: {lengths}; save one entry for each example")

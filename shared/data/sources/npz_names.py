@@ -1,6 +1,6 @@
-"""String labels in a numpy .npz file, read by the standard library: an idle agent loads no numpy.
+"""String labels in a numpy .npz file, read with the standard library.
 
-`zipfile`, a third of a megabyte, is loaded for such files alone.
+An idle agent loads no numpy; `zipfile`, a third of a megabyte, is loaded only for such files.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ DAMAGE = (*(OSError, EOFError, ValueError, KeyError, SyntaxError, RuntimeError, 
 
 
 def find_label_arrays(names: Collection[str]) -> tuple[str, ...]:
-    """Return the arrays of labels of all splits of a file that holds arrays of these names."""
+    """Select the label arrays of all splits from a file's array names."""
     if "y_train" in names or "y_test" in names:
         return tuple(name for name in ("y_train", "y_test") if name in names)
     return tuple(name for name in ("y", "label") if name in names)[:1]
 
 
 def names_in_file(path: Path) -> set[str]:
-    """Return the class names of all splits of a file; none where its labels are no strings.
+    """Read the class names of all splits of a file; empty where its labels are not strings.
 
     Raises:
-        ConfigError: As `names_in`.
+        ConfigError: The file cannot be read, or it has too many classes.
     """
-    import zipfile  # noqa: PLC0415 - see the file's beginning
+    import zipfile  # noqa: PLC0415 - see the module docstring
 
     try:
         with zipfile.ZipFile(path) as file:
@@ -48,39 +48,39 @@ def names_in_file(path: Path) -> set[str]:
 
 
 def names_in(path: Path, name: str) -> set[str]:
-    """Return the class names of an array, as `normalise_name` returns them; none where it holds no strings.
+    """Read the class names of an array, normalised; empty where it does not hold strings.
 
     Raises:
         ConfigError: The file cannot be read, or it has too many classes.
     """
-    import zipfile  # noqa: PLC0415 - see the file's beginning
+    import zipfile  # noqa: PLC0415 - see the module docstring
 
-    found = set[str]()
+    names = set[str]()
     try:
         with zipfile.ZipFile(path) as file, file.open(name if name in file.namelist() else f"{name}.npy") as stream:
-            for text in _texts(stream):
-                found.add(normalise_name(text))
-                if len(found) > MAX_CLASSES:
+            for text in _read_strings(stream):
+                names.add(normalise_name(text))
+                if len(names) > MAX_CLASSES:
                     raise ConfigError(f"{path}: array {name} has over {MAX_CLASSES} classes; correct the labels")
     except (*DAMAGE, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: array {name} cannot be read ({error}); replace the file") from error
-    return found
+    return names
 
 
 class ArrayHeader(NamedTuple):
-    """What stands before an array's values: dtype as numpy writes it, and shape."""
+    """Header of an array: dtype in numpy's notation, and shape."""
 
     descr: str
     shape: tuple[int, ...]
 
 
 def read_array_header(stream: IO[bytes]) -> ArrayHeader | None:
-    """Return the header of an array; None where a stream has none.
+    """Read the header of an array; None where the stream does not start with one.
 
     The format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 
     Raises:
-        ValueError: Or another of `DAMAGE`: it is damaged.
+        ValueError: Or another of `DAMAGE`: the header is damaged.
     """
     magic = stream.read(8)
     if not magic.startswith(MAGIC):
@@ -95,8 +95,8 @@ def read_array_header(stream: IO[bytes]) -> ArrayHeader | None:
     return ArrayHeader(str(header["descr"]), shape)
 
 
-def _texts(stream: IO[bytes]) -> Iterator[str]:
-    """Yield the entries of an array of strings, each once in a while at least; none of any other array."""
+def _read_strings(stream: IO[bytes]) -> Iterator[str]:
+    """Yield the strings of an array, each at least once; nothing for other dtypes."""
     header = read_array_header(stream)
     described = _TEXT.fullmatch(header.descr) if header else None
     if header is None or described is None:
@@ -105,11 +105,11 @@ def _texts(stream: IO[bytes]) -> Iterator[str]:
     if not 0 < width <= MAX_NAME_BYTES:
         raise ValueError(f"names of {width} bytes")
     code = "utf-8" if described[2] == "S" else "utf-32-be" if described[1] == ">" else "utf-32-le"
-    left = math.prod(header.shape) * width
-    while left > 0:
-        data = stream.read(min(left, CHUNK // width * width))
+    remaining = math.prod(header.shape) * width
+    while remaining > 0:
+        data = stream.read(min(remaining, CHUNK // width * width))
         if not data or len(data) % width:
-            raise EOFError(f"it ends {left - len(data)} bytes early")
-        left -= len(data)
+            raise EOFError(f"it ends {remaining - len(data)} bytes early")
+        remaining -= len(data)
         for entry in {data[at : at + width] for at in range(0, len(data), width)}:
             yield entry.decode(code).rstrip("\0")

@@ -1,7 +1,7 @@
-"""One picture file: header, EXIF orientation, damage that decoders pass over.
+"""Decode one picture file: EXIF orientation, size limits, damage that decoders ignore.
 
-Cameras store a picture as the sensor was held and note how to turn it. Decoders of JPEG and WebP go on where a power
-cut has left zeros in a file, and return grey or garbage for the rest.
+Cameras store a picture as the sensor was held and note how to turn it. Decoders of JPEG and WebP do not report the
+zeros that a power cut leaves in a file, and return grey or garbage for that part.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["L", "RGB"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow goes by what is in a file, not by its name, and runs Ghostscript on what begins like PostScript."""
+"""Pillow detects the format by content, and runs Ghostscript on PostScript; so formats are listed."""
 DAMAGE = (OSError, EOFError, ValueError, SyntaxError, LookupError, OverflowError, TypeError, struct.error, zlib.error)
-"""What Pillow raises on damaged files."""
+"""Exceptions that Pillow raises on damaged files."""
 GREY = frozenset(("1", "L"))
 EIGHT_BIT = GREY | frozenset(("CMYK", "HSV", "LA", "P", "PA", "RGB", "RGBA", "YCbCr"))
 MAX_PIXELS = 1 << 25
-"""Of one picture: 33 million, beyond which no network here trains; a few kilobytes of PNG may stand for more."""
+"""Limit per picture, 33 million; a few kilobytes of PNG may expand to more."""
 ORIENTATION = 0x0112
-"""EXIF tag: how a stored picture is to be turned, 1 (not at all) to 8."""
+"""EXIF tag of the rotation to apply, 1 (none) to 8."""
 SIDEWAYS = frozenset((5, 6, 7, 8))
 ZERO_RUN = bytes(128)
-"""So many zeros in compressed data are damage: in JPEG's usual code they mean 340 equal coefficients in a row."""
+"""A run of zeros that means damage: in JPEG's usual code, 340 equal coefficients in a row."""
 _MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
 """Ends the compressed data of a JPEG scan; 0xFF00 is data, 0xFFD0 to 0xFFD7 are restarts within it."""
 _SEGMENT = re.compile(rb"\xff+([^\xff])")
@@ -47,7 +47,7 @@ _CODE_LENGTHS = 16
 
 
 class Header(NamedTuple):
-    """What a picture's header says; width and height are those of the picture when it is upright."""
+    """Header of a picture; width and height are those of the upright picture."""
 
     width: int
     height: int
@@ -55,12 +55,12 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Return a picture's header without decoding its pixels.
+    """Read a picture's header without decoding its pixels.
 
     Raises:
-        ConfigError: Pillow is absent, or the file is no picture, too large, or has other than 8 bits a channel.
+        ConfigError: Pillow is absent, or the file is not a picture, too large, or has other than 8 bits a channel.
     """
-    with _open(path, path) as picture:
+    with _open_picture(path, path) as picture:
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise ConfigError(f"{path}: is {width}x{height} pixels, more than {MAX_PIXELS} in all; make it smaller")
@@ -72,7 +72,7 @@ def read_header(path: Path) -> Header:
 
 
 def decode(path: Path, mode: Mode) -> NDArray[np.uint8]:
-    """Return an upright picture's pixels, of shape (height, width) or (height, width, 3).
+    """Decode an upright picture to shape (height, width) or (height, width, 3).
 
     Raises:
         ConfigError: The picture is damaged.
@@ -81,14 +81,14 @@ def decode(path: Path, mode: Mode) -> NDArray[np.uint8]:
         data = path.read_bytes()
         if problem := find_lost_data(data):
             raise ConfigError(f"{path}: damaged picture ({problem}); replace or remove it")
-        with _open(io.BytesIO(data), path) as picture:
+        with _open_picture(io.BytesIO(data), path) as picture:
             turned = _turn(picture.convert(mode), _read_orientation(picture))
             return np.asarray(turned)
     except DAMAGE as error:
         raise ConfigError(f"{path}: damaged picture ({error}); replace or remove it") from error
 
 
-def _open(file: Path | io.BytesIO, path: Path) -> Image:
+def _open_picture(file: Path | io.BytesIO, path: Path) -> Image:
     """Open a picture without decoding it."""
     try:
         from PIL import Image  # noqa: PLC0415 - only this source needs it
@@ -96,17 +96,17 @@ def _open(file: Path | io.BytesIO, path: Path) -> Image:
         raise ConfigError(f"source folder needs Pillow, which is absent: {install_command('images')}") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `MAX_PIXELS` says what is too large; damaged notes harm no pixel
+            warnings.simplefilter("ignore")  # `MAX_PIXELS` is the limit here; damaged metadata does no harm to pixels
             return Image.open(file, formats=FORMATS)
     except (*DAMAGE, Image.DecompressionBombError) as error:
         cause = "it is empty" if path.exists() and not path.stat().st_size else error
-        raise ConfigError(f"{path}: no picture that Pillow knows ({cause}); replace or remove it") from error
+        raise ConfigError(f"{path}: not a picture that Pillow can read ({cause}); replace or remove it") from error
 
 
 def _read_orientation(picture: Image) -> int:
-    """Return how the stored pixels are to be turned; 1, as they are, where the note of it is absent or damaged."""
+    """Read the EXIF orientation; 1 (upright) where it is absent or damaged."""
     if picture.format == "TIFF" or (picture.format == "PNG" and "exif" not in picture.info):
-        return 1  # Pillow turns TIFF itself; of PNG it would decode all to look for a note behind the pixels
+        return 1  # Pillow turns TIFF itself; for a late EXIF chunk of PNG it would have to decode all pixels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -131,7 +131,7 @@ def _turn(picture: Image, orientation: int) -> Image:
 
 
 def find_lost_data(data: bytes) -> str:
-    """Return what shows that a part of a picture file was lost and its decoder would not say so; empty for nothing."""
+    """Describe lost data that the decoder would not report; empty where there is none."""
     if data.startswith(b"\xff\xd8"):
         return _find_lost_jpeg(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
@@ -141,7 +141,7 @@ def find_lost_data(data: bytes) -> str:
 
 
 def _find_lost_jpeg(data: bytes) -> str:
-    """Walk over the segments to the end of the picture; what follows that, such as a second one, does not count."""
+    """Walk over the segments to the end of the picture; data after that, such as a second picture, does not count."""
     place, tables, is_progressive = 2, dict[int, int](), False
     while marker := _SEGMENT.match(data, place):
         place, kind = marker.end(), marker[1][0]
@@ -164,11 +164,11 @@ def _find_lost_jpeg(data: bytes) -> str:
 
 
 def _may_be_zeros(scan: bytes, tables: Mapping[int, int], *, is_progressive: bool) -> bool:
-    """Return whether a plain picture's scan may be zeros: where they stand for an end of block that repeats.
+    """Check whether zeros are valid in a scan, as a repeated end-of-block symbol.
 
     Args:
-        tables: What zeros stand for by each table of AC coefficients.
-        is_progressive: Then scans of DC coefficients, and those that refine others, may be zeros too.
+        tables: Symbol with an all-zero code, by AC table.
+        is_progressive: If so, DC scans and refinement scans may hold zeros too.
     """
     if is_progressive and (len(scan) < _SCAN_TAIL or not scan[-3] or scan[-1] >> 4):
         return True
@@ -176,13 +176,13 @@ def _may_be_zeros(scan: bytes, tables: Mapping[int, int], *, is_progressive: boo
 
 
 def _first_ac_symbols(tables: bytes) -> dict[int, int]:
-    """Return what zeros stand for by each table of AC coefficients of a segment."""
-    found = dict[int, int]()
+    """Return the symbol with an all-zero code of each AC table in a segment."""
+    symbols = dict[int, int]()
     while len(tables) > _CODE_LENGTHS + 1:
         if tables[0] >> 4:
-            found[tables[0]] = tables[_CODE_LENGTHS + 1]
+            symbols[tables[0]] = tables[_CODE_LENGTHS + 1]
         tables = tables[_CODE_LENGTHS + 1 + sum(tables[1 : _CODE_LENGTHS + 1]) :]
-    return found
+    return symbols
 
 
 def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:

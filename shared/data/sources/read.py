@@ -11,7 +11,7 @@ import numpy as np
 from shared.data.classes import require_number
 from shared.data.partition import all_but, draw_balanced, take
 from shared.data.sources import csv, digits, folder, idx, npz
-from shared.data.sources.arrays import Arrays, ReadPart, held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -23,15 +23,15 @@ SOURCES: Mapping[str, Callable[[Data, int | None], ReadPart]] = {
     "idx": idx.read_part,
     "npz": npz.read_part,
 }
-"""Every source's reader by its name in `Data.source`: of all examples, or of a part with so many values at most."""
+"""Reader of each `Data.source`; the second argument limits the number of values, None for all examples."""
 
 PICTURE_DIMENSIONS = 4
 LIMIT_SEED = 0
-"""Draws the examples that `limit` keeps: one seed, so that devices agree on them."""
+"""Seed of the examples within `limit`, fixed so that devices agree on them."""
 
 
 def read_share(spec: Data) -> Arrays:
-    """Read the source, keep `limit` examples of it, then this device's share; those held out are among them.
+    """Read the source, reduce it to `limit` examples, then to this device's share; held-out examples are included.
 
     The whole split is in memory as float32 until the share is taken: 190 MB for MNIST.
 
@@ -44,14 +44,14 @@ def read_share(spec: Data) -> Arrays:
 
 
 def read_held_out(spec: Data) -> Arrays:
-    """Return the examples that a device holds back to evaluate on; raise as `read_share`."""
-    return held_out(read_share(spec), spec.holdout)
+    """Read the examples that a device holds out for evaluation; raise as `read_share`."""
+    return select_held_out(read_share(spec), spec.holdout)
 
 
 def read_whole(spec: Data) -> Arrays:
-    """Read the source and keep `limit` examples of it, and of these what is drawn or left: what the devices share.
+    """Read the examples that the devices share: `limit` of the source, then `drawn` and `without`.
 
-    Of examples without labels it still has those that the dealing goes by.
+    Labels needed by the partition are included, even where training uses none.
 
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
@@ -67,7 +67,7 @@ def read_whole(spec: Data) -> Arrays:
 
 
 def read_part(spec: Data, most: int | None = None) -> ReadPart:
-    """Read the source, or examples of it with at most `most` values, and standardise them.
+    """Read the source, or a part of it with at most `most` values, and standardise it.
 
     Raises:
         ConfigError: A file is missing, damaged or not as expected.
@@ -80,27 +80,28 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     examples = _set_channels(part.arrays, spec, place)
     _require_sound(examples, spec, place)
     if spec.augment != "none" and examples.inputs.ndim != PICTURE_DIMENSIONS:
-        raise ConfigError(f"{place}: augment {spec.augment!r} is for pictures, and these inputs are none; remove it")
+        shape = "x".join(map(str, examples.inputs.shape[1:]))
+        raise ConfigError(f"{place}: augment {spec.augment!r} needs pictures, but inputs have shape {shape}; remove it")
     _standardise(examples, spec, place)
     return replace(part, arrays=examples)
 
 
 def _set_channels(examples: Arrays, spec: Data, place: str) -> Arrays:
-    """Return pictures with the channels that the spec asks for: of grey ones, three equal channels make colour."""
+    """Convert pictures to the configured number of channels: grey ones get three equal channels."""
     inputs = examples.inputs
     if not spec.channels or not inputs.size or inputs.shape[1] == spec.channels:
         return examples
     if inputs.ndim != PICTURE_DIMENSIONS or inputs.shape[1] != 1:
         shape = "x".join(map(str, inputs.shape[1:]))
         raise ConfigError(
-            f"{place}: an example has the shape {shape}, which channels = {spec.channels} cannot become; remove it"
+            f"{place}: an example has the shape {shape}, which channels = {spec.channels} does not fit; remove it"
         )
     require_room(inputs.nbytes * spec.channels, Path(place))
     return replace(examples, inputs=np.repeat(inputs, spec.channels, axis=1))
 
 
 def _standardise(examples: Arrays, spec: Data, place: str) -> None:
-    """Take the mean from the inputs and divide by the deviation, in place: there is room for one copy of a data set."""
+    """Subtract the mean and divide by the deviation, in place: there is memory for one copy of a data set."""
     channels = examples.inputs.shape[1]
     for name, values in (("mean", spec.mean), ("std", spec.std)):
         if len(values) not in (0, 1, channels):
@@ -123,6 +124,6 @@ def _require_sound(examples: Arrays, spec: Data, place: str) -> None:
     if spec.classes and spec.reads_labels:
         require_number(int(examples.labels.max()), spec.classes, Path(place))
     inputs = examples.inputs
-    if not np.isfinite([inputs.min(), inputs.max()]).all():  # NaN and infinity show in them; no copy as of isfinite
-        row = next(row for row, one in enumerate(inputs) if not np.isfinite(one).all())
+    if not np.isfinite([inputs.min(), inputs.max()]).all():  # catches NaN and infinity without isfinite's copy
+        row = next(row for row, values in enumerate(inputs) if not np.isfinite(values).all())
         raise ConfigError(f"{place}: example {row} (from 0) holds NaN or infinity; remove or replace such values")

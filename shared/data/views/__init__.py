@@ -1,1 +1,1 @@
-"""Weak and strong views of examples, for methods that learn from how both are answered."""
+"""Weak and strong views of examples, for consistency-based (semi-supervised) learning."""

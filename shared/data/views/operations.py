@@ -1,8 +1,8 @@
-"""The fourteen operations of RandAugment on batches of pictures of bytes; each as Pillow does it to a single one.
+"""RandAugment's fourteen operations on batches of uint8 pictures, pixel-equal to Pillow.
 
 E. D. Cubuk et al., RandAugment, 2019, https://arxiv.org/abs/1909.13719. Pictures are uint8 of shape (B, C, height,
-width). A magnitude M of 30 is the largest; most operations go either way, by the sign of M / 30. What an affine
-operation brings in is black, and it turns about the middle of the picture.
+width). A magnitude M of 30 is the largest; most operations go either way, by the sign of M / 30. Affine operations
+are about the centre and fill with black.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 
 BRIGHTEST, LEVELS = 255, 256
 LUMINANCE = (19595, 38470, 7471)
-"""Of red, green and blue, in parts of 65,536: ITU-R 601-2 as Pillow rounds it."""
+"""Weights of red, green and blue, in parts of 65,536: ITU-R 601-2 as Pillow rounds it."""
 COLOURS = 3
 MOST_ENHANCED, MOST_SHEARED, MOST_MOVED, MOST_TURNED, MOST_BITS = 0.9, 0.3, 150 / 331, math.radians(30), 4
 CENTRE_WEIGHT, SMOOTHING = 5, 13
 
 
 def apply_lookup(pictures: Tensor, table: Tensor) -> Tensor:
-    """Return pictures with every level replaced; `table` is (B, C, 256), or less where all are alike."""
+    """Map every level by a table of shape (B, C, 256), or one that broadcasts to it."""
     shape = pictures.shape
-    whole = table.expand(*shape[:2], LEVELS).flatten(0, 1)
-    return whole.gather(1, pictures.flatten(2).flatten(0, 1).long()).view(shape)
+    tables = table.expand(*shape[:2], LEVELS).flatten(0, 1)
+    return tables.gather(1, pictures.flatten(2).flatten(0, 1).long()).view(shape)
 
 
 def histograms(pictures: Tensor) -> Tensor:
-    """Return how often each level occurs in each channel, int64 of shape (B, C, 256)."""
+    """Count the levels of each channel, int64 of shape (B, C, 256)."""
     rows = pictures.flatten(2).flatten(0, 1).long()
     at = rows + LEVELS * torch.arange(len(rows))[:, None]
     return at.flatten().bincount(minlength=LEVELS * len(rows)).view(*pictures.shape[:2], LEVELS)
 
 
 def identity(pictures: Tensor, _share: Tensor) -> Tensor:
-    """Return pictures as they are."""
+    """Return pictures unchanged."""
     return pictures
 
 
@@ -64,19 +64,19 @@ def equalize(pictures: Tensor, _share: Tensor) -> Tensor:
 
 
 def solarize(pictures: Tensor, share: Tensor) -> Tensor:
-    """Invert levels from a threshold on; the larger the share, the lower it is."""
+    """Invert levels from a threshold on, which falls as the share grows."""
     threshold = (BRIGHTEST * (1 - share.abs())).view(-1, 1, 1, 1)
     return torch.where(pictures < threshold, pictures, BRIGHTEST - pictures)
 
 
 def posterize(pictures: Tensor, share: Tensor) -> Tensor:
-    """Keep the upper bits, four at the least."""
+    """Reduce levels to their upper bits, at least four."""
     lost = (MOST_BITS * share.abs()).round().long().view(-1, 1, 1, 1)
     return ((pictures.long() >> lost) << lost).to(torch.uint8)
 
 
 def _grey(pictures: Tensor) -> Tensor:
-    """Return the luminance, uint8 of shape (B, 1, height, width)."""
+    """Compute the luminance, uint8 of shape (B, 1, height, width)."""
     if pictures.shape[1] != COLOURS:
         return pictures[:, :1]
     weighted = pictures.long() * torch.tensor(LUMINANCE).view(1, -1, 1, 1)
@@ -84,14 +84,14 @@ def _grey(pictures: Tensor) -> Tensor:
 
 
 def _blend(degenerate: Tensor, pictures: Tensor, share: Tensor) -> Tensor:
-    """Return what lies at 1 + share times the largest change on the way from a picture of less."""
+    """Extrapolate from a degenerate picture through the original, by 1 + share times the largest change."""
     factor = (1 + MOST_ENHANCED * share).view(-1, 1, 1, 1)
     low = degenerate.float()
     return (low + factor * (pictures.float() - low)).clamp(0, BRIGHTEST).to(torch.uint8)
 
 
 def colour(pictures: Tensor, share: Tensor) -> Tensor:
-    """Change how colourful pictures are; grey ones stay."""
+    """Change the saturation; grey pictures stay."""
     return _blend(_grey(pictures), pictures, share) if pictures.shape[1] == COLOURS else pictures
 
 
@@ -119,10 +119,10 @@ def sharpness(pictures: Tensor, share: Tensor) -> Tensor:
 
 
 def transform(pictures: Tensor, matrices: Tensor) -> Tensor:
-    """Return pictures whose pixel at p is that at M p, both counted from the middle; the nearest one, or black.
+    """Sample each pixel p from M p, both relative to the centre: nearest neighbour, black outside.
 
     Args:
-        pictures: Bytes.
+        pictures: uint8 of shape (B, C, height, width).
         matrices: Of shape (B, 2, 3), the last column in pixels; x comes first.
     """
     height, width = pictures.shape[2:]
@@ -132,8 +132,8 @@ def transform(pictures: Tensor, matrices: Tensor) -> Tensor:
     source = (matrices.double() @ places + middle[:, None]).floor().long()  # (B, 2, height * width)
     inside = (source >= 0).all(1) & (source[:, 0] < width) & (source[:, 1] < height)
     at = (source[:, 1] * width + source[:, 0]).clamp(0, height * width - 1)
-    moved = pictures.flatten(2).gather(2, at[:, None].expand(-1, pictures.shape[1], -1))
-    return torch.where(inside[:, None], moved, 0).view(pictures.shape)
+    gathered = pictures.flatten(2).gather(2, at[:, None].expand(-1, pictures.shape[1], -1))
+    return torch.where(inside[:, None], gathered, 0).view(pictures.shape)
 
 
 def _affine(pictures: Tensor, share: Tensor, place: tuple[int, int], most: float) -> Tensor:
@@ -143,27 +143,27 @@ def _affine(pictures: Tensor, share: Tensor, place: tuple[int, int], most: float
 
 
 def shear_x(pictures: Tensor, share: Tensor) -> Tensor:
-    """Move each row by as much as it is away from the middle one."""
+    """Shift each row in proportion to its distance from the centre."""
     return _affine(pictures, share, (0, 1), MOST_SHEARED)
 
 
 def shear_y(pictures: Tensor, share: Tensor) -> Tensor:
-    """Move each column likewise."""
+    """Shift each column in proportion to its distance from the centre."""
     return _affine(pictures, share, (1, 0), MOST_SHEARED)
 
 
 def translate_x(pictures: Tensor, share: Tensor) -> Tensor:
-    """Move sideways by whole pixels."""
+    """Shift sideways by whole pixels."""
     return _affine(pictures, (MOST_MOVED * pictures.shape[3] * share).trunc(), (0, 2), 1.0)
 
 
 def translate_y(pictures: Tensor, share: Tensor) -> Tensor:
-    """Move up or down by whole pixels."""
+    """Shift up or down by whole pixels."""
     return _affine(pictures, (MOST_MOVED * pictures.shape[2] * share).trunc(), (1, 2), 1.0)
 
 
 def rotate(pictures: Tensor, share: Tensor) -> Tensor:
-    """Turn about the middle."""
+    """Rotate about the centre."""
     angle = MOST_TURNED * share.double()
     cosine, sine, none = angle.cos(), angle.sin(), torch.zeros_like(angle)
     return transform(pictures, torch.stack([cosine, -sine, none, sine, cosine, none], 1).view(-1, 2, 3))
@@ -185,4 +185,4 @@ OPERATIONS: Mapping[str, Operation] = {
     "translate_x": translate_x,
     "translate_y": translate_y,
 }
-"""By name, in the order of the alphabet; a draw is a place in it."""
+"""Operations by name, in alphabetical order; a random draw is an index into it."""

@@ -1,4 +1,4 @@
-"""A weak and a strong view of a batch, by what its examples are; a function of a seed."""
+"""Seeded weak and strong views of a batch, of pictures or of other inputs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ _OTHERS: Mapping[Strength, Callable[..., Tensor]] = {"weak": windows.weak, "stro
 
 
 def make_views(inputs: Tensor, strengths: tuple[Strength, ...], seed: int, *, mirrors: bool = True) -> list[Tensor]:
-    """Return views of a batch, in the order that they are asked for; the same seed gives the same ones.
+    """Make views of a batch in the order of `strengths`; deterministic in the seed.
 
-    They are made on the CPU, and given back where the batch is.
+    They are computed on the CPU and returned on the batch's device.
 
     Args:
         inputs: float32 of shape (B, ...); pictures, of four axes, must be in [0, 1].
-        strengths: What is asked for.
-        seed: Of all that is drawn.
-        mirrors: Whether pictures may be mirrored.
+        mirrors: False for pictures that mirroring would spoil.
 
     Raises:
         ConfigError: Pictures are not in [0, 1].
@@ -41,6 +39,6 @@ def make_views(inputs: Tensor, strengths: tuple[Strength, ...], seed: int, *, mi
         raise ConfigError(
             f"views are made of pictures in [0, 1], these are in [{low:g}, {high:g}]: take mean and std out of [data]"
         )
-    whole = (inputs * BRIGHTEST).round().to(torch.uint8)
-    views = (_PICTURES[strength](whole, generator, mirrors=mirrors) for strength in strengths)
+    pixels = (inputs * BRIGHTEST).round().to(torch.uint8)
+    views = (_PICTURES[strength](pixels, generator, mirrors=mirrors) for strength in strengths)
     return [(view.to(torch.float32) / BRIGHTEST).to(place) for view in views]

@@ -1,4 +1,4 @@
-"""Weak and strong views of what is no picture: windows of a sensor's signals, and rows of figures.
+"""Weak and strong augmentation of sensor windows and feature rows.
 
 T. T. Um et al., Data Augmentation of Wearable Sensor Data, 2017, https://arxiv.org/abs/1706.00527: noise, scaling,
 segments in another order; and a masked stretch of time, as D. S. Park et al., SpecAugment, 2019,
@@ -12,15 +12,15 @@ from torch import Tensor
 
 NOISE, SCALE = 0.05, 0.1
 SEGMENTS, MASK_SHARE = 4, 8
-"""Pieces that are put in another order; part of the time that is masked."""
+"""Segments that are permuted; the masked share of the time is 1 / MASK_SHARE."""
 
 
 def weak(windows: Tensor, generator: torch.Generator) -> Tensor:
-    """Return windows with noise, each channel scaled by about one.
+    """Add noise to windows, and scale each channel by about one.
 
     Args:
         windows: Of shape (B, channels, time), or (B, features): then each feature is a channel, and is not scaled.
-        generator: Draws; as many numbers for each window, whatever they are.
+        generator: Source of randomness; every window consumes the same count of numbers.
     """
     noise = torch.randn(windows.shape, generator=generator)
     if windows.ndim == 2:  # noqa: PLR2004 - rows of features
@@ -30,10 +30,10 @@ def weak(windows: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def strong(windows: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a weak view of which a part is masked; of windows, with the segments of time in another order before.
+    """Return a weak view with a masked part; of windows, with permuted time segments too.
 
     Args:
-        windows: As for `weak`.
+        windows: Of a shape that `weak` accepts.
     """
     changed, length = weak(windows, generator), windows.shape[-1]
     begins = (torch.rand(len(windows), 1, generator=generator) * length).long()

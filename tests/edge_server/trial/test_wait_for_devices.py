@@ -213,7 +213,7 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
             "model: it does not take examples of shape (1, 8, 8)",
         ),
         ({"data": 'source = "npz"\npath = "absent.npz"'}, "absent.npz is not there; relative paths start at data_root"),
-        ({"data": 'source = "npz"\npath = "plan.toml"'}, "plan.toml: is missing or no .npz file"),
+        ({"data": 'source = "npz"\npath = "plan.toml"'}, "plan.toml: is missing or not an .npz file"),
         (
             {"data": 'source = "digits"\nclasses = ["nought", "one"]'},
             "digits: holds the label 9, and data.classes names 2",

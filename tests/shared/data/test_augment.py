@@ -122,7 +122,7 @@ def test_what_cannot_be_done_is_refused(path, refused, tmp_path):
     assert "mean has 2 numbers, the inputs 3 channels" in refused(source="npz", path=path, mean=(0.1, 0.2))
     assert "std has 4 numbers" in refused(source="npz", path=path, std=(1.0,) * 4)
     np.savez(tmp_path / "rows.npz", x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
-    assert "is for pictures" in refused(source="npz", path=str(tmp_path / "rows.npz"), augment="crop-flip")
+    assert "augment 'crop-flip'" in refused(source="npz", path=str(tmp_path / "rows.npz"), augment="crop-flip")
     for fields in ({"mean": (float("nan"),)}, {"std": (0.0,)}, {"std": (float("inf"),)}, {"std": (-1.0,)}):
         with pytest.raises(ValueError, match="mean must be finite"):
             Data(source="npz", path=path, **fields)

@@ -89,7 +89,7 @@ def test_a_zip_that_holds_no_array_is_not_read(tmp_path, refused):
         file.writestr("x", bytes(100 * MIB // 2))
         file.writestr("y", bytes(8))
     before = peak()
-    assert "x is no array" in refused(source="npz", path=str(path))
+    assert "x is not an array" in refused(source="npz", path=str(path))
     assert peak() - before < LEFT // 2
 
 

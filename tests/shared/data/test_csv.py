@@ -57,7 +57,7 @@ def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
         (b"class,a\n1,2\n", "no column 'label', only class, a; correct label_column"),
         (b"label,a,a\n1,2,3\n", "two columns 'a'"),
         (b"label,a\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
-        (b"label,a\n1,2\n1,two\n", "line 3, column 'a': 'two' is no finite number"),
+        (b"label,a\n1,2\n1,two\n", "line 3, column 'a': 'two' is not a finite number"),
         (b"label,a\n1,2\n\n1,\n", "line 4, column 'a': empty"),
         (b"label,a\n1,nan\n", "column 'a': 'nan'"),
         (b"label,a\n1,-inf\n", "column 'a': '-inf'"),

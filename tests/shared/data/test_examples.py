@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_server.replay.devices.behaviour import batches as steps_by_size
 from shared.data.examples import Examples, batches, split_holdout
-from shared.data.sources.arrays import Arrays, as_inputs, count_trained_on, held_out, shuffled_order
+from shared.data.sources.arrays import Arrays, as_inputs, count_trained_on, select_held_out, shuffled_order
 from shared.data.spec import Data
 from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper, steps_of
 
@@ -141,7 +141,7 @@ def test_numpy_holds_out_what_torch_holds_out(share):
         examples = numbered(count)
         arrays = Arrays(examples.inputs.numpy(), examples.labels.numpy(), examples.clients)
         expected = split_holdout(examples, share, 0)[1]
-        found = held_out(arrays, share)
+        found = select_held_out(arrays, share)
         assert (found.labels.tolist(), found.clients) == (expected.labels.tolist(), expected.clients)
 
 

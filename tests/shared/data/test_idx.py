@@ -61,7 +61,7 @@ def test_gzip_dots_and_the_test_split(tmp_path):
 
 GOOD = encode(PICTURES)
 HOSTILE = {
-    "no IDX file": b"",
+    "not an IDX file": b"",
     "starts with 000008,": GOOD[:3],
     "starts with 0b000803": b"\x0b" + GOOD[1:],
     "starts with 00000a03": GOOD[:2] + b"\x0a" + GOOD[3:],

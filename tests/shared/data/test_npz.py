@@ -62,7 +62,7 @@ def test_bytes_are_pictures(path, shape, expected):
         ({"x": np.float64(3), "y": Y}, "x is float64"),
         ({"x": X.astype(str), "y": Y}, "x is <U"),
         ({"x": X.astype(complex), "y": Y}, "x is complex"),
-        ({"x": np.zeros((4, 5, 6, 7), np.uint8), "y": Y}, "no pictures"),
+        ({"x": np.zeros((4, 5, 6, 7), np.uint8), "y": Y}, "not pictures"),
         ({"x": X[:0], "y": Y[:0]}, "no examples"),
         ({"x": X[:, :0], "y": Y}, "no examples"),
         ({"x": np.where(X == 5, np.inf, X), "y": Y}, "example 1 (from 0)"),
@@ -98,7 +98,7 @@ def test_pickles_are_refused_and_not_run(path, refused):
     np.savez(path, x=np.array([Bomb()] * 4, dtype=object), y=Y)
     assert "pickled objects, which are never loaded" in refused(source="npz", path=str(path))
     np.save(path.with_suffix(".npy"), np.array([Bomb()], dtype=object))
-    assert "no .npz file" in refused(source="npz", path=str(path.with_suffix(".npy")))
+    assert "not an .npz file" in refused(source="npz", path=str(path.with_suffix(".npy")))
 
 
 def _member(shape, data=b""):
@@ -124,7 +124,7 @@ def test_absent_truncated_and_altered_files(path, refused):
     np.savez(path, x=X, y=Y)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    assert "no .npz file" in refused(source="npz", path=str(path))
+    assert "not an .npz file" in refused(source="npz", path=str(path))
     at = whole.index(X.tobytes())
     path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
     assert "cannot be read" in refused(source="npz", path=str(path))

@@ -164,7 +164,7 @@ def test_a_client_has_its_own_examples():
     mine = take(ten_classes(clients), Client(client="w7"))
     assert set(mine.clients) == {"w7"}
     assert len(mine) == len(TEN_CLASSES) // 20
-    with pytest.raises(ConfigError, match=r"'nobody'; known: w0, .*\.\.\."):
+    with pytest.raises(ConfigError, match=r"'nobody'.* w0, .*\.\.\."):
         take(ten_classes(clients), Client(client="nobody"))
     with pytest.raises(ConfigError, match="client_column"):
         take(ten_classes(), Client(client="w7"))

@@ -103,7 +103,7 @@ def test_nobody_tells_what_unread_classes_are_called(tmp_path):
 
 def test_a_labelled_source_can_be_read_without_and_holds_back_what_it_did():
     labelled = Data(source="digits", holdout=0.2, validation=0.1, drawn=Drawn(per_class=3), classes=("a", "b"))
-    bare = labelled.unlabelled()
+    bare = labelled.drop_labels()
     assert (bare.labels, bare.drawn, bare.holdout, bare.validation) == ("none", msgspec.UNSET, 0.2, 0.1)
     assert not bare.reads_labels
 
