@@ -27,7 +27,7 @@ from device_agent.upgrade import state_formats
 from device_agent.upgrade.place import ARCHES
 from device_agent.upgrade.record import FOLDER, WANTED, UpgradeRecord, read_upgrade
 from edge_server.fleet import broker
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from tests.device_agent.upgrade import services
 from tests.device_agent.upgrade.packages import package
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
@@ -211,7 +211,7 @@ class Gateway:
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
     """Return a site whose boards joined it by tokens and run the first version; no word of anybody is refused."""
     site = make_site(tmp_path)
-    initialise(site.folder, Wanted(addresses=("127.0.0.1",)), now())
+    initialise(site.folder, SiteSettings(addresses=("127.0.0.1",)), now())
     site.tell_refusals()
     boards = {name: RealBoard(name, tmp_path / name) for name in BOARDS}
 

@@ -24,7 +24,7 @@ from edge_server import __main__ as server_command
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.revocation.revoke import revoke
 from shared.errors import ConfigError
 from shared.protocol.enrolment import parse_token
@@ -74,7 +74,7 @@ async def enrolling(site: LiveSite, utc_s=utc_seconds):
 async def whole_site(folder: Path):
     """Run broker and enrolment service of a site that is reached as 127.0.0.1."""
     site = make_site(folder)
-    initialise(site.folder, Wanted(addresses=("127.0.0.1",)), now())
+    initialise(site.folder, SiteSettings(addresses=("127.0.0.1",)), now())
     await site.start()
     try:
         async with asyncio.timeout(GUARD_S), enrolling(site) as token:
@@ -142,7 +142,7 @@ def test_a_certificate_is_renewed_and_shown_to_the_broker_before_it_is_used(tmp_
 
     async def go():
         site = make_site(tmp_path)
-        initialise(site.folder, Wanted(addresses=("127.0.0.1",)), now())
+        initialise(site.folder, SiteSettings(addresses=("127.0.0.1",)), now())
         ahead = [0.0]
         await site.start()
         try:

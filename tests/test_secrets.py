@@ -115,7 +115,7 @@ class ProcessList:
 @asynccontextmanager
 async def strict_broker(site: LiveSite, passwords: dict[str, str]) -> AsyncIterator[int]:
     """Run a broker that wants a certificate of the site and a password; yields its port."""
-    folder, port, own = site.path.parent, free_port(), site.folder.broker_places()
+    folder, port, own = site.path.parent, free_port(), site.folder.broker_paths()
     (folder / "passwords").write_text("".join(f"{user}:{hashed(one)}\n" for user, one in passwords.items()))
     (folder / "passwords").chmod(PRIVATE)
     lines = [

@@ -1,12 +1,12 @@
-"""The two certificate authorities of a site, over bytes and dates alone: root, site CA, certificates, revocation list.
+"""X.509 certificate authorities of a site: root, site CA, certificates, revocation list.
 
-The root signs site CAs and nothing else, and its key leaves the gateway; the site CA signs everybody. All keys are EC
-P-256. Who somebody is, brokers read off the common name (mosquitto: `use_identity_as_username`), so that names are
-refused here unless they are of their role's form; the forms exclude one another.
+Pure functions over bytes and dates. The root signs site CAs only, and its key leaves the gateway; the site CA signs
+everything else. All keys are EC P-256. Brokers take the account from the common name (mosquitto:
+`use_identity_as_username`), so a name must have the form of its role; the forms exclude one another.
 
-Dates: nothing is valid from the moment it was signed, since clocks of gateways and boards are wrong. All that a CA
-signs is valid from that CA's own beginning, which lies `BACKDATED` before it was made. A revocation list is valid from
-then until the CA's own end: mosquitto 2.0 turns everybody away while its list is of the future or has run out.
+Clocks of gateways and boards may be wrong, so nothing becomes valid at the moment of its signature: a CA is valid from
+`BACKDATED` before it was made, and what it signs from the same moment. A revocation list is valid until the CA's end,
+since mosquitto 2.0 rejects every client while its list is expired or not yet valid.
 
 X.509 after RFC 5280; certificate requests are PKCS #10, RFC 2986.
 """
@@ -32,38 +32,38 @@ from shared.protocol.packages import SIGNER_NAME
 Role = Literal["device", "peer", "server", "probe", "gateway", "packages"]
 
 BACKDATED = timedelta(days=7)
-"""How far a gateway's clock may have been ahead when it made a CA, or fall behind later."""
+"""Tolerated error of the gateway's clock, in either direction."""
 
 YEAR = timedelta(days=365.25)
 MAX_YEARS = 100
 MAX_REQUEST_BYTES = 4096
-"""A request for a P-256 key takes about 400."""
+"""A request for a P-256 key takes about 400 bytes."""
 
-_WORD = "[a-z0-9][a-z0-9-]{0,31}"
+_NAME = "[a-z0-9][a-z0-9-]{0,31}"
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 _MAX_HOST = 253
 _RESERVED = frozenset({"edge-server", "probe", "gateway"})
 _FORMS: Mapping[Role, str] = {
-    "device": _WORD,
-    "peer": f"_peer-{_WORD}",
+    "device": _NAME,
+    "peer": f"_peer-{_NAME}",
     "server": "edge-server",
     "probe": "probe",
     "gateway": "gateway",
     "packages": SIGNER_NAME,
 }
 _PURPOSES: Mapping[Role, x509.ObjectIdentifier] = dict.fromkeys(_FORMS, ExtendedKeyUsageOID.CLIENT_AUTH) | {
-    "gateway": ExtendedKeyUsageOID.SERVER_AUTH,  # and nobody else's: a device cannot pass for the gateway
-    "packages": ExtendedKeyUsageOID.CODE_SIGNING,  # nor can who signs packages pass for anybody at the broker
+    "gateway": ExtendedKeyUsageOID.SERVER_AUTH,  # of this role only: a device cannot impersonate the gateway
+    "packages": ExtendedKeyUsageOID.CODE_SIGNING,  # the package signer cannot log in at the broker
 }
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom a certificate is for.
+    """Subject of a certificate.
 
     Attributes:
-        name: Common name, of its role's form: a device's own, `_peer-<site>`, `_packages`, or the role itself.
-        addresses: Names and IP addresses under which a gateway is reached.
+        name: Common name in the form of its role: the device's name, `_peer-<site>`, `_packages`, or the role itself.
+        addresses: Host names and IP addresses of a gateway; empty for other roles.
     """
 
     name: str
@@ -74,11 +74,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate that was signed.
+    """A signed certificate.
 
     Attributes:
-        serial: Its number, by which it is revoked.
-        not_after: Until when it is valid, UTC.
+        certificate: PEM.
+        serial: Serial number, by which it is revoked.
+        not_after: End of validity, UTC.
     """
 
     certificate: bytes
@@ -87,31 +88,31 @@ class Issued:
 
 
 def is_device_name(name: str) -> bool:
-    """Tell whether a certificate may be issued to a device of this name: none that a broker or a shell misreads."""
-    return re.fullmatch(_WORD, name) is not None and name not in _RESERVED
+    """Return whether a device certificate may have this common name, which brokers and shells must not misread."""
+    return re.fullmatch(_NAME, name) is not None and name not in _RESERVED
 
 
 def check_device_name(name: str) -> str:
-    """Return `name` if a device with a certificate may be called so.
+    """Return `name` if it is a valid name of a device.
 
     Raises:
-        ConfigError: It may not.
+        ConfigError: It is reserved or malformed.
     """
     if name in _RESERVED:
-        raise ConfigError(f"device {name!r}: that name is the gateway's own; choose another")
+        raise ConfigError(f"device {name!r}: that name is reserved for the gateway; choose another")
     if not is_device_name(name):
-        raise ConfigError(f"device {name!r}: use 1 to 32 of a-z, 0-9 and '-', not beginning with '-'")
+        raise ConfigError(f"device {name!r}: use 1 to 32 characters of a-z, 0-9 and '-', not beginning with '-'")
     return name
 
 
 def check_site_name(name: str) -> str:
-    """Return `name` if a site with an authority of its own may be called so.
+    """Return `name` if it is a valid name of a site.
 
     Raises:
-        ConfigError: It may not.
+        ConfigError: It is malformed.
     """
-    if not re.fullmatch(_WORD, name):
-        raise ConfigError(f"site {name!r}: use 1 to 32 of a-z, 0-9 and '-', not beginning with '-'")
+    if not re.fullmatch(_NAME, name):
+        raise ConfigError(f"site {name!r}: use 1 to 32 characters of a-z, 0-9 and '-', not beginning with '-'")
     return name
 
 
@@ -123,107 +124,106 @@ def make_key() -> bytes:
 
 
 def public_key_of(key: bytes) -> bytes:
-    """Return the public half of a private key in PEM, as `issue` takes it: SubjectPublicKeyInfo in DER."""
+    """Return the public half of a private key in PEM, as SubjectPublicKeyInfo in DER."""
     return _spki(_private(key).public_key())
 
 
 def make_root(name: str, now: datetime, years: float) -> tuple[bytes, bytes]:
-    """Return a new root: its key and its certificate, PEM.
+    """Return the key and the certificate of a new root, PEM.
 
     Args:
-        now: UTC.
-        years: How long it is valid.
+        now: Start of validity plus `BACKDATED`, UTC.
+        years: Period of validity.
 
     Raises:
-        ConfigError: The site may not be called so, or no clock reads such years.
+        ConfigError: The site's name is malformed, or `years` is out of range.
     """
     key = make_key()
     private, subject = _private(key), _ca_name(name, "root")
-    begin = _whole(now) - BACKDATED
-    builder = _ca(subject, subject, private.public_key(), begin, _end(now, years), path_length=1)
-    return key, _signed(builder, private, private.public_key())
+    begin = _truncate_to_second(now) - BACKDATED
+    builder = _ca_builder(subject, subject, private.public_key(), begin, _expiry(now, years), path_length=1)
+    return key, _sign(builder, private, private.public_key())
 
 
 def make_site(root_key: bytes, root_cert: bytes, name: str, now: datetime, years: float) -> tuple[bytes, bytes]:
-    """Return a new site CA, signed by the root: its key and its certificate, PEM.
+    """Return the key and the certificate of a new site CA, signed by the root, PEM.
 
     Args:
-        now: UTC.
-        years: How long it is valid; never longer than the root.
+        now: Start of validity plus `BACKDATED`, UTC.
+        years: Period of validity; the root's end limits it.
 
     Raises:
-        ConfigError: As `make_root`; the root's two files do not belong together, or it is not valid now.
+        ConfigError: As `make_root`; or the root's key does not match its certificate, or the root is not valid now.
     """
     root, signer = _authority(root_key, root_cert, now)
     key = make_key()
     public = _private(key).public_key()
-    begin = max(_whole(now) - BACKDATED, root.not_valid_before_utc)
-    end = min(_end(now, years), root.not_valid_after_utc)
-    # Two CAs of one site, while it is rotated, are told apart by their names too.
+    begin = max(_truncate_to_second(now) - BACKDATED, root.not_valid_before_utc)
+    end = min(_expiry(now, years), root.not_valid_after_utc)
+    # During a rotation a site has two CAs, which must differ in name too.
     mark = x509.SubjectKeyIdentifier.from_public_key(public).digest.hex()[:8]
-    builder = _ca(_ca_name(name, f"site CA {mark}"), root.subject, public, begin, end, path_length=0)
-    return key, _signed(builder, signer, signer.public_key())
+    builder = _ca_builder(_ca_name(name, f"site CA {mark}"), root.subject, public, begin, end, path_length=0)
+    return key, _sign(builder, signer, signer.public_key())
 
 
 def issue(ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, days: float, now: datetime) -> Issued:
-    """Sign a certificate.
+    """Sign a certificate by a site CA.
 
     Args:
-        ca_key: Of the site CA, PEM.
-        ca_cert: Of the site CA, PEM.
+        ca_key: Private key of the site CA, PEM.
+        ca_cert: Certificate of the site CA, PEM.
         public_key: EC P-256, SubjectPublicKeyInfo in DER, as `read_request` returns it.
-        subject: Whom it is for.
-        days: How long from now it is valid; never longer than the CA.
-        now: UTC.
+        days: Period of validity from `now`; the CA's end limits it.
+        now: Current time, UTC.
 
     Raises:
-        ConfigError: The name is not of its role's form, an address is none, the CA's two files do not belong
-            together, or the CA is not valid now.
-        WireError: The key is no public key of EC P-256.
+        ConfigError: The name does not have its role's form, an address is malformed, the CA's key does not match its
+            certificate, or the CA is not valid now.
+        WireError: The key is not a public key of EC P-256.
     """
     ca, signer = _authority(ca_key, ca_cert, now)
     _check_subject(subject)
     if not days > 0:
-        raise ConfigError(f"{days} days: a certificate is valid for more than 0")
-    end = min(_whole(now) + timedelta(days=min(days, MAX_YEARS * 366)), ca.not_valid_after_utc)
-    builder = _unsigned(_name(subject), ca.subject, _public(public_key), ca.not_valid_before_utc, end)
+        raise ConfigError(f"{days} days: the validity of a certificate must be more than 0")
+    end = min(_truncate_to_second(now) + timedelta(days=min(days, MAX_YEARS * 366)), ca.not_valid_after_utc)
+    builder = _certificate_builder(_name(subject), ca.subject, _public(public_key), ca.not_valid_before_utc, end)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(ca=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([_PURPOSES[subject.role]]), critical=False)
     if subject.addresses:
-        names = x509.SubjectAlternativeName([_alternative(one) for one in subject.addresses])
+        names = x509.SubjectAlternativeName([_alternative(address) for address in subject.addresses])
         builder = builder.add_extension(names, critical=False)
-    data = _signed(builder, signer, signer.public_key())
+    data = _sign(builder, signer, signer.public_key())
     return Issued(data, x509.load_pem_x509_certificate(data).serial_number, end)
 
 
 def sign_self(key: bytes, subject: Subject, ca_cert: bytes) -> bytes:
-    """Return a certificate that its own key signs, PEM: a listener that trusts it trusts no other by it.
+    """Return a self-signed certificate, PEM: a listener that trusts it trusts no other certificate by it.
 
     Args:
         key: Private key of the certificate, PEM.
-        subject: Whom it is for.
-        ca_cert: Of the site CA, PEM: it is valid from that one's beginning, for `MAX_YEARS`.
+        ca_cert: Certificate of the site CA, PEM; validity begins with it and lasts `MAX_YEARS`.
 
     Raises:
-        ConfigError: The name is not of its role's form.
+        ConfigError: The name does not have its role's form.
     """
     _check_subject(subject)
     private, name = _private(key), _name(subject)
     begin = x509.load_pem_x509_certificate(ca_cert).not_valid_before_utc
-    builder = _unsigned(name, name, private.public_key(), begin, begin + MAX_YEARS * YEAR)
+    builder = _certificate_builder(name, name, private.public_key(), begin, begin + MAX_YEARS * YEAR)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([_PURPOSES[subject.role]]), critical=False)
-    return _signed(builder, private, private.public_key())
+    return _sign(builder, private, private.public_key())
 
 
 def read_request(csr_pem: bytes) -> bytes:
-    """Return the public key of a certificate request, whose signature shows that the sender has the private one.
+    """Return the public key of a certificate request, SubjectPublicKeyInfo in DER.
 
-    The names it asks for are not read: who the sender is, its token says.
+    The request's signature proves that the sender has the private key. Its names are ignored: the token identifies the
+    sender.
 
     Raises:
-        WireError: It is no request, not for a key of EC P-256, or not signed by that key.
+        WireError: It is not a certificate request, not for a key of EC P-256, or not signed by that key.
     """
     if len(csr_pem) > MAX_REQUEST_BYTES:
         raise WireError(f"a certificate request of {len(csr_pem)} bytes", reason="request")
@@ -231,21 +231,22 @@ def read_request(csr_pem: bytes) -> bytes:
         request = x509.load_pem_x509_csr(csr_pem)
         key = request.public_key()
         if not _is_p256(key) or not request.is_signature_valid:
-            raise WireError("the certificate request is not signed by a P-256 key of its own", reason="request")
+            raise WireError("the certificate request is not signed by its P-256 key", reason="request")
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion) as error:
-        raise WireError(f"no certificate request: {error}", reason="request") from error
+        raise WireError(f"not a certificate request: {error}", reason="request") from error
     return _spki(key)
 
 
 def revocations(ca_key: bytes, ca_cert: bytes, serials: Iterable[int]) -> bytes:
-    """Return the list of revoked certificates, PEM; valid as long as the CA, whatever the clock says.
+    """Return a certificate revocation list, PEM, valid as long as the CA.
 
     Args:
-        ca_key: Of the CA that signed them, PEM.
-        serials: Of all that are revoked; the order does not matter.
+        ca_key: Private key of the CA that signed the certificates, PEM.
+        ca_cert: Certificate of that CA, PEM.
+        serials: Serial numbers of all revoked certificates, in any order.
 
     Raises:
-        ConfigError: The CA's two files do not belong together.
+        ConfigError: The CA's key does not match its certificate.
     """
     ca, signer = _authority(ca_key, ca_cert, None)
     begin, numbers = ca.not_valid_before_utc, sorted(set(serials))
@@ -256,12 +257,12 @@ def revocations(ca_key: bytes, ca_cert: bytes, serials: Iterable[int]) -> bytes:
         builder = builder.add_revoked_certificate(entry.build())
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(signed_by, critical=False)
-    builder = builder.add_extension(x509.CRLNumber(len(numbers)), critical=False)  # of one CA, it only grows
+    builder = builder.add_extension(x509.CRLNumber(len(numbers)), critical=False)  # only grows for one CA
     return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def fingerprint(cert_pem: bytes) -> bytes:
-    """Return the SHA-256 of a certificate's DER, 32 bytes: what devices compare the root with."""
+    """Return the SHA-256 of a certificate's DER, 32 bytes, with which devices verify the root."""
     return x509.load_pem_x509_certificate(cert_pem).fingerprint(hashes.SHA256())
 
 
@@ -270,23 +271,23 @@ def _check_subject(subject: Subject) -> None:
     if subject.role == "device":
         check_device_name(subject.name)
     elif subject.role not in _FORMS or not re.fullmatch(_FORMS[subject.role], subject.name):
-        raise ConfigError(f"no {subject.role} may be called {subject.name!r}")
+        raise ConfigError(f"name {subject.name!r} is not allowed for the role {subject.role}")
     if (subject.role == "gateway") != bool(subject.addresses):
-        raise ConfigError("a gateway's certificate names its addresses, and no other does")
+        raise ConfigError("addresses {subject.addresses}: a gateway's certificate needs some, any other must have none")
 
 
 def _authority(key: bytes, cert: bytes, now: datetime | None) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Return a CA; with `now`, one that is valid then."""
+    """Return certificate and key of a CA, checked against each other and, if given, against the time."""
     try:
         ca = x509.load_pem_x509_certificate(cert)
     except ValueError as error:
-        raise ConfigError(f"the CA's certificate is none: {error}") from error
+        raise ConfigError(f"the CA's file is not a certificate: {error}; restore it from a backup") from error
     private = _private(key)
     if ca.public_key() != private.public_key():
-        raise ConfigError("the CA's key is not that of its certificate; restore both from one backup")
+        raise ConfigError("the CA's key does not match its certificate; restore both from one backup")
     if now is not None and not ca.not_valid_before_utc <= now <= ca.not_valid_after_utc:
         dates = f"{ca.not_valid_before_utc:%Y-%m-%d} to {ca.not_valid_after_utc:%Y-%m-%d}"
-        raise ConfigError(f"the CA is valid from {dates}, and this machine's clock reads {now:%Y-%m-%d}: set it right")
+        raise ConfigError(f"the CA is valid from {dates}, and this machine's clock reads {now:%Y-%m-%d}: set the clock")
     return ca, private
 
 
@@ -294,9 +295,9 @@ def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         private = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"a private key is none: {error}") from error
+        raise ConfigError(f"not a private key: {error}; restore it from a backup") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or not _is_p256(private.public_key()):
-        raise ConfigError("a private key is not of EC P-256")
+        raise ConfigError("the private key is not of EC P-256; restore it from a backup")
     return private
 
 
@@ -304,7 +305,7 @@ def _public(spki: bytes) -> ec.EllipticCurvePublicKey:
     try:
         key = serialization.load_der_public_key(spki)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise WireError(f"no public key: {error}", reason="request") from error
+        raise WireError(f"not a public key: {error}", reason="request") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_p256(key):
         raise WireError("the public key is not of EC P-256", reason="request")
     return key
@@ -319,14 +320,14 @@ def _spki(key: object) -> bytes:
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def _whole(now: datetime) -> datetime:
+def _truncate_to_second(now: datetime) -> datetime:
     return now.astimezone(UTC).replace(microsecond=0)
 
 
-def _end(now: datetime, years: float) -> datetime:
+def _expiry(now: datetime, years: float) -> datetime:
     if not 0 < years <= MAX_YEARS:
-        raise ConfigError(f"{years} years: a CA is valid for more than 0, and {MAX_YEARS} at most")
-    return _whole(now) + years * YEAR
+        raise ConfigError(f"{years} years: the validity of a CA must be more than 0, and {MAX_YEARS} at most")
+    return _truncate_to_second(now) + years * YEAR
 
 
 def _name(subject: Subject) -> x509.Name:
@@ -340,10 +341,10 @@ def _ca_name(site: str, what: str) -> x509.Name:
 
 
 def check_address(address: str) -> str:
-    """Return `address` if a gateway's certificate may name it.
+    """Return `address` if a gateway's certificate may contain it.
 
     Raises:
-        ConfigError: It is neither a host's name nor an IP address.
+        ConfigError: It is neither a host name nor an IP address.
     """
     _alternative(address)
     return address
@@ -351,12 +352,14 @@ def check_address(address: str) -> str:
 
 def _alternative(address: str) -> x509.GeneralName:
     if "%" in address:
-        raise ConfigError(f"address {address!r}: one that is good on a single link only; boards need another")
+        raise ConfigError(
+            f"address {address!r}: a link-local address with a zone is of no use to boards; choose another"
+        )
     try:
         return x509.IPAddress(ip_address(address))
     except ValueError:
         if len(address) > _MAX_HOST or not re.fullmatch(_HOST, address):
-            raise ConfigError(f"address {address!r}: neither a host's name nor an IP address") from None
+            raise ConfigError(f"address {address!r}: neither a host name nor an IP address") from None
         return x509.DNSName(address)
 
 
@@ -374,14 +377,14 @@ def _usage(*, ca: bool) -> x509.KeyUsage:
     )
 
 
-def _unsigned(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, begin: datetime, end: datetime
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number(), begin, end)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
-def _ca(
+def _ca_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -390,14 +393,12 @@ def _ca(
     *,
     path_length: int,
 ) -> x509.CertificateBuilder:
-    builder = _unsigned(subject, issuer, key, begin, end)
+    builder = _certificate_builder(subject, issuer, key, begin, end)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
     return builder.add_extension(_usage(ca=True), critical=True)
 
 
-def _signed(
-    builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePublicKey
-) -> bytes:
+def _sign(builder: x509.CertificateBuilder, signer: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePublicKey) -> bytes:
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(by)
     certificate = builder.add_extension(signed_by, critical=False).sign(signer, hashes.SHA256())
     return certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,13 +1,13 @@
-"""What a site's mosquitto is told, as text: its configuration; see `access` for its access list. Of mosquitto 2.0.11.
+"""Mosquitto configuration of a site, for mosquitto 2.0.11 and later.
 
-The broker trusts the root, and knows the site CA, whichever copy of that a client sends with its certificate. A list of
-revoked certificates has to be there for whichever CA signed a client's: a site CA comes and goes by its list, at a
-reload. 2.0.11 takes a changed `cafile` at a reload too; nothing here depends on it.
+The broker trusts the root and knows the site CA, whichever copy of it a client sends with its certificate. It needs a
+revocation list of each CA that signed a client's certificate; a site CA comes and goes with its list, at a reload.
+2.0.11 also reads a changed `cafile` at a reload; nothing here depends on that.
 
-On the listener for boards an account has one client id and so one connection: nobody takes another's session by its
-client id. The server's own processes have one account between them and a listener of their own on loopback, where each
-has its own client id. mosquitto lets every account present any client id there, and ends the connection of who had it:
-so that listener knows no CA, but only the certificates of the server and of the probe, which sign themselves.
+On the listener for boards, the client id is the account's name, so nobody can take over another account's session. The
+server's processes share one account and have a listener of their own on loopback, where each has its own client id.
+There, mosquitto would let any account present any client id and disconnect its owner, so that listener trusts no CA,
+only the self-signed certificates of the server and the probe.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from pathlib import Path
 from shared.protocol.topics import ROOT
 from shared.transport.packet_limit import MOST_PACKET_BYTES
 
-MADE = "# Made by `edge-server site init`, and made anew by every command that changes the site: do not edit."
+HEADER = "# Made by `edge-server site init`, and made anew by every command that changes the site: do not edit."
 
 MOST_CONNECTIONS = 4096
 MOST_QUEUED, MOST_QUEUED_BYTES = 4096, 64 << 20
-"""Of one client that is slow or away; a server asks for 48 frames of 256 KiB at once."""
+"""Limits for one client that is slow or offline; a server requests 48 frames of 256 KiB at once."""
 MOST_INFLIGHT = 256
 
 PROBES = "_probe"
 
 
 @dataclass(frozen=True)
-class BrokerPlaces:
-    """Files that mosquitto reads, and whom it runs as.
+class BrokerPaths:
+    """Files that mosquitto reads, and the user that it runs as.
 
     Attributes:
         trusted: Certificates of the root and the site CA.
-        own: Certificates that the listener for the server's own processes lets in.
-        certificate: Of the gateway, with the site CA's.
-        revoked: List of revoked certificates.
-        user: To whom it gives up root's rights, where it is started as root; empty for its own choice.
+        own: Certificates that the loopback listener accepts.
+        certificate: Gateway's certificate, followed by the site CA's.
+        revoked: Certificate revocation list.
+        access: Access list.
+        user: User to switch to when started as root; empty for mosquitto's default.
     """
 
     trusted: Path
@@ -50,16 +51,16 @@ class BrokerPlaces:
     user: str = ""
 
 
-def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "") -> str:
-    """Return mosquitto's configuration: TLS 1.2 and newer, by certificates of the site alone.
+def broker_conf(places: BrokerPaths, *, port: int, own_port: int, bind: str = "") -> str:
+    """Return mosquitto's configuration: TLS 1.2 and later, client certificates of the site required.
 
     Args:
-        port: Where it listens for boards and peers.
-        own_port: Where it listens for the server's own processes, on loopback.
-        bind: The only address at which it does so for boards; empty for all.
+        port: Port of the listener for boards and peers.
+        own_port: Port of the loopback listener for the server's processes.
+        bind: Only address of the listener for boards; empty for all.
     """
     lines = [
-        MADE,
+        HEADER,
         *_listener(places, f"{port} {bind}".rstrip(), places.trusted),
         f"crlfile {places.revoked}",
         "use_username_as_clientid true",
@@ -82,7 +83,7 @@ def broker_conf(places: BrokerPlaces, *, port: int, own_port: int, bind: str = "
     return "\n".join(lines) + "\n"
 
 
-def _listener(places: BrokerPlaces, where: str, trusted: Path) -> Iterator[str]:
+def _listener(places: BrokerPaths, where: str, trusted: Path) -> Iterator[str]:
     yield f"listener {where}"
     yield "protocol mqtt"
     yield f"max_connections {MOST_CONNECTIONS}"
@@ -94,10 +95,10 @@ def _listener(places: BrokerPlaces, where: str, trusted: Path) -> Iterator[str]:
 
 
 def probe_topic(site: str, generation: int) -> str:
-    """Return the one topic at which the probe may speak and hear."""
+    """Return the only topic on which the probe may publish and receive."""
     return f"{ROOT}/{site}/{PROBES}/{generation}"
 
 
 def forbidden_topic(site: str) -> str:
-    """Return a topic at which the probe may do nothing, and to which nobody listens."""
+    """Return a topic on which the probe has no right and which nobody subscribes to."""
     return f"{ROOT}/{site}/{PROBES}/forbidden"

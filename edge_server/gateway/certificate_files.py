@@ -1,7 +1,7 @@
-"""What files of certificates hold, read: whose they are, whether they belong together and are what they should be.
+"""Certificate files of a site: read, match with keys and CAs, combine into chains.
 
-While a site's root is replaced, two roots have signed its CA, under one name, key and number: whoever knows either can
-verify what that CA signed. What the files of both are made into for the others is here too; `rotation.root` says why.
+While a site's root is replaced, two roots have signed its CA, under one name, key and serial number: who knows either
+root can verify what that CA signed. See `rotation.root`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives import serialization
 from edge_server.gateway.authority import public_key_of
 from shared.errors import ConfigError
 
-END = b"-----END X509 CRL-----\n"
-END_OF_ONE = b"-----END CERTIFICATE-----\n"
+CRL_END = b"-----END X509 CRL-----\n"
+CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 ROOT, CA = "root.crt", "site.crt"
 NEXT_ROOT, NEXT_KEY, CROSS = "root-next.crt", "root-next.key", "cross.crt"
-"""The next root, its key, and its certificate by the root before: by that boards know that it is the one."""
+"""The next root, its key, and its certificate signed by the present root, by which boards recognize it."""
 BEFORE_CA = "site-before.crt"
-"""The site CA before, while it is good still."""
+"""The previous site CA, while it is still valid."""
 NEXT_CA, FORMER_CA = "site-next.crt", "site-former.crt"
-"""The site CA as the next root signed it; as roots before did, for who has no other."""
+"""The site CA as signed by the next root, and as signed by earlier roots for devices that trust only those."""
 
 
 def key_in(certificate: x509.Certificate) -> bytes:
@@ -34,122 +34,122 @@ def key_in(certificate: x509.Certificate) -> bytes:
 
 
 def addresses_in(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the addresses that a certificate is for, in its order."""
+    """Return a certificate's subject alternative names, in its order."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    return tuple(str(one.value) for one in names)
+    return tuple(str(name.value) for name in names)
 
 
 def authority_id(ca: bytes) -> str:
-    """Return by what the state names a CA: its certificate's number, hexadecimal."""
+    """Return the serial number of a CA's certificate, hexadecimal; the state refers to CAs by it."""
     return f"{x509.load_pem_x509_certificate(ca).serial_number:x}"
 
 
 def find_leaf(key: Path, certificate: Path, ca: bytes, addresses: tuple[str, ...]) -> bytes:
-    """Return a file's first certificate, PEM, if it is a key's, a CA's, and for these addresses; else nothing.
+    """Return a file's first certificate, PEM, if it matches a key, a CA and addresses; otherwise nothing.
 
     Args:
-        certificate: PEM; the first in its file.
-        ca: The CA's certificate, PEM.
-        addresses: In the certificate's order.
+        certificate: File of certificates, PEM.
+        ca: Certificate of the CA, PEM.
+        addresses: Expected addresses, in the certificate's order.
     """
     try:
         [leaf, *_] = split_certificates(certificate.read_bytes())
-        found = x509.load_pem_x509_certificate(leaf)
-        found.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
-        is_ours = public_key_of(key.read_bytes()) == key_in(found) and addresses_in(found) == addresses
+        leaf_certificate = x509.load_pem_x509_certificate(leaf)
+        leaf_certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
+        matches = (
+            public_key_of(key.read_bytes()) == key_in(leaf_certificate) and addresses_in(leaf_certificate) == addresses
+        )
     except (OSError, ValueError, TypeError, InvalidSignature, ConfigError):
         return b""
-    return leaf if is_ours else b""
+    return leaf if matches else b""
 
 
 def is_pair(key: Path, certificate: Path, chain: bytes, addresses: tuple[str, ...]) -> bool:
-    """Tell whether a key and a certificate are there and right, and the certificate's file ends with its CA's.
+    """Return whether a key and a certificate match each other, the CA and the addresses, and the CA's chain follows.
 
     Args:
-        certificate: PEM; the first in its file.
-        chain: What is to follow it: the CA's certificate, and copies of it by other roots, PEM.
-        addresses: In the certificate's order.
+        certificate: File of certificates, PEM.
+        chain: CA's certificate and its copies by other roots, PEM.
+        addresses: Expected addresses, in the certificate's order.
     """
     leaf = find_leaf(key, certificate, chain, addresses)
     return bool(leaf) and certificate.read_bytes() == leaf + chain
 
 
 def split_certificates(pem: bytes) -> list[bytes]:
-    """Return each certificate of a file of ours, PEM."""
-    return [one + END_OF_ONE for one in pem.split(END_OF_ONE)[:-1]]
+    """Return each certificate of a PEM file that this package wrote."""
+    return [block + CERTIFICATE_END for block in pem.split(CERTIFICATE_END)[:-1]]
 
 
-def roots_of(ca: Path) -> bytes:
-    """Return the site's root certificates, PEM: the one in force, and behind it the next while it is replaced.
+def read_roots(ca: Path) -> bytes:
+    """Return the root certificates in force, PEM: the present one, then the next while the root is replaced.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
-    found, other = split_certificates((ca / ROOT).read_bytes()), _next_root(ca)
-    if not found:
-        raise ValueError(
-            f"{ca / ROOT} holds no certificate: bring it back from a copy, for every board compares with it"
-        )
-    return found[0] + (other if other != found[0] else b"")
+    roots, next_root = split_certificates((ca / ROOT).read_bytes()), _next_root(ca)
+    if not roots:
+        raise ValueError(f"{ca / ROOT} holds no certificate: restore it from a backup, every board verifies against it")
+    return roots[0] + (next_root if next_root != roots[0] else b"")
 
 
 def newest_root(ca: Path) -> bytes:
-    """Return the root that who joins now is to trust, PEM.
+    """Return the root certificate that joining devices are to trust, PEM.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
-    return split_certificates(roots_of(ca))[-1]
+    return split_certificates(read_roots(ca))[-1]
 
 
 def is_replacing_root(ca: Path) -> bool:
-    """Tell whether two roots are in force; that a rotation was begun and cut short before is none yet.
+    """Return whether two roots are in force; false where a rotation was interrupted before that.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
     return (ca / NEXT_CA).is_file()
 
 
-def chain_of(ca: Path) -> bytes:
-    """Return the authorities that are in force, PEM: the newest root is the last.
+def read_chain(ca: Path) -> bytes:
+    """Return the certificates of the authorities in force, PEM; the newest root is the last.
 
-    What the root before says of the next is not among them: whoever verifies might take it for the root itself, and
-    come to the root before, which lets no more than one authority follow it.
+    The next root's certificate signed by the present root is left out: a verifier might follow it to the present root,
+    whose path length allows only one CA.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
-    site, roots = (ca / CA).read_bytes(), split_certificates(roots_of(ca))
+    site, roots = (ca / CA).read_bytes(), split_certificates(read_roots(ca))
     if is_replacing_root(ca) and (other := (ca / NEXT_CA).read_bytes()) != site:
         return site + roots[0] + other + roots[-1]
-    before = _read(ca / BEFORE_CA)  # boards may show an older root's copy of it with their certificates
+    before = _read(ca / BEFORE_CA)  # boards may send a copy signed by an older root with their certificates
     return site + (before if before != site else b"") + roots[-1]
 
 
 def offered_chain(ca: Path) -> bytes:
-    """Return what boards are offered, PEM: the authorities, and before the newest root who vouches for it.
+    """Return the authorities that boards download, PEM, with the cross-signed certificate before the newest root.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
-    *others, newest = split_certificates(chain_of(ca))
+    *others, newest = split_certificates(read_chain(ca))
     return b"".join(others) + _read(ca / CROSS) + newest
 
 
 def signers_chain(ca: Path) -> bytes:
-    """Return what follows the certificate of who signs packages, PEM: the site CA as each root signed it.
+    """Return the chain for the package signer's certificate, PEM: the site CA as signed by each root.
 
-    Boards' own root users write down which root's packages are taken, in their own time.
+    The root user of each board decides when it accepts packages of the next root.
 
     Args:
-        ca: The folder of the authorities.
+        ca: Folder of the authorities.
     """
-    found = (ca / CA).read_bytes() + _read(ca / NEXT_CA) + _read(ca / FORMER_CA)
-    return b"".join(dict.fromkeys(split_certificates(found)))
+    certificates = (ca / CA).read_bytes() + _read(ca / NEXT_CA) + _read(ca / FORMER_CA)
+    return b"".join(dict.fromkeys(split_certificates(certificates)))
 
 
 def _next_root(ca: Path) -> bytes:
@@ -160,25 +160,25 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def are_revocation_lists(path: Path, wanted: Sequence[tuple[bytes, Iterable[int]]]) -> bool:
-    """Tell whether a file has these CAs' lists with exactly these numbers, good for as long as the CA, and no others.
+def are_revocation_lists(path: Path, expected: Sequence[tuple[bytes, Iterable[int]]]) -> bool:
+    """Return whether a file has exactly these revocation lists, each valid as long as its CA.
 
     Args:
-        wanted: The certificate of each CA, PEM, and what is to be revoked of it.
+        expected: Certificate of each CA, PEM, and the serial numbers revoked.
     """
     try:
-        lists = [x509.load_pem_x509_crl(one + END) for one in path.read_bytes().split(END)[:-1]]
+        lists = [x509.load_pem_x509_crl(block + CRL_END) for block in path.read_bytes().split(CRL_END)[:-1]]
     except (OSError, ValueError):
         return False
-    matched = (_lists(one, cert, serials) for one, (cert, serials) in zip(lists, wanted, strict=False))
-    return len(lists) == len(wanted) and all(matched)
+    matched = (_is_current_crl(crl, cert, serials) for crl, (cert, serials) in zip(lists, expected, strict=False))
+    return len(lists) == len(expected) and all(matched)
 
 
-def _lists(found: x509.CertificateRevocationList, ca: bytes, serials: Iterable[int]) -> bool:
+def _is_current_crl(crl: x509.CertificateRevocationList, ca: bytes, serials: Iterable[int]) -> bool:
     signer = x509.load_pem_x509_certificate(ca)
     return (
-        found.issuer == signer.subject
-        and found.is_signature_valid(signer.public_key())  # type: ignore[arg-type]
-        and {entry.serial_number for entry in found} == set(serials)
-        and (found.last_update_utc, found.next_update_utc) == (signer.not_valid_before_utc, signer.not_valid_after_utc)
+        crl.issuer == signer.subject
+        and crl.is_signature_valid(signer.public_key())  # type: ignore[arg-type]
+        and {entry.serial_number for entry in crl} == set(serials)
+        and (crl.last_update_utc, crl.next_update_utc) == (signer.not_valid_before_utc, signer.not_valid_after_utc)
     )

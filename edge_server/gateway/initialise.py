@@ -1,4 +1,4 @@
-"""Make a site, or bring it up to what is asked now: whatever is there and right stays as it is."""
+"""Initialise or update a site's folder; correct files stay unchanged."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from edge_server.gateway.site_folder import (
     make_folders,
     make_pairs,
 )
-from edge_server.gateway.state import FILE, SiteState, locked, read_state, write_state
+from edge_server.gateway.state import FILE, SiteState, lock_site, read_state, write_state
 from shared.errors import ConfigError
 
 ROOT_YEARS, SITE_YEARS = 30.0, 15.0
-USUAL_PORT = 8883
-USUAL_DATA = "/var/lib/fieldfleet-server/runs"
+DEFAULT_PORT = 8883
+DEFAULT_DATA = "/var/lib/fieldfleet-server/runs"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a site is asked to be.
+class SiteSettings:
+    """Requested settings of a site.
 
     Attributes:
-        name: Its name; empty for the one that it has.
-        addresses: Under which boards reach the gateway; none for those that it has, or this machine's names.
-        port: Of the broker; 0 for the one that it has, or the usual.
-        bind: The only address at which the broker listens; None for what it has, or all.
-        own_port: Of the broker's listener on loopback for the server's own processes; 0 for what it has, or the port
-            after `port`.
+        name: Name of the site; empty for the present one.
+        addresses: Addresses by which boards reach the gateway; empty for the present ones, or this machine's names.
+        port: Port of the broker; 0 for the present one, or the default.
+        bind: Only address of the broker's listener; None for the present one, or all.
+        own_port: Port of the broker's loopback listener; 0 for the present one, or the port after `port`.
     """
 
     name: str = ""
@@ -46,34 +45,33 @@ class Wanted:
     own_port: int = 0
 
 
-def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
-    """Write all files of a site that are not there or not as they should be; `site.changed` names them.
+def initialise(site: SiteFolder, settings: SiteSettings, now: datetime) -> SiteState:
+    """Write all files of a site that are missing or wrong; `site.changed` lists them.
 
     Args:
-        site: The folder; made if it is not there.
-        wanted: What the site is to be.
-        now: UTC.
+        site: Site's folder, created if missing.
+        now: Current time, UTC.
 
     Raises:
-        ConfigError: The folder is another site's, a name or an address is none, or a file that cannot be made again
-            is gone.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The folder belongs to another site, a name or an address is malformed, or a file that cannot be
+            recreated is missing.
+        Unwritable: The disk is full or read-only.
     """
-    if wanted.name:
-        check_site_name(wanted.name)
-    for address in wanted.addresses:
+    if settings.name:
+        check_site_name(settings.name)
+    for address in settings.addresses:
         check_address(address)
-    if not wanted.name and not (site.path / FILE).is_file():
-        raise ConfigError(f"{site.path}: no site is there yet; say --name")
+    if not settings.name and not (site.path / FILE).is_file():
+        raise ConfigError(f"{site.path}: no site is there yet; name it by --name")
     try:
         make_folders(site)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"{site.path}: {error.filename} is no folder; name another --folder") from error
+        raise ConfigError(f"{site.path}: {error.filename} is not a folder; choose another --folder") from error
     except OSError as error:
-        raise ConfigError(f"{site.path}: {error.strerror}; run this as root, or name another --folder") from error
-    with locked(site.path):
+        raise ConfigError(f"{site.path}: {error.strerror}; run this as root, or choose another --folder") from error
+    with lock_site(site.path):
         before = read_state(site.path) if (site.path / FILE).is_file() else None
-        state = _settled(site, wanted)
+        state = _update_state(site, settings)
         make_authorities(site, state.site, now, years=(ROOT_YEARS, SITE_YEARS))
         state = make_pairs(site, state, PAIRS, now)
         make_broker_files(site, state)
@@ -82,7 +80,7 @@ def initialise(site: SiteFolder, wanted: Wanted, now: datetime) -> SiteState:
 
 
 def _make_server_file(site: SiteFolder, before: SiteState | None, state: SiteState) -> None:
-    """Write the server's file where there is none, or where nobody has edited it; `site check` tells of others.
+    """Write the server's file unless somebody has edited it; `site check` reports problems in an edited one.
 
     Earlier versions wrote the server's other certificate in it.
     """
@@ -93,20 +91,20 @@ def _make_server_file(site: SiteFolder, before: SiteState | None, state: SiteSta
         site.put(path, server_toml(site.path, state).encode())
 
 
-def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
-    """Return the site's state with what is wanted now, and write it."""
+def _update_state(site: SiteFolder, settings: SiteSettings) -> SiteState:
+    """Write the site's state with the requested settings, and return it."""
     path = site.path / FILE
     before = read_state(site.path) if path.is_file() else None
-    if before and wanted.name and before.site != wanted.name:
-        raise ConfigError(f"{site.path} is site {before.site!r}; name another --folder for {wanted.name!r}")
-    state = before or SiteState(site=wanted.name, addresses=own_addresses(), port=USUAL_PORT)
+    if before and settings.name and before.site != settings.name:
+        raise ConfigError(f"{site.path} is site {before.site!r}; choose another --folder for {settings.name!r}")
+    state = before or SiteState(site=settings.name, addresses=own_addresses(), port=DEFAULT_PORT)
     state = msgspec.structs.replace(
         state,
-        addresses=tuple(dict.fromkeys(wanted.addresses)) or state.addresses,
-        port=wanted.port or state.port,
-        bind=state.bind if wanted.bind is None else wanted.bind,
+        addresses=tuple(dict.fromkeys(settings.addresses)) or state.addresses,
+        port=settings.port or state.port,
+        bind=state.bind if settings.bind is None else settings.bind,
         broker_user=site.broker_user,
-        own_port=wanted.own_port or state.own_port,
+        own_port=settings.own_port or state.own_port,
     )
     if state != before:
         write_state(site.path, state)
@@ -115,49 +113,47 @@ def _settled(site: SiteFolder, wanted: Wanted) -> SiteState:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the names under which this machine is probably reached: its own, and that by multicast DNS."""
+    """Return the names by which this machine is probably reached: its mDNS name and its host name."""
     name = socket.gethostname()
-    found = []
-    for one in (f"{name.partition('.')[0]}.local", name):
+    addresses = []
+    for candidate in (f"{name.partition('.')[0]}.local", name):
         try:
-            found.append(check_address(one))
+            addresses.append(check_address(candidate))
         except ConfigError:
             continue
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(addresses))
 
 
 def server_toml(folder: Path, state: SiteState) -> str:
-    """Return a server's file for a site, to be edited by people.
-
-    Args:
-        folder: Of the site, in which the file is to lie.
-    """
-    here = folder.resolve()
-    data_dir = USUAL_DATA if here.is_relative_to("/etc") else str(here / "runs")
+    """Return the initial `server.toml` of a site, to be edited by people."""
+    base = folder.resolve()
+    data_dir = DEFAULT_DATA if base.is_relative_to("/etc") else str(base / "runs")
     return (
         f"# The server of site {state.site}, made by `edge-server site init`; once edited it is left alone.\n"
         f'site = "{state.site}"\n'
-        f'plan = "{here / "plan.toml"}"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
+        f'plan = "{base / "plan.toml"}"  # what `edge-server run` does; `edge-server trial run PLAN` names its own\n'
         f'data_dir = "{data_dir}"\n'
-        f'gateway = "{here}"  # who is revoked there takes no part\n'
+        f'gateway = "{base}"  # who is revoked there takes no part\n'
         "\n"
         "[broker]\n"
         'host = "127.0.0.1"  # the listener for this machine alone, where each process has a client id of its own\n'
         f"port = {state.servers_port}\n"
         "\n"
         "[broker.tls]  # this server's own certificate; nobody else may read the key\n"
-        f'ca = "{here / "ca/root.crt"}"\n'
-        f'cert = "{here / "gateway/own-server.crt"}"\n'
-        f'key = "{here / "gateway/own-server.key"}"\n'
+        f'ca = "{base / "ca/root.crt"}"\n'
+        f'cert = "{base / "gateway/own-server.crt"}"\n'
+        f'key = "{base / "gateway/own-server.key"}"\n'
     )
 
 
 def link_services(site: SiteFolder, etc: Path = Path("/etc")) -> None:
-    """Let Debian's mosquitto and the server's unit find a site that lies in its usual place; others are left alone.
+    """Link the files of a site in the default folder to where Debian's mosquitto and the server's unit look for them.
+
+    Existing files are not touched.
 
     Args:
-        site: The folder; `site.changed` names what was made.
-        etc: The folder of the system's configuration.
+        site: Site's folder; `site.changed` lists the new links.
+        etc: System's configuration folder.
     """
     if site.path != etc / "fieldfleet" / "site":
         return

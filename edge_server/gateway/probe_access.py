@@ -1,6 +1,6 @@
-"""Ask a running broker whom it lets in and what they may do: what must pass has to, what must not, not.
+"""Probe a running broker: which clients it admits and what they may do.
 
-A few packets of MQTT 5, by hand: the client of `shared.transport` goes on trying and hides what is asked about here.
+The few MQTT 5 packets are built by hand: the client of `shared.transport` reconnects, which would hide the answers.
 MQTT 5.0, OASIS Standard, https://docs.oasis-open.org/mqtt/mqtt/v5.0/mqtt-v5.0.html
 """
 
@@ -19,7 +19,7 @@ from edge_server.gateway.certificate_files import split_certificates
 from shared.errors import Unreachable
 
 ANSWER_S = 15.0
-"""A broker that is silent for so long is none; a busy gateway's takes a second."""
+"""A broker that is silent for so long counts as unreachable; a busy gateway's takes a second."""
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x10, 0x20, 0x30, 0x40, 0x82, 0x90
 QOS_1, NOT_AUTHORIZED, REFUSED = 0x02, 0x87, 0x80
 CLEAN_START, KEEPALIVE_S = 0x02, 60
@@ -27,14 +27,14 @@ _LOW7, _MORE = 0x7F, 0x80
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where a broker is, and whom to trust there.
+class BrokerEndpoint:
+    """Address and trusted certificates of a broker.
 
     Attributes:
-        port: Of its TLS listener.
+        port: Port of a TLS listener.
         trusted: Certificates of the site's root and CA.
-        alone: Whether a certificate is shown without its CA's, which a broker that knows the site CA has itself; no
-            CA's may be in `trusted` then, for OpenSSL would send that along.
+        alone: Send the client's certificate without its CA's, which a broker that knows the site CA does not need; no
+            CA's may be in `trusted` then, for OpenSSL would send that too.
     """
 
     host: str
@@ -43,71 +43,75 @@ class Door:
     alone: bool = False
 
     def context(self, pair: Path | None) -> ssl.SSLContext:
-        """Return what a connection is made with: a pair of `gateway/`, named without its ending, or none."""
-        made = ssl.create_default_context(cafile=str(self.trusted))
+        """Return the TLS context of a connection.
+
+        Args:
+            pair: Client's key and certificate in `gateway/`, without suffix; None for no certificate.
+        """
+        context = ssl.create_default_context(cafile=str(self.trusted))
         if pair and self.alone:
             with NamedTemporaryFile() as file:  # OpenSSL reads files alone; this one holds no secret
                 file.write(split_certificates(pair.with_suffix(".crt").read_bytes())[0])
                 file.flush()
-                made.load_cert_chain(file.name, pair.with_suffix(".key"))
+                context.load_cert_chain(file.name, pair.with_suffix(".key"))
         elif pair:
-            made.load_cert_chain(pair.with_suffix(".crt"), pair.with_suffix(".key"))
-        return made
+            context.load_cert_chain(pair.with_suffix(".crt"), pair.with_suffix(".key"))
+        return context
 
 
-class Caller:
+class ProbeConnection:
     """A connection that the broker accepted."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._heard: list[bytes] = []
+        self._received: list[bytes] = []
 
     async def publish(self, topic: str, payload: bytes = b"?") -> int:
-        """Publish with QoS 1; return the broker's reason code, 0x80 and above for a refusal.
+        """Publish with QoS 1; return the broker's reason code, 0x80 and above if refused.
 
         Raises:
-            Unreachable: The connection is gone.
+            Unreachable: The connection was lost.
         """
         self._writer.write(_packet(PUBLISH | QOS_1, _text(topic.encode()) + b"\0\1" + b"\0" + payload))
         answer = await self._answer(PUBACK)
         return answer[2] if len(answer) > len(b"id") else 0
 
     async def subscribe(self, topic: str) -> int:
-        """Subscribe; return the broker's reason code, 0x80 and above for a refusal.
+        """Subscribe; return the broker's reason code, 0x80 and above if refused.
 
         Raises:
-            Unreachable: The connection is gone.
+            Unreachable: The connection was lost.
         """
         self._writer.write(_packet(SUBSCRIBE, b"\0\1" + b"\0" + _text(topic.encode()) + b"\0"))
         return (await self._answer(SUBACK))[-1]
 
     def forget(self) -> None:
-        """Forget the publications that came and were not asked for yet."""
-        self._heard.clear()
+        """Discard received publications that were not read."""
+        self._received.clear()
 
-    async def heard(self) -> str:
+    async def receive_topic(self) -> str:
         """Return the topic of the next publication, QoS 0.
 
         Raises:
-            Unreachable: None came.
+            Unreachable: None arrived in time.
         """
-        packet = self._heard.pop(0) if self._heard else await self._answer(PUBLISH)
+        packet = self._received.pop(0) if self._received else await self._answer(PUBLISH)
         return packet[2 : 2 + int.from_bytes(packet[:2], "big")].decode()
 
     async def _answer(self, kind: int) -> bytes:
-        """Return the body of the next packet of a kind; publications that come before it are kept."""
+        """Return the body of the next packet of a kind; store publications that arrive before it."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 while True:
-                    found, body = await self._packet()
-                    if found == kind:
+                    received, body = await self._packet()
+                    if received == kind:
                         return body
-                    if found == PUBLISH:
-                        self._heard.append(body)
+                    if received == PUBLISH:
+                        self._received.append(body)
         except TimeoutError:
             raise Unreachable(f"no answer within {ANSWER_S:.0f} s") from None
         except (OSError, EOFError) as error:
-            raise Unreachable(_why(error)) from error
+            raise Unreachable(_reason(error)) from error
 
     async def _packet(self) -> tuple[int, bytes]:
         [head] = await self._reader.readexactly(1)
@@ -120,106 +124,109 @@ class Caller:
 
 
 @asynccontextmanager
-async def call(door: Door, pair: Path | None, client_id: str = "probe") -> AsyncIterator[Caller]:
-    """Connect while the block lasts.
+async def open_probe(
+    endpoint: BrokerEndpoint, pair: Path | None, client_id: str = "probe"
+) -> AsyncIterator[ProbeConnection]:
+    """Open a connection for the duration of the block.
 
     Args:
-        pair: By which certificate, without its ending; None for none.
-        client_id: Brokers of a site put the common name in its place.
+        pair: Client's key and certificate, without suffix; None for no certificate.
+        client_id: Brokers of a site replace it with the common name.
 
     Raises:
-        Unreachable: The broker is not there, or does not let this one in.
+        Unreachable: The broker does not answer, or refuses this client.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection(door.host, door.port, ssl=door.context(pair))
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=endpoint.context(pair))
     except TimeoutError:
         raise Unreachable(f"no answer within {ANSWER_S:.0f} s") from None
     except OSError as error:
-        raise Unreachable(_why(error)) from error
+        raise Unreachable(_reason(error)) from error
     try:
-        caller = Caller(reader, writer)
+        connection = ProbeConnection(reader, writer)
         flags = bytes((5, CLEAN_START)) + KEEPALIVE_S.to_bytes(2, "big")
         writer.write(_packet(CONNECT, _text(b"MQTT") + flags + b"\0" + _text(client_id.encode())))
-        code = (await caller._answer(CONNACK))[1]  # noqa: SLF001 - its own maker
+        code = (await connection._answer(CONNACK))[1]  # noqa: SLF001 - constructor of it
         if code >= REFUSED:
             raise Unreachable(f"refused with reason {code:#x}")
-        yield caller
+        yield connection
     finally:
         writer.transport.abort()
 
 
-async def shown_certificate(door: Door) -> bytes:
-    """Return the certificate that a broker shows, DER, once it was checked.
+async def fetch_certificate(endpoint: BrokerEndpoint) -> bytes:
+    """Return the broker's certificate, DER, after verification.
 
     Raises:
-        Unreachable: There is none that the site's root vouches for.
+        Unreachable: The broker does not answer, or the site's root does not vouch for its certificate.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
-            _, writer = await asyncio.open_connection(door.host, door.port, ssl=door.context(None))
+            _, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=endpoint.context(None))
     except TimeoutError:
         raise Unreachable(f"no answer within {ANSWER_S:.0f} s") from None
     except OSError as error:
-        raise Unreachable(_why(error)) from error
-    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        raise Unreachable(_reason(error)) from error
+    certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
-    return shown
+    return certificate
 
 
-async def faults(door: Door, gateway: Path, site: str, generation: int, *, own: bool = False) -> list[str]:
-    """Return what a broker does that it must not, or does not that it must; nothing where all is well.
+async def find_access_faults(
+    endpoint: BrokerEndpoint, gateway: Path, site: str, generation: int, *, local: bool = False
+) -> list[str]:
+    """Return the broker's deviations from its access rules; empty if there are none.
 
     Args:
         gateway: Folder of the pairs `probe` and `revoked`.
-        generation: Of the access list that it must have.
-        own: Whether this is the listener for the server's own processes, with the pair `own-probe`.
+        generation: Generation of the access list that must be active.
+        local: Probe the loopback listener, with the pair `own-probe`.
     """
-    found = []
+    problems = []
     try:
-        async with call(door, gateway / ("own-probe" if own else "probe")) as probe:
-            found += await _faults_of_access(probe, site, generation)
+        async with open_probe(endpoint, gateway / ("own-probe" if local else "probe")) as probe:
+            problems += await _find_acl_faults(probe, site, generation)
     except Unreachable as error:
-        found.append(f"it does not let in who has a good certificate ({error})")
-    return found + await strangers(door, gateway, own=own)
+        problems.append(f"it rejects a client with a valid certificate ({error})")
+    return problems + await find_open_logins(endpoint, gateway, local=local)
 
 
 class OpenFault(str):
-    """A fault by which a broker lets in or lets pass what it must not."""
+    """A fault by which a broker admits a client or a message that it must reject."""
 
     __slots__ = ()
 
 
-async def strangers(door: Door, gateway: Path, *, own: bool = False) -> list[str]:
-    """List the clients that a broker lets in although it must not.
+async def find_open_logins(endpoint: BrokerEndpoint, gateway: Path, *, local: bool = False) -> list[str]:
+    """List the clients that a broker admits although it must not.
 
     Args:
-        door: Address of the broker.
         gateway: Folder of the pairs `revoked` and `probe`.
-        own: Whether this is the listener for the server's own processes.
+        local: Probe the loopback listener.
     """
-    found = list[str]()
+    problems = list[str]()
     pairs = [(gateway / "revoked", "a revoked certificate"), (None, "no certificate")]
-    if own:
-        pairs.append((gateway / "probe", "a certificate of the site CA, as boards have"))
-    for pair, who in pairs:
+    if local:
+        pairs.append((gateway / "probe", "a board's certificate, signed by the site CA"))
+    for pair, client in pairs:
         with suppress(Unreachable):
-            async with call(door, pair):
-                found.append(OpenFault(f"it lets in who has {who}"))
-    return found
+            async with open_probe(endpoint, pair):
+                problems.append(OpenFault(f"it admits a client with {client}"))
+    return problems
 
 
-async def _faults_of_access(probe: Caller, site: str, generation: int) -> list[str]:
-    """Publishing tells: mosquitto lets anybody subscribe to anything, and delivers by the access list."""
+async def _find_acl_faults(probe: ProbeConnection, site: str, generation: int) -> list[str]:
+    """Return deviations from the access list, by publishing: mosquitto accepts any subscription, but filters."""
     allowed, forbidden = probe_topic(site, generation), forbidden_topic(site)
-    found = []
+    problems = []
     if await probe.subscribe(allowed) >= REFUSED or await probe.publish(allowed) >= REFUSED:
-        found.append("it refuses what the access list allows")
-    elif await probe.heard() != allowed:
-        found.append(OpenFault("it delivers what was not asked for"))
+        problems.append("it refuses a message that the access list allows")
+    elif await probe.receive_topic() != allowed:
+        problems.append(OpenFault("it delivers a message that was not requested"))
     if await probe.publish(forbidden) != NOT_AUTHORIZED:
-        found.append(OpenFault("it takes what the access list forbids"))
-    return found
+        problems.append(OpenFault("it accepts a message that the access list forbids"))
+    return problems
 
 
 def _packet(kind: int, body: bytes) -> bytes:
@@ -235,5 +242,5 @@ def _text(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data
 
 
-def _why(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return getattr(error, "reason", None) or str(error) or "it hung up"

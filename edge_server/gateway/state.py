@@ -1,8 +1,8 @@
-"""What a site is, and what it has signed for whom: its settings in `state.json`, its accounts in a file beside it.
+"""Site state: settings in `state.json`, issued certificates in a database beside it.
 
-The access list and the revocation list are made from both, so that these are written first, accounts before settings,
-and the lists follow; a crash between them is mended by writing the lists again. Processes take turns by a lock; they
-hold it for as long as files take.
+Access list and revocation list are derived from both. So accounts are written first, then settings, then the lists;
+after a crash in between, writing the lists again repairs the site. Processes take turns by a file lock, held while
+files are written.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
 
 FILE, LOCK = "state.json", ".state.lock"
-NO_SITE = "no site is there; make one by `edge-server site init`, or name its folder"
+NO_SITE = "there is no site; create one by `edge-server site init`, or name its folder"
 VERSION = 2
 PRIVATE = 0o600
 
 
 class SiteState(msgspec.Struct, frozen=True, kw_only=True):
-    """A site, as its folder's `state.json` has it.
+    """A site's settings and accounts.
 
     Attributes:
-        version: Of this form; a newer one is refused, since writing it would lose what it says.
-        addresses: Under which the gateway is reached, as its certificates name them.
-        port: Of the broker's TLS listener.
-        bind: The only address at which the broker listens; empty for all.
-        broker_user: To whom the broker gives up root's rights; empty for its own choice.
-        own_port: Of the broker's listener on loopback for the server's own processes; 0 for the one after `port`.
-        accounts: By common name; since version 2 in a file of their own, of which only what changes is read.
-        generation: How often the broker was told to take its files anew.
+        version: Version of the format; a newer one is refused, since writing it would lose its content.
+        addresses: Addresses of the gateway, as in its certificates.
+        port: Port of the broker's TLS listener.
+        bind: Only address of the broker's listener; empty for all.
+        broker_user: User that the broker switches to from root; empty for its default.
+        own_port: Port of the broker's loopback listener; 0 for the one after `port`.
+        accounts: By common name; since version 2 in a database of their own, of which only changed ones are loaded.
+        generation: Number of reloads of the broker.
     """
 
     version: int = VERSION
@@ -54,12 +54,12 @@ class SiteState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def servers_port(self) -> int:
-        """Where the server's own processes connect."""
+        """Port of the loopback listener, for the server's processes."""
         return self.own_port or self.port + 1
 
 
 def read_state(folder: Path) -> SiteState:
-    """Return what is known of a site.
+    """Read a site's state.
 
     Raises:
         ConfigError: There is no site in that folder, or its file is damaged or of a newer version.
@@ -67,18 +67,20 @@ def read_state(folder: Path) -> SiteState:
     path = folder / FILE
     if not path.is_file():
         raise ConfigError(f"{folder}: {NO_SITE}")
-    found = read(path, SiteState)
-    if found.version > VERSION:
-        raise ConfigError(f"{path}: of version {found.version}, and this program knows {VERSION}: update it")
-    accounts = Accounts(folder / ACCOUNTS) if found.version == VERSION else Accounts(changed=found.accounts)
-    return msgspec.structs.replace(found, version=VERSION, accounts=accounts)
+    state = read(path, SiteState)
+    if state.version > VERSION:
+        raise ConfigError(
+            f"{path}: version {state.version} is newer than {VERSION}, which this program supports: update the program"
+        )
+    accounts = Accounts(folder / ACCOUNTS) if state.version == VERSION else Accounts(changed=state.accounts)
+    return msgspec.structs.replace(state, version=VERSION, accounts=accounts)
 
 
 def write_state(folder: Path, state: SiteState) -> None:
-    """Write what is known of a site; the caller holds its lock.
+    """Write a site's state; the caller holds its lock.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     path = folder / FILE
     stat = (path if path.exists() else folder).stat()
@@ -90,7 +92,7 @@ def write_state(folder: Path, state: SiteState) -> None:
 
 
 def _open_lock(folder: Path, name: str) -> int:
-    """Open the file of a lock; root may come first, and the service's user must be able to hold it too."""
+    """Open a lock file; if root creates it, the service's user must be able to lock it too."""
     descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     try:
         if os.geteuid() == 0:
@@ -103,11 +105,11 @@ def _open_lock(folder: Path, name: str) -> int:
 
 
 @contextmanager
-def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
-    """Hold a site while the block lasts; another process that does is waited for.
+def lock_site(folder: Path, name: str = LOCK) -> Iterator[None]:
+    """Hold a site's lock during the block; wait for another process that holds it.
 
     Args:
-        name: Of the lock's file; each is a lock of its own.
+        name: File name of the lock; different names are independent locks.
 
     Raises:
         ConfigError: There is no such folder, or this user may not write there.
@@ -125,14 +127,14 @@ def locked(folder: Path, name: str = LOCK) -> Iterator[None]:
         os.close(descriptor)
 
 
-def with_signed(
+def with_certificate(
     state: SiteState, name: str, issued: Issued, *, authority: str, key: str, role: Role = "device"
 ) -> SiteState:
-    """Return a site's state in which an account has one more certificate.
+    """Return a site's state with one more certificate of an account.
 
     Args:
         name: Common name of the account.
-        authority: Number of the CA's certificate, hexadecimal.
+        authority: Serial number of the CA's certificate, hexadecimal.
         key: SHA-256 of the public key, hexadecimal.
     """
     signed = Signed(
@@ -147,20 +149,19 @@ def with_signed(
 
 
 def with_account(state: SiteState, name: str, account: SiteAccount) -> SiteState:
-    """Return a site's state with an account as given.
+    """Return a site's state with an account added or replaced.
 
     Args:
         name: Common name of the account.
-        account: In place of what it was.
     """
     return msgspec.structs.replace(state, accounts=as_accounts(state.accounts).with_account(name, account))
 
 
 def denied_accounts(state: SiteState) -> list[str]:
-    """Return the names of all that may do nothing, in order."""
+    """Return the names of all accounts without any right, sorted."""
     return as_accounts(state.accounts).denied()
 
 
 def revoked_serials(state: SiteState, authority: str) -> list[int]:
-    """Return the numbers of all certificates of one CA that brokers are to refuse."""
+    """Return the serial numbers of all revoked certificates of a CA."""
     return as_accounts(state.accounts).revoked(authority)

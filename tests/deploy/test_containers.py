@@ -13,9 +13,9 @@ import yaml
 from device_agent.__main__ import COMMANDS as AGENT_COMMANDS
 from device_agent.__main__ import build_parser as agent_parser
 from edge_server.__main__ import build_parser as server_parser
-from edge_server.gateway.broker_files import BrokerPlaces, broker_conf
-from edge_server.gateway.initialise import USUAL_DATA, USUAL_PORT
-from edge_server.gateway.site_folder import BROKER_USER, USUAL
+from edge_server.gateway.broker_files import BrokerPaths, broker_conf
+from edge_server.gateway.initialise import DEFAULT_DATA, DEFAULT_PORT
+from edge_server.gateway.site_folder import BROKER_USER, DEFAULT_FOLDER
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "container"
@@ -42,7 +42,7 @@ def check_command(words: list[str]) -> None:
     if words[0] in PARSERS:
         PARSERS[words[0]].parse_args(words[1:])
     else:
-        assert words == ["mosquitto", "-c", f"{USUAL}/mosquitto.conf"]
+        assert words == ["mosquitto", "-c", f"{DEFAULT_FOLDER}/mosquitto.conf"]
 
 
 @pytest.mark.parametrize("image", ["gateway", "agent"])
@@ -66,7 +66,7 @@ def test_compose_runs_commands_that_there_are_as_users_that_there_are(packages):
         if words[0] == "sh":
             made, _, laid = words[2].partition(" && ")
             check_command(made.replace('"$$SITE"', "roof").replace('"$$ADDRESS"', "localhost").split())
-            assert laid == f"install -m 0644 /plan.toml {USUAL}/"
+            assert laid == f"install -m 0644 /plan.toml {DEFAULT_FOLDER}/"
         else:
             check_command(words)
         if name in LONG and service["healthcheck"]["test"][1] in PARSERS:
@@ -87,11 +87,11 @@ def test_compose_confines_every_service():
 
 def test_compose_lays_volumes_and_ports_where_the_server_has_them():
     mounted = {line.split(":")[0]: line.split(":")[1] for one in SERVICES.values() for line in one["volumes"]}
-    assert mounted["site"] == str(USUAL)
-    assert Path(USUAL_DATA).is_relative_to(mounted["state"])
+    assert mounted["site"] == str(DEFAULT_FOLDER)
+    assert Path(DEFAULT_DATA).is_relative_to(mounted["state"])
     assert set(COMPOSE["volumes"]) == {"site", "state"}
-    assert SERVICES["broker"]["ports"] == [f"{port}:{port}" for port in (USUAL_PORT, ENROLMENT_PORT)]
-    places = BrokerPlaces(*(Path("/x"),) * 6)
-    assert f"listener {USUAL_PORT + 1} 127.0.0.1" in broker_conf(places, port=USUAL_PORT, own_port=USUAL_PORT + 1)
-    assert str(USUAL_PORT + 1) in SERVICES["broker"]["healthcheck"]["test"][-1]
+    assert SERVICES["broker"]["ports"] == [f"{port}:{port}" for port in (DEFAULT_PORT, ENROLMENT_PORT)]
+    places = BrokerPaths(*(Path("/x"),) * 6)
+    assert f"listener {DEFAULT_PORT + 1} 127.0.0.1" in broker_conf(places, port=DEFAULT_PORT, own_port=DEFAULT_PORT + 1)
+    assert str(DEFAULT_PORT + 1) in SERVICES["broker"]["healthcheck"]["test"][-1]
     assert str(ENROLMENT_PORT) in SERVICES["enrolment"]["healthcheck"]["test"][-1]

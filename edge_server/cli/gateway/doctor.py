@@ -14,7 +14,7 @@ import msgspec
 from edge_server.cli.gateway import examine, services
 from edge_server.cli.gateway.site import EXIT_BAD, findings_table, utc_now
 from edge_server.gateway.check import Finding, check_site
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import open_folder
 from edge_server.gateway.state import FILE, read_state
 from edge_server.journal.report_history import FILE as REPORTS
@@ -126,7 +126,7 @@ def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:
     if site:
         folder = open_folder(site)
         try:
-            initialise(folder, Wanted(), utc_now())
+            initialise(folder, SiteSettings(), utc_now())
         except (ConfigError, OSError) as error:
             done.append(examine.advice("--fix", f"the site's files stay as they are: {error}", ""))
         if folder.changed:

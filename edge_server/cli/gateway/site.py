@@ -22,7 +22,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
     from edge_server.gateway.check import Finding
-    from edge_server.gateway.reload import Reloaded
+    from edge_server.gateway.reload import ReloadResult
     from edge_server.gateway.rotation.root import RootRotated
     from edge_server.gateway.site_folder import SiteFolder
     from edge_server.gateway.state import SiteState
@@ -105,13 +105,13 @@ def open_site(options: argparse.Namespace) -> SiteFolder:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from edge_server.gateway.initialise import Wanted, initialise, link_services  # noqa: PLC0415
+    from edge_server.gateway.initialise import SiteSettings, initialise, link_services  # noqa: PLC0415
 
     if options.port is not None and not 1 <= options.port < 1 << 16:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
     before = folder.path.is_dir()
-    wanted = Wanted(options.name, tuple(options.address), options.port or 0, options.bind)
+    wanted = SiteSettings(options.name, tuple(options.address), options.port or 0, options.bind)
     with reading_packages(options.packages) as packages:  # where there are none, nothing is made
         state = initialise(folder, wanted, utc_now())
         link_services(folder)
@@ -247,7 +247,7 @@ def _next_of_root(folder: SiteFolder, done: RootRotated) -> list[str]:
     return [f"the next root is {root}; next:", *(f"{number}. {step}" for number, step in enumerate(steps, 1))]
 
 
-def show_reloaded(done: Reloaded, told: str) -> int:
+def show_reloaded(done: ReloadResult, told: str) -> int:
     """Say what became of a reload; return the exit code.
 
     Args:

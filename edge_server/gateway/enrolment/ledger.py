@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from edge_server.gateway.enrolment.tokens import KeptToken
-from edge_server.gateway.state import locked
+from edge_server.gateway.state import lock_site
 from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
 
@@ -48,7 +48,7 @@ def edit_ledger(folder: Path) -> Iterator[EnrolmentLedger]:
         ConfigError: The folder is not there or not this user's, or the file is damaged or of a newer version.
         Unwritable: The disk takes nothing more.
     """
-    with locked(folder, LOCK):
+    with lock_site(folder, LOCK):
         path = folder / FILE
         before = _read(path)
         ledger = _decode(before, path)

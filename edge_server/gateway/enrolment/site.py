@@ -18,7 +18,7 @@ from edge_server.gateway.enrolment.ledger import FILE as LEDGER
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
 from edge_server.gateway.enrolment.rate_limit import RENEWALS, RENEWALS_PER_S, RateLimit
 from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
-from edge_server.gateway.state import FILE, SiteState, locked, read_state, with_signed, write_state
+from edge_server.gateway.state import FILE, SiteState, lock_site, read_state, with_certificate, write_state
 from shared.errors import ConfigError
 from shared.runtime.clock import monotonic, utc_seconds
 from shared.transport.tls import find_openness
@@ -98,13 +98,13 @@ class EnrolmentSite:
         """
         key, certificate = self._read("ca", "site.key"), self._read("ca", "site.crt")
         now = datetime.fromtimestamp(self.utc_s(), UTC)
-        with locked(self.folder):
+        with lock_site(self.folder):
             state, digest = read_state(self.folder), hashlib.sha256(public).hexdigest()
             account = state.accounts.get(device)
             if account and (account.denied or any(one.revoked and one.key == digest for one in account.certificates)):
                 return None
             issued = issue(key, certificate, public, Subject(device, "device", state.site), self.days, now)
-            state = with_signed(state, device, issued, authority=authority_id(certificate), key=digest)
+            state = with_certificate(state, device, issued, authority=authority_id(certificate), key=digest)
             write_state(self.folder, state)
         return dataclasses.replace(issued, certificate=issued.certificate + certificate)
 

@@ -23,7 +23,7 @@ from edge_server.gateway.certificate_files import split_certificates
 from edge_server.gateway.packages.deb import DebFacts, read_deb
 from edge_server.gateway.site_folder import FOLDER as FOLDER_MODE
 from edge_server.gateway.site_folder import PUBLIC, SiteFolder, owner_ids
-from edge_server.gateway.state import locked, read_state
+from edge_server.gateway.state import lock_site, read_state
 from shared.errors import ConfigError, FieldFleetError
 from shared.protocol.packages import (
     AGENT,
@@ -114,7 +114,7 @@ def read_index(site: Path) -> PackageIndex:
 def editing(site: SiteFolder) -> Iterator[PackageIndex]:
     """Hold a site's packages while the block lasts."""
     read_state(site.path)
-    with locked(site.path, LOCK):
+    with lock_site(site.path, LOCK):
         try:
             _make_folder(site, packages_folder(site.path))
         except OSError as error:

@@ -19,8 +19,15 @@ from msgspec.structs import replace
 from edge_server.gateway import authority
 from edge_server.gateway.authority import Subject
 from edge_server.gateway.enrolment.accounts import SiteAccount
-from edge_server.gateway.probe_access import REFUSED, call
-from edge_server.gateway.reload import AGAIN, Reloaded, broker_door, find_broker, reload_broker, stop_broker
+from edge_server.gateway.probe_access import REFUSED, open_probe
+from edge_server.gateway.reload import (
+    RESTART_ADVICE,
+    ReloadResult,
+    broker_endpoint,
+    find_broker,
+    reload_broker,
+    stop_broker,
+)
 from edge_server.gateway.site_folder import SiteFolder
 from edge_server.gateway.state import SiteState, read_state, with_account
 from shared.errors import ConfigError, Unreachable
@@ -34,7 +41,7 @@ MOST_NAMED = 50
 """Accounts that are told to whoever names one that is none."""
 
 
-async def revoke(site: SiteFolder, name: str, now: datetime) -> Reloaded:
+async def revoke(site: SiteFolder, name: str, now: datetime) -> ReloadResult:
     """Let nothing of a device or a peer pass any more; done again, it mends what was cut short.
 
     Args:
@@ -54,11 +61,11 @@ async def revoke(site: SiteFolder, name: str, now: datetime) -> Reloaded:
         return done
     if pid := find_broker(state.port):
         await stop_broker(pid, state.port)
-    log.error("the broker was stopped: %s; %s", fault, AGAIN)
-    return Reloaded(running=True, faults=(fault,))
+    log.error("the broker was stopped: %s; %s", fault, RESTART_ADVICE)
+    return ReloadResult(running=True, faults=(fault,))
 
 
-async def readmit(site: SiteFolder, name: str) -> Reloaded:
+async def readmit(site: SiteFolder, name: str) -> ReloadResult:
     """Deny an account no more, so that a board may be enrolled under its name; all its old certificates are revoked.
 
     Also those that an older version signed while it was being revoked.
@@ -105,7 +112,7 @@ async def _take_over(site: SiteFolder, state: SiteState, subject: Subject, now: 
         pair.with_suffix(".key").write_bytes(key)
         pair.with_suffix(".crt").write_bytes(issued.certificate + ca)
         try:
-            async with call(broker_door(site, state), pair, subject.name) as caller:
+            async with open_probe(broker_endpoint(site, state), pair, subject.name) as caller:
                 if await caller.publish(topic(state.site, subject.name, "status")) < REFUSED:
                     return f"it takes what {subject.name} says although that was revoked"
         except Unreachable as error:

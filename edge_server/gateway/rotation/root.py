@@ -44,10 +44,10 @@ from edge_server.gateway.certificate_files import (
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.initialise import ROOT_YEARS
 from edge_server.gateway.packages.store import editing, read_index, write_index
-from edge_server.gateway.probe_access import call
-from edge_server.gateway.reload import Reloaded, broker_door, find_broker, reload_broker
+from edge_server.gateway.probe_access import open_probe
+from edge_server.gateway.reload import ReloadResult, broker_endpoint, find_broker, reload_broker
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_chains, make_pairs
-from edge_server.gateway.state import SiteState, locked, read_state
+from edge_server.gateway.state import SiteState, lock_site, read_state
 from shared.errors import ConfigError, Unreachable
 from shared.protocol.topics import PEER
 
@@ -67,7 +67,7 @@ class RootRotated:
         peers: Other sites' servers, which somebody has to tell.
     """
 
-    reloaded: Reloaded
+    reloaded: ReloadResult
     left: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
 
@@ -129,7 +129,7 @@ async def finish_root(site: SiteFolder, now: datetime, *, force: bool = False) -
 
     reloaded = await reload_broker(site, end)
     if not reloaded.faults:
-        with locked(site.path):
+        with lock_site(site.path):
             _forget_before(site)
     return RootRotated(reloaded, left, _peers(state))
 
@@ -171,15 +171,15 @@ async def _require_known_ca(site: SiteFolder) -> None:
     state = await asyncio.to_thread(read_state, site.path)
     if await asyncio.to_thread(find_broker, state.port) is None:
         return
-    door = broker_door(site, state)
+    door = broker_endpoint(site, state)
     try:
-        async with call(door, site.gateway("probe")):
+        async with open_probe(door, site.gateway("probe")):
             pass
     except Unreachable:
         return  # for another reason; the reload says which
     lone = dataclasses.replace(door, trusted=site.ca("root.crt"), alone=True)
     try:
-        async with call(lone, site.gateway("probe")):
+        async with open_probe(lone, site.gateway("probe")):
             pass
     except Unreachable:
         raise ConfigError(KNOW_CA) from None

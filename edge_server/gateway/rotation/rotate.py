@@ -19,8 +19,8 @@ from cryptography import x509
 from edge_server.gateway import authority
 from edge_server.gateway.certificate_files import authority_id, is_replacing_root
 from edge_server.gateway.initialise import SITE_YEARS
-from edge_server.gateway.probe_access import shown_certificate
-from edge_server.gateway.reload import Reloaded, broker_door, reload_broker
+from edge_server.gateway.probe_access import fetch_certificate
+from edge_server.gateway.reload import ReloadResult, broker_endpoint, reload_broker
 from edge_server.gateway.rotation.root import forget_moves, unmoved
 from edge_server.gateway.site_folder import PAIRS, SiteFolder, make_chains, make_pair
 from edge_server.gateway.state import SiteState, read_state
@@ -38,7 +38,7 @@ class Rotated:
         left: Boards and peers whose newest certificate is of the CA before.
     """
 
-    reloaded: Reloaded
+    reloaded: ReloadResult
     left: tuple[str, ...] = ()
 
 
@@ -152,15 +152,15 @@ def _left(site: SiteFolder, state: SiteState) -> tuple[str, ...]:
     )
 
 
-async def _shown(site: SiteFolder, reloaded: Reloaded) -> Reloaded:
+async def _shown(site: SiteFolder, reloaded: ReloadResult) -> ReloadResult:
     """See that a broker that runs shows the gateway's new certificate to whoever connects."""
     if not reloaded.running or reloaded.faults:
         return reloaded
     wanted = x509.load_pem_x509_certificate(site.gateway("server.crt").read_bytes())
     try:
-        shown = await shown_certificate(broker_door(site, await asyncio.to_thread(read_state, site.path)))
+        shown = await fetch_certificate(broker_endpoint(site, await asyncio.to_thread(read_state, site.path)))
     except Unreachable as error:
-        return Reloaded(running=True, faults=(f"it shows no certificate ({error})",))
+        return ReloadResult(running=True, faults=(f"it shows no certificate ({error})",))
     if x509.load_der_x509_certificate(shown) != wanted:
-        return Reloaded(running=True, faults=("it shows its certificate of before still: restart it",))
+        return ReloadResult(running=True, faults=("it shows its certificate of before still: restart it",))
     return reloaded

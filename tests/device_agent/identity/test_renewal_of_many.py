@@ -21,7 +21,7 @@ from edge_server.gateway.authority import fingerprint, public_key_of
 from edge_server.gateway.enrolment import service as service_module
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import SiteFolder
 from edge_server.gateway.state import read_state
 from shared.errors import EnrolmentFailed
@@ -73,7 +73,7 @@ def test_a_hundred_boards_renew_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "MOST_OPEN_EACH", EACH)
     monkeypatch.setattr(os, "fsync", lambda _file: None)  # a hundred boards have a hundred disks
     ahead = [0.0]
-    initialise(SiteFolder(tmp_path / "site"), Wanted("roof", ("127.0.0.1",)), datetime.fromtimestamp(NOW, UTC))
+    initialise(SiteFolder(tmp_path / "site"), SiteSettings("roof", ("127.0.0.1",)), datetime.fromtimestamp(NOW, UTC))
     site = EnrolmentSite(tmp_path / "site", utc_s=lambda: NOW + ahead[0])
     service = EnrolmentService(site.registrar(), partial(service_context, *site.pair()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.store import add_packages, packages_folder
 from edge_server.gateway.site_folder import SiteFolder
 from edge_server.journal.rollouts.file import FOLDER, RolloutPlan, WaveOpened
@@ -28,7 +28,7 @@ def made(tmp_path_factory) -> Path:
     """Return the folder of a site that has a version of the agent."""
     here = tmp_path_factory.mktemp("gateway")
     site = SiteFolder(here / "site")
-    initialise(site, Wanted("roof", ("127.0.0.1",), port=free_port()), now())
+    initialise(site, SiteSettings("roof", ("127.0.0.1",), port=free_port()), now())
     add_packages(site, [put_deb(here / "debs", "0.4.0")])
     return site.path
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.enrolment.tokens import make_token
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.download import PackageShelf, Streams
 from edge_server.gateway.packages.store import add_packages
 from edge_server.gateway.site_folder import SiteFolder
@@ -38,7 +38,7 @@ STUBS = {
 def site_with_package(tmp_path: Path) -> SiteFolder:
     """Return a site whose gateway has a package for this machine's Python."""
     folder = SiteFolder(tmp_path / "site")
-    initialise(folder, Wanted("roof", ("127.0.0.1",)), datetime.fromtimestamp(utc_seconds(), UTC))
+    initialise(folder, SiteSettings("roof", ("127.0.0.1",)), datetime.fromtimestamp(utc_seconds(), UTC))
     add_packages(folder, [put_deb(tmp_path / "debs", python=HERE, filling=os.urandom(300_000))])
     return folder
 

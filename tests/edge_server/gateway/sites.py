@@ -21,11 +21,11 @@ import pytest
 
 from edge_server.fleet.broker import mosquitto
 from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
-from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.probe_access import Caller, Door, call
-from edge_server.gateway.reload import broker_door
+from edge_server.gateway.initialise import SiteSettings, initialise
+from edge_server.gateway.probe_access import BrokerEndpoint, ProbeConnection, open_probe
+from edge_server.gateway.reload import broker_endpoint
 from edge_server.gateway.site_folder import SiteFolder, make_broker_files, sign
-from edge_server.gateway.state import locked, read_state, write_state
+from edge_server.gateway.state import lock_site, read_state, write_state
 from shared.errors import Unreachable
 from shared.runtime import malloc
 from shared.runtime.clock import utc_seconds
@@ -60,13 +60,13 @@ class LiveSite:
         return self.folder.path
 
     @property
-    def door(self) -> Door:
-        return broker_door(self.folder, read_state(self.path))
+    def door(self) -> BrokerEndpoint:
+        return broker_endpoint(self.folder, read_state(self.path))
 
     def enrol(self, name: str, role: Role = "device") -> Path:
         """Sign a certificate for a board, or a peer; return the path of its pair without the ending."""
         key = make_key()
-        with locked(self.path):
+        with lock_site(self.path):
             state = read_state(self.path)
             state, chain = sign(self.folder, state, Subject(name, role, state.site), public_key_of(key), now())
             write_state(self.path, state)
@@ -91,7 +91,7 @@ class LiveSite:
 
     def renew_files(self) -> None:
         """Write what the broker reads, as who is enrolled now wants it."""
-        with locked(self.path):
+        with lock_site(self.path):
             make_broker_files(self.folder, read_state(self.path))
 
     def tell_refusals(self) -> None:
@@ -130,7 +130,7 @@ class LiveSite:
     async def lets_in(self, pair: Path | None) -> bool:
         """Tell whether the broker accepts who comes with a pair."""
         try:
-            async with call(self.door, pair):
+            async with open_probe(self.door, pair):
                 return True
         except Unreachable:
             return False
@@ -142,7 +142,7 @@ class LiveSite:
 
     async def is_open(self) -> bool:
         """Tell whether the broker lets the probe do what the access list does not."""
-        async with call(self.door, self.folder.gateway("probe")) as probe:
+        async with open_probe(self.door, self.folder.gateway("probe")) as probe:
             return await speaks(probe, "fieldfleet/v1/roof/_probe/forbidden")
 
     async def listens(self) -> bool:
@@ -167,7 +167,7 @@ def make_site(
     """
     user = pwd.getpwuid(os.geteuid()).pw_name
     folder = SiteFolder(path / "site", user, user)
-    initialise(folder, Wanted(name, (address,), free_port(), "127.0.0.1", free_port()), at or now())
+    initialise(folder, SiteSettings(name, (address,), free_port(), "127.0.0.1", free_port()), at or now())
     return LiveSite(folder)
 
 
@@ -182,7 +182,7 @@ async def live_site(path: Path) -> AsyncIterator[LiveSite]:
         await site.stop()
 
 
-async def speaks(caller: Caller, topic: str) -> bool:
+async def speaks(caller: ProbeConnection, topic: str) -> bool:
     """Tell whether the broker takes a publication."""
     return await caller.publish(topic) < 0x80
 

@@ -73,9 +73,9 @@ def test_every_channel_of_the_protocol_is_in_it_by_the_same_speakers() -> None:
 def test_a_device_has_no_more_than_its_own_and_what_is_everybodys() -> None:
     assert may("device", "pi-03", "publish", "pi-03", "update")
     assert not may("device", "pi-03", "publish", "pi-03", "task")
-    assert not may("device", "pi-03", "hear", "pi-04", "task")
+    assert not may("device", "pi-03", "receive", "pi-04", "task")
     assert not any(may("device", "pi-03", "publish", place, channel) for place in PLACES[1:] for channel in CHANNELS)
-    assert all(rule.place == OWN or rule.device <= {"hear"} for rule in RULES)
+    assert all(rule.place == OWN or rule.device <= {"receive"} for rule in RULES)
 
 
 def test_who_is_denied_has_no_other_lines() -> None:
@@ -149,7 +149,7 @@ async def heard(guests_: list[Guest], overseer: Guest) -> dict[str, set[str]]:
         for name in names:
             await overseer.transport.publish(name, b"said")
         for guest, inbox in inboxes:
-            hearing = [name for name, where in zip(names, topics(), strict=True) if allowed(guest, "hear", where, 1)]
+            hearing = [name for name, where in zip(names, topics(), strict=True) if allowed(guest, "receive", where, 1)]
             if not hearing:  # an answer of the broker's comes behind whatever it had delivered before
                 assert not await took(guest, topics()[0])
                 assert not list(inbox.taken())
@@ -192,7 +192,7 @@ def test_every_topic_and_verb_for_every_account(tmp_path, caplog) -> None:
             assert len(site.refusals()) == refused  # as system tests look for them
             found = await heard(list(there.values()), overseer)
             for guest in there.values():
-                expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "hear", where, 1)}
+                expected = {"/".join((ROOT, *where)) for where in topics() if allowed(guest, "receive", where, 1)}
                 assert found[guest.account] == expected, guest.account
             for nobody in (None, site.folder.gateway("revoked"), *(other.enrol(name) for name in ("pi-03", "probe-3"))):
                 assert not await site.lets_in(nobody)

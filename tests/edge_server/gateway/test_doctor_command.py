@@ -11,7 +11,7 @@ import pytest
 from edge_server.cli.gateway import examine, services
 from edge_server.fleet import broker
 from edge_server.gateway.authority import Issued
-from edge_server.gateway.state import SiteState, with_signed
+from edge_server.gateway.state import SiteState, with_certificate
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.server_config import ServerConfig
 from shared.runtime.folder_lock import hold_lock
@@ -137,7 +137,7 @@ def test_what_can_be_mended_without_harm_is(tmp_path):
 @pytest.mark.parametrize(("days", "words"), [(400, ""), (20, "ends in 20 days"), (-3, "ended 3 days ago")])
 def test_ends_of_certificates_that_are_near(days, words):
     issued = Issued(b"", 7, now() + timedelta(days=days))
-    state = with_signed(SiteState(site="roof"), "pi-03", issued, authority="1", key="2")
+    state = with_certificate(SiteState(site="roof"), "pi-03", issued, authority="1", key="2")
     found = {one.about: one for one in examine.examine_certificates(state, now())}
     told = found.get("certificate of pi-03")
     assert (told.told if told else "") == words

@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.service import EnrolmentService
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.download import Download, PackageShelf, Streams, find_range, install_script, open_file
 from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index, remove_packages
 from edge_server.gateway.site_folder import SiteFolder
@@ -39,7 +39,7 @@ def site(tmp_path_factory):
     """A site with a package and two wheels."""
     place = tmp_path_factory.mktemp("gateway")
     folder = SiteFolder(place / "site")
-    initialise(folder, Wanted("roof", ("gateway.local",)), NOW)
+    initialise(folder, SiteSettings("roof", ("gateway.local",)), NOW)
     add_packages(folder, [put_deb(place, filling=bytes(range(256)) * 40)])
     (place / "wheels").mkdir()
     (place / "wheels" / TORCH).write_bytes(b"torch" * 1000)
@@ -153,7 +153,7 @@ def test_what_has_become_no_plain_file_is_not_there(tmp_path, site, name, what):
 
 def test_what_is_taken_away_is_gone_at_once(tmp_path):
     folder = SiteFolder(tmp_path / "site")
-    initialise(folder, Wanted("roof", ("gateway.local",)), NOW)
+    initialise(folder, SiteSettings("roof", ("gateway.local",)), NOW)
     shelf = PackageShelf(folder.path)
     assert json.loads(shelf.find(Request("GET", "/packages/index.json")).body)["releases"] == []
     [manifest] = add_packages(folder, [put_deb(tmp_path)])

@@ -35,7 +35,7 @@ from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.enrolment.tokens import make_token
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
 from edge_server.gateway.state import read_state, with_account, write_state
@@ -51,7 +51,7 @@ DAY_S = 86_400.0
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     addresses = ("gateway.local", "192.0.2.7")
-    initialise(SiteFolder(folder), Wanted("roof", addresses, free_port()), datetime.fromtimestamp(NOW, UTC))
+    initialise(SiteFolder(folder), SiteSettings("roof", addresses, free_port()), datetime.fromtimestamp(NOW, UTC))
     return folder
 
 

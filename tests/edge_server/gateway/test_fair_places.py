@@ -17,7 +17,7 @@ import pytest
 
 from edge_server.gateway.enrolment.fair_places import Dawdlers, FairPlaces, busy
 from edge_server.gateway.enrolment.service import EnrolmentService
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.download import PackageShelf, Streams
 from edge_server.gateway.packages.store import PACKAGES, add_packages
 from edge_server.gateway.site_folder import SiteFolder
@@ -330,7 +330,7 @@ def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_onc
 def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
     """Readers that read nothing, of one address; a board of another gets its package whole."""
     folder = SiteFolder(tmp_path / "site")
-    initialise(folder, Wanted("roof", ("gateway.local",)), datetime(2026, 11, 23, tzinfo=UTC))
+    initialise(folder, SiteSettings("roof", ("gateway.local",)), datetime(2026, 11, 23, tzinfo=UTC))
     [manifest] = add_packages(folder, [put_deb(tmp_path)])
     name = manifest.builds[0].file
     os.truncate(folder.path / PACKAGES / name, BIG)  # its size counts here alone

@@ -14,14 +14,14 @@ from cryptography import x509
 from edge_server.gateway.authority import BACKDATED
 from edge_server.gateway.certificate_files import addresses_in
 from edge_server.gateway.enrolment.accounts import Signed, SiteAccount
-from edge_server.gateway.initialise import Wanted, initialise, link_services
-from edge_server.gateway.site_folder import OWN_PAIRS, PAIRS, SiteFolder
-from edge_server.gateway.state import locked, read_state, write_state
+from edge_server.gateway.initialise import SiteSettings, initialise, link_services
+from edge_server.gateway.site_folder import LOCAL_PAIRS, PAIRS, SiteFolder
+from edge_server.gateway.state import lock_site, read_state, write_state
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
-ROOF = Wanted("roof", ("gateway.local", "192.168.1.10"), 8883)
+ROOF = SiteSettings("roof", ("gateway.local", "192.168.1.10"), 8883)
 
 
 def made(folder, wanted=ROOF, now=NOW):
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def test_it_writes_all_there_is(folder):
-    pairs = {f"gateway/{name}.{part}" for name in (*PAIRS, *OWN_PAIRS) for part in ("key", "crt")}
+    pairs = {f"gateway/{name}.{part}" for name in (*PAIRS, *LOCAL_PAIRS) for part in ("key", "crt")}
     authorities = {f"ca/{one}" for one in ("root.key", "root.crt", "site.key", "site.crt", "chain.pem")}
     others = {
         "state.json",
@@ -65,7 +65,7 @@ def test_it_writes_all_there_is(folder):
 
 def test_a_second_time_changes_nothing(folder):
     before = contents(folder)
-    for wanted in (ROOF, Wanted(), Wanted("roof")):
+    for wanted in (ROOF, SiteSettings(), SiteSettings("roof")):
         _, changed = made(folder, wanted, NOW + timedelta(days=400))
         assert changed == []
         assert contents(folder) == before
@@ -73,7 +73,7 @@ def test_a_second_time_changes_nothing(folder):
 
 def test_another_address_makes_another_certificate_of_the_gateway_alone(folder):
     before = contents(folder)
-    _, changed = made(folder, Wanted(addresses=("10.0.0.7",)))
+    _, changed = made(folder, SiteSettings(addresses=("10.0.0.7",)))
     certificates = ["gateway/server.crt", "gateway/enrolment.crt"]
     assert sorted(changed) == sorted(["state.json", *certificates])
     assert {one for one, data in contents(folder).items() if data != before[one]} == {
@@ -85,7 +85,7 @@ def test_another_address_makes_another_certificate_of_the_gateway_alone(folder):
 
 
 def test_another_port_is_the_brokers(folder):
-    _, changed = made(folder, Wanted(port=9883, bind="127.0.0.1"))
+    _, changed = made(folder, SiteSettings(port=9883, bind="127.0.0.1"))
     assert sorted(changed) == ["mosquitto.conf", "server.toml", "state.json"]
     assert "listener 9883 127.0.0.1\n" in (folder / "mosquitto.conf").read_text()
     assert load(folder / "server.toml").broker.port == 9884
@@ -102,7 +102,7 @@ def test_a_servers_file_of_before_that_nobody_edited_names_its_new_certificate(f
 def test_a_servers_file_that_was_edited_stays(folder):
     path = folder / "server.toml"
     path.write_text(path.read_text() + "\nthreads = 1\n")
-    made(folder, Wanted(port=9883))
+    made(folder, SiteSettings(port=9883))
     assert path.read_text().endswith("threads = 1\n")
 
 
@@ -144,10 +144,10 @@ def test_a_root_that_is_gone_is_not_made_again(folder):
 
 def test_a_folder_is_one_sites(folder, tmp_path):
     with pytest.raises(ConfigError, match="'roof'"):
-        made(folder, Wanted("barn"))
+        made(folder, SiteSettings("barn"))
     with pytest.raises(ConfigError, match="--name"):
-        made(tmp_path / "other", Wanted())
-    for wrong in (Wanted("Roof"), Wanted("a/b"), Wanted("barn", ("a b",))):
+        made(tmp_path / "other", SiteSettings())
+    for wrong in (SiteSettings("Roof"), SiteSettings("a/b"), SiteSettings("barn", ("a b",))):
         with pytest.raises(ConfigError):
             made(tmp_path / "other", wrong)
     assert not (tmp_path / "other").exists()
@@ -173,7 +173,7 @@ def test_the_servers_file_reads(folder):
 
 
 def test_a_state_of_a_newer_version_is_refused(folder):
-    with locked(folder):
+    with lock_site(folder):
         write_state(folder, msgspec.structs.replace(read_state(folder), version=3))
     with pytest.raises(ConfigError, match="version 3"):
         made(folder)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from edge_server.__main__ import main
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import SiteFolder
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -62,7 +62,7 @@ WORDS = [
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     here = tmp_path_factory.mktemp("mistakes")
-    initialise(SiteFolder(here / "site"), Wanted("roof", ("127.0.0.1",)), NOW)
+    initialise(SiteFolder(here / "site"), SiteSettings("roof", ("127.0.0.1",)), NOW)
     (here / "folder").mkdir()
     (here / "file").write_bytes(bytes(range(256)))
     names = {name: here / name.lower() for name in ("SITE", "FOLDER", "FILE", "NEW")}

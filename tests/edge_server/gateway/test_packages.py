@@ -17,7 +17,7 @@ from device_agent.upgrade import state_formats
 from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.packages import packages
 from edge_server.gateway.check import check_site
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.deb import DebFacts, read_deb
 from edge_server.gateway.packages.store import (
     INDEX,
@@ -31,7 +31,7 @@ from edge_server.gateway.packages.store import (
     remove_packages,
 )
 from edge_server.gateway.site_folder import SiteFolder
-from edge_server.gateway.state import locked, read_state
+from edge_server.gateway.state import lock_site, read_state
 from shared.errors import ConfigError
 from shared.protocol.packages import find_build, verify
 from tests.edge_server.gateway.sites import archive, deb, packed, put_deb
@@ -42,7 +42,7 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 @pytest.fixture
 def site(tmp_path):
     folder = SiteFolder(tmp_path / "site")
-    initialise(folder, Wanted("roof", ("gateway.local",)), NOW)
+    initialise(folder, SiteSettings("roof", ("gateway.local",)), NOW)
     return folder
 
 
@@ -240,7 +240,7 @@ def test_a_site_from_before_there_were_packages_gets_its_signer_by_init(site, tm
     with pytest.raises(ConfigError, match="site init"):
         add_packages(site, [put_deb(tmp_path)])
     again = SiteFolder(site.path)
-    initialise(again, Wanted(), NOW)
+    initialise(again, SiteSettings(), NOW)
     assert sorted(again.changed) == ["gateway/packages.crt", "gateway/packages.key"]
     assert "_packages" in read_state(site.path).accounts
     assert add_packages(again, [put_deb(tmp_path)])
@@ -284,7 +284,7 @@ def test_two_who_add_at_once_take_turns(site, tmp_path):
         add_packages(site, [put_deb(tmp_path)])
         done.set()
 
-    with locked(site.path, ".packages.lock"):
+    with lock_site(site.path, ".packages.lock"):
         adding = threading.Thread(target=add)
         adding.start()
         assert not done.wait(0.2)

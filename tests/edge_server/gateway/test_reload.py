@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from edge_server.gateway import reload
 from edge_server.gateway.check import check_site
-from edge_server.gateway.probe_access import call
-from edge_server.gateway.reload import Reloaded, find_broker, reload_broker
+from edge_server.gateway.probe_access import open_probe
+from edge_server.gateway.reload import ReloadResult, find_broker, reload_broker
 from edge_server.gateway.site_folder import make_broker_files
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError
@@ -33,11 +33,11 @@ def test_a_site_lets_in_its_own_and_each_to_its_topics(tmp_path):
         async with live_site(tmp_path) as site:
             board = site.enrol("pi-03")
             assert not await site.lets_in(None)
-            async with call(site.door, board) as caller:
+            async with open_probe(site.door, board) as caller:
                 assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
                 assert not await speaks(caller, "fieldfleet/v1/roof/pi-04/status")
                 assert not await speaks(caller, "fieldfleet/v1/roof/_all/model")
-            async with call(site.door, site.folder.gateway("edge-server")) as server:
+            async with open_probe(site.door, site.folder.gateway("edge-server")) as server:
                 assert await speaks(server, "fieldfleet/v1/roof/pi-03/task")
 
     run(scene())
@@ -47,7 +47,7 @@ def test_a_reload_is_heeded_and_nobody_notices(tmp_path):
     async def scene():
         async with live_site(tmp_path) as site:
             board = site.enrol("pi-03")
-            async with call(site.door, board) as caller:
+            async with open_probe(site.door, board) as caller:
                 for _ in range(3):
                     assert (await reload_broker(site.folder)).faults == ()
                     assert await speaks(caller, "fieldfleet/v1/roof/pi-03/status")
@@ -121,7 +121,7 @@ def test_a_broker_that_was_shut_to_everybody_is_mended_by_a_reload(tmp_path):
             board = site.enrol("pi-03")
             await site.shuts_out(board)
             found = await reload_broker(site.folder)
-            assert found == Reloaded(running=True), (site.process.returncode, site.log())
+            assert found == ReloadResult(running=True), (site.process.returncode, site.log())
             assert await site.lets_in(board), (site.process.returncode, site.log())
 
     run(scene())

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edge_server.gateway.probe_access import call
-from edge_server.gateway.reload import Reloaded
+from edge_server.gateway.probe_access import open_probe
+from edge_server.gateway.reload import ReloadResult
 from edge_server.gateway.revocation import revoke as revoking
 from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.state import read_state
@@ -48,20 +48,22 @@ def test_a_live_session_is_cut_and_the_others_see_nothing(tmp_path):
     async def scene():
         async with live_site(tmp_path) as site, AsyncExitStack() as stack:
             boards = {name: site.enrol(name) for name in ("pi-03", "pi-04")}
-            callers = {name: await stack.enter_async_context(call(site.door, pair)) for name, pair in boards.items()}
-            server = await stack.enter_async_context(call(site.door, site.folder.gateway("edge-server")))
+            callers = {
+                name: await stack.enter_async_context(open_probe(site.door, pair)) for name, pair in boards.items()
+            }
+            server = await stack.enter_async_context(open_probe(site.door, site.folder.gateway("edge-server")))
             await server.subscribe("fieldfleet/v1/roof/+/update")
             stop = asyncio.Event()
             bad = asyncio.create_task(talk(callers["pi-03"], REVOKED, stop))
             good = asyncio.create_task(talk(callers["pi-04"], OTHER, stop))
-            while {await server.heard() for _ in range(4)} != {REVOKED, OTHER}:
+            while {await server.receive_topic() for _ in range(4)} != {REVOKED, OTHER}:
                 pass
-            assert await revoke(site.folder, "pi-03", now()) == Reloaded(running=True)
+            assert await revoke(site.folder, "pi-03", now()) == ReloadResult(running=True)
             _, why = await bad
             assert why != "stopped"
             await speaks(server, "fieldfleet/v1/roof/pi-04/ack")  # all that was heard before has come by now
             server.forget()
-            assert {await server.heard() for _ in range(20)} == {OTHER}
+            assert {await server.receive_topic() for _ in range(20)} == {OTHER}
             stop.set()
             assert (await good)[1] == "stopped"
             with pytest.raises(Unreachable):  # the session is gone, and not only its rights
@@ -82,12 +84,12 @@ def test_a_restart_keeps_it_and_only_new_enrolment_ends_it(tmp_path):
             assert not await site.lets_in(old)
             assert await site.lets_in(other)
             early = site.enrol("pi-03")
-            async with call(site.door, early) as caller:  # a certificate alone is not enough
+            async with open_probe(site.door, early) as caller:  # a certificate alone is not enough
                 assert not await speaks(caller, REVOKED)
             assert (await readmit(site.folder, "pi-03")).faults == ()
             assert not await site.lets_in(early)  # all that the account had are revoked
             new = site.enrol("pi-03")
-            async with call(site.door, new) as caller:
+            async with open_probe(site.door, new) as caller:
                 assert await speaks(caller, REVOKED)
             assert not await site.lets_in(old)
 
@@ -113,7 +115,7 @@ def test_without_a_broker_it_holds_from_its_start(tmp_path):
         site = make_site(tmp_path)
         board = site.enrol("pi-03")
         for _ in range(2):
-            assert await revoke(site.folder, "pi-03", now()) == Reloaded(running=False)
+            assert await revoke(site.folder, "pi-03", now()) == ReloadResult(running=False)
         await site.start()
         try:
             assert not await site.lets_in(board)
@@ -132,7 +134,7 @@ def test_a_broker_that_lets_it_pass_all_the_same_is_stopped(tmp_path, monkeypatc
 
             async def reloaded(folder, change):
                 found = await revoking_reload(folder, lambda state: readmitted(change(state)))
-                assert found == Reloaded(running=True)
+                assert found == ReloadResult(running=True)
                 return found
 
             def readmitted(state):

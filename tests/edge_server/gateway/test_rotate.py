@@ -12,9 +12,9 @@ from cryptography import x509
 
 from edge_server.gateway import state
 from edge_server.gateway.check import check_site
-from edge_server.gateway.initialise import Wanted, initialise
-from edge_server.gateway.probe_access import call, shown_certificate
-from edge_server.gateway.reload import Reloaded, reload_broker
+from edge_server.gateway.initialise import SiteSettings, initialise
+from edge_server.gateway.probe_access import fetch_certificate, open_probe
+from edge_server.gateway.reload import ReloadResult, reload_broker
 from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation import rotate
 from edge_server.gateway.rotation.rotate import Rotated, finish_ca, rotate_ca, rotate_server
@@ -26,7 +26,7 @@ from tests.edge_server.processes import called
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
-WELL = Reloaded(running=True)
+WELL = ReloadResult(running=True)
 
 
 def run(routine):
@@ -39,7 +39,7 @@ async def talking(site, name, pair):
     stop, taken = asyncio.Event(), asyncio.Semaphore(0)
 
     async def talk():
-        async with call(site.door, pair) as caller:
+        async with open_probe(site.door, pair) as caller:
             while not stop.is_set():
                 assert await caller.publish(f"fieldfleet/v1/roof/{name}/update") < 0x80
                 taken.release()
@@ -67,7 +67,7 @@ def test_the_gateway_gets_new_keys_while_boards_talk(tmp_path):
             async with talking(site, "pi-03", board):
                 assert await rotate_server(site.folder, now()) == Rotated(WELL)
             assert all(one.read_bytes() != was for one, was in zip(files, before, strict=True))
-            shown = x509.load_der_x509_certificate(await shown_certificate(site.door))
+            shown = x509.load_der_x509_certificate(await fetch_certificate(site.door))
             assert shown.serial_number == serial(files[1].read_bytes()) != serial(before[1])
             assert await site.lets_in(board)
 
@@ -166,7 +166,7 @@ def test_without_the_roots_key_no_ca_is_made(tmp_path):
 def test_a_broker_that_keeps_its_certificate_is_named(tmp_path, monkeypatch):
     async def scene():
         async with live_site(tmp_path) as site:
-            shown = await shown_certificate(site.door)
+            shown = await fetch_certificate(site.door)
 
             async def same(_door):
                 return shown
@@ -247,7 +247,7 @@ def test_wherever_a_rotation_is_cut_check_names_a_mend_that_works(tmp_path, monk
             run(rotate_ca(site.folder, now()))
         elif mends:
             assert all("site init" in one for one in mends), mends
-            initialise(site.folder, Wanted(), now())
+            initialise(site.folder, SiteSettings(), now())
         assert faults_of(site) == {}, cuts
         with suppress(ConfigError):  # in force, or finished, by now
             run(deeds[name]())

@@ -16,12 +16,12 @@ from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, MEMBERSHIP, Membership, read_membership
 from device_agent.identity.renewal import Renewal, show_certificate
 from edge_server.gateway.authority import fingerprint, public_key_of
-from edge_server.gateway.certificate_files import chain_of, newest_root, split_certificates
+from edge_server.gateway.certificate_files import newest_root, read_chain, split_certificates
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
-from edge_server.gateway.initialise import Wanted, initialise
+from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.packages.store import editing, package_faults, read_index, write_index
-from edge_server.gateway.probe_access import Door, call
+from edge_server.gateway.probe_access import BrokerEndpoint, open_probe
 from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation.root import RootRotated, finish_root, rotate_root, sign_again, unmoved
 from edge_server.gateway.rotation.rotate import finish_ca, rotate_ca
@@ -102,8 +102,8 @@ def test_who_believes_the_gateway_before_during_and_after(tmp_path):
     run(finish_root(site.folder, now()))
     assert believers(site, files) == {"B", "A and B", "board of A", "board of B"}
     assert site.folder.ca("root.crt").read_bytes() == files.b
-    assert split_certificates(chain_of(site.folder.ca("")))[-1] == files.b
-    assert files.a not in chain_of(site.folder.ca(""))
+    assert split_certificates(read_chain(site.folder.ca("")))[-1] == files.b
+    assert files.a not in read_chain(site.folder.ca(""))
     assert not list(site.path.glob("ca/*-next.*"))
     key = site.folder.ca("root.key").read_bytes()
     assert x509.load_pem_x509_certificate(files.b).public_key() == load_pem_private_key(key, None).public_key()
@@ -132,7 +132,7 @@ def joined(site, name: str, port: int) -> Renewal:
     return Renewal(folder, clock, lambda broker: show_certificate(broker, clock))
 
 
-class OwnDoor(Door):
+class OwnDoor(BrokerEndpoint):
     """The broker, as a board knows it: by the certificates, the pair and the trust of its set in use."""
 
     def context(self, pair):
@@ -150,7 +150,7 @@ class SeenByBoards:
     async def lets_in(self, board: Renewal) -> bool:
         """Tell whether a board connects by the set that it has in use; its session of before ends."""
         with suppress(Unreachable):
-            async with call(self.door, board.identity / CURRENT):
+            async with open_probe(self.door, board.identity / CURRENT):
                 return True
         return False
 
@@ -224,7 +224,7 @@ def test_wherever_it_is_cut_check_names_a_mend_that_works(tmp_path, monkeypatch,
                 run(finish_root(site.folder, now()))
             else:
                 assert "site init" in told, (cuts, told)
-                initialise(site.folder, Wanted(), now())
+                initialise(site.folder, SiteSettings(), now())
         assert faults_of(site) == {}, cuts
         with suppress(ConfigError):  # finished by now
             run(deeds[name]())

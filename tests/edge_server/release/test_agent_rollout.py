@@ -18,7 +18,7 @@ from device_agent.exchange.agent_offers import NOT_HERE, AgentOffers, OwnVersion
 from device_agent.exchange.download import Download
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, UpgradeRecord, Wanted, read_upgrade, write_upgrade
 from device_agent.upgrade.verdict import advance, take_wish
-from edge_server.gateway.initialise import Wanted as WantedSite
+from edge_server.gateway.initialise import SiteSettings as WantedSite
 from edge_server.gateway.initialise import initialise
 from edge_server.gateway.packages.store import add_packages
 from edge_server.gateway.site_folder import SiteFolder
