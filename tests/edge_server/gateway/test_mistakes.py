@@ -72,10 +72,10 @@ def places(tmp_path_factory):
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
-        *((f"{verb} --folder NEW", "make one by `edge-server site init`") for verb in ("site reload", "revoke pi-03")),
-        *((f"site {verb} --folder FILE", "no site is there") for verb in ("check", "reload", "rotate-ca")),
-        ("site init --name roof --folder FILE", "is no folder; name another --folder"),
-        ("site init --name roof --folder FILE/below", "is no folder; name another --folder"),
+        *((f"{verb} --folder NEW", "`edge-server site init`") for verb in ("site reload", "revoke pi-03")),
+        *((f"site {verb} --folder FILE", "there is no site") for verb in ("check", "reload", "rotate-ca")),
+        ("site init --name roof --folder FILE", "another --folder"),
+        ("site init --name roof --folder FILE/below", "another --folder"),
     ],
 )
 def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, remedy, places, monkeypatch, capsys):

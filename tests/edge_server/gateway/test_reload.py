@@ -67,17 +67,17 @@ def crl_of(site, begin, end):
 
 DAY = timedelta(days=1)
 SPOILERS = {
-    "no-crl": (lambda site: (site.path / "crl.pem").unlink(), "lets in who has a revoked certificate"),
-    "garbage-acl": (lambda site: spoil(site.path / "acl", b"what is this\n"), "takes what the access list forbids"),
+    "no-crl": (lambda site: (site.path / "crl.pem").unlink(), "revoked certificate"),
+    "garbage-acl": (lambda site: spoil(site.path / "acl", b"what is this\n"), "forbids"),
     "no-acl": (lambda site: (site.path / "acl").unlink(), "the access list"),
-    "empty-crl": (lambda site: (site.path / "crl.pem").write_bytes(b""), "lets in who has a revoked certificate"),
+    "empty-crl": (lambda site: (site.path / "crl.pem").write_bytes(b""), "revoked certificate"),
     "expired-crl": (
         lambda site: (site.path / "crl.pem").write_bytes(crl_of(site, now() - 2 * DAY, now() - DAY)),
-        "does not let in who has a good certificate",
+        "rejects",
     ),
     "future-crl": (
         lambda site: (site.path / "crl.pem").write_bytes(crl_of(site, now() + DAY, now() + 2 * DAY)),
-        "does not let in who has a good certificate",
+        "rejects",
     ),
 }
 
@@ -151,8 +151,8 @@ def test_the_listener_of_the_server_is_looked_at_too(tmp_path):
         await site.start()
         try:
             told = [one.told for one in await check_site(site.folder, now()) if one.about == "broker"]
-            where = f"at its listener for the server, port {own}, it lets in who has"
-            assert told == [f"{where} a revoked certificate", f"{where} a certificate of the site CA, as boards have"]
+            assert all(f"port {own}" in text for text in told)
+            assert ["revoked" in text for text in told] == [True, False]
             found = await reload_broker(site.folder)
             assert found.faults == tuple(told)
             assert not await site.listens()
@@ -177,7 +177,7 @@ def test_a_broker_that_a_plain_sighup_has_opened_is_stopped_by_the_check(tmp_pat
             told = [one for one in json.loads(ended.out) if one["about"] == "broker"]
             assert ended.code == 1
             assert any(fault in one["told"] for one in told), told
-            opened = "does not let in" not in fault
+            opened = "rejects" not in fault
             assert await site.listens() != opened
             assert all(("it was stopped" in one["mend"]) == opened for one in told)
 

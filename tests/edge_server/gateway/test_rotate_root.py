@@ -307,7 +307,7 @@ def test_the_command(tmp_path, capsys):
     assert "upgrade trust" in told
     assert called("site", "check", *folder) == 1  # for want of a broker
     told = " ".join(capsys.readouterr().out.split())
-    assert "pi-03 trust the root before still" in told
+    assert "pi-03 still trust" in told
     assert called("site", "rotate-root", "--finish", *folder) == 2
     assert called("site", "rotate-root", "--finish", "--force", *folder) == 0
     assert "pi-03 move when they are switched on" in " ".join(capsys.readouterr().out.split())
