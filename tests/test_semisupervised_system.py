@@ -30,7 +30,7 @@ from edge_server.rounds.check_plan import load
 from edge_server.rounds.resume import load_trained_network
 from edge_server.trial.tables import rounds_table, skipped_lines
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import evaluated
+from shared.algorithms.base import evaluated_parameters
 from shared.data.examples import split_holdout
 from shared.data.load import load as load_examples
 from shared.errors import ConfigError
@@ -161,7 +161,7 @@ def test_live_and_replayed_it_comes_to_the_same_bits(network, replayed, method, 
     assert {one.steps for one in rounds} == {STEPS.get(method)}
     kept, test = StoredRun(tmp_path / RUN, records), load_examples(test_data(run.plan))
     model, judged = load_trained_network(kept)
-    wanted = evaluated(build(ALGORITHMS, run.plan.algorithm, "algorithm"), live)
+    wanted = evaluated_parameters(build(ALGORITHMS, run.plan.algorithm, "algorithm"), live)
     require_equal(judged, {key: wanted[key] for key in model.layers.state_dict()})
     shown = summarise_outcome(records, kept.folder)
     assert rounds[-1].accuracy == shown.last.accuracy == score(model.layers.eval(), judged, test).accuracy
@@ -205,7 +205,7 @@ def test_judged_is_the_teacher_or_what_the_servers_steps_left(replayed):
     for method in METHODS.keys() - {"fedmatch"}:
         run, prefix = replayed(method), "tested/" if method == "semifl" else "teacher/"
         wanted = {key.removeprefix(prefix): leaf for key, leaf in run.state.tree.items() if key.startswith(prefix)}
-        require_equal(evaluated(build(ALGORITHMS, run.plan.algorithm, "algorithm"), run.state), wanted)
+        require_equal(evaluated_parameters(build(ALGORITHMS, run.plan.algorithm, "algorithm"), run.state), wanted)
     assert replayed("supervised_only").state.facts["followed"] == 4 * 2
 
 
@@ -271,7 +271,7 @@ def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pic
     live, records = Site(Network(), plan, pictures).play()
     [found] = [one for one in records if isinstance(one, Evaluated)]
     assert found.round == plan.rounds
-    judged = evaluated(build(ALGORITHMS, plan.algorithm, "algorithm"), live)
+    judged = evaluated_parameters(build(ALGORITHMS, plan.algorithm, "algorithm"), live)
     expected, trained = {}, {}
     for place, name in enumerate(NAMES):
         rest, held = split_holdout(load_examples(share(plan, plan.device, place)), 0.25, seed=0)

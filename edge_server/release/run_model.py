@@ -17,7 +17,7 @@ from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, Run, best_path
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, test_data
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, evaluated
+from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.classes import normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
@@ -87,7 +87,7 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
         state = file.load(_kept_path(run, number))
     except FileNotFoundError as error:  # its server went on between the look and this
         raise ConfigError(f"run {run.folder.name} keeps its model of round {number} no more; try again") from error
-    tree = _whole(evaluated(algorithm, state), blank(plan.model), run, number)
+    tree = _whole(evaluated_parameters(algorithm, state), blank(plan.model), run, number)
     model = zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()

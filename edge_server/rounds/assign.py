@@ -128,7 +128,7 @@ class TaskAssigner:
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
         departure = self.algorithm.departure
-        self.membership.left = departure.left(state) if departure and purpose == "train" else frozenset()
+        self.membership.left = departure.departed(state) if departure and purpose == "train" else frozenset()
         enough = await wait_for_cohort(
             server, self.membership, plan.cohort, partial(self._require_matching_devices, number)
         )
@@ -293,7 +293,7 @@ class TaskAssigner:
         """Return the optimizer's input."""
         plan = self.plan
         assert plan.optimizer
-        settled_values = self.algorithm.resources.settled
+        settled_values = self.algorithm.resources.fixed_values
         chosen = coordinator.allocator_of(plan.optimizer)
         shares = chosen.candidates(coordinator.options_of(plan.optimizer))
         sizes = partial(sent_bytes, plan.codec) if "sent" in chosen.decides else update_bytes

@@ -14,7 +14,7 @@ from edge_server.allocation.coordinator import options_of, unused_values
 from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, require_there
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, evaluated
+from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
 from shared.config import read
@@ -101,7 +101,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
     _check_exact(plan, {*model.layers.state_dict(), *state.tree}, path)
     _check_device_evaluation(plan, algorithm, path)
     _check_sites(plan, algorithm, path)
-    judged = evaluated(algorithm, state)
+    judged = evaluated_parameters(algorithm, state)
     if plan.evaluation.every and not {name for name, _ in model.layers.named_parameters()} <= judged.keys():
         raise ConfigError(
             f"{path}: algorithm {plan.algorithm.name!r} leaves a part of the model on the devices, and the server has "

@@ -135,7 +135,7 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
     online. If none of these is online, the run waits for one as long as for any cohort.
     """
     departure = rounds.algorithm.departure
-    if departure is None or not (departed := departure.left(state)):
+    if departure is None or not (departed := departure.departed(state)):
         return ""
     membership, server, least = rounds.membership, rounds.server, departure.min_alive
     membership.seen |= set(filter(membership.takes, server.fleet.statuses))

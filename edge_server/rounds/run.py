@@ -45,7 +45,7 @@ from edge_server.rounds.repeat import Repetition, reason_to_end
 from edge_server.rounds.resume import Resumption, resume
 from edge_server.rounds.round import Rounds
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, evaluated
+from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.classes import contrast, normalise_class_names
 from shared.data.examples import Examples
 from shared.data.load import load
@@ -250,7 +250,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
     plan, store = rounds.plan, rounds.store
     at = await stand()
     state = at.state
-    _require_examples(rounds, evaluated(rounds.algorithm, state))
+    _require_examples(rounds, evaluated_parameters(rounds.algorithm, state))
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
         log.info("run %s has ended before", rounds.run)

@@ -99,7 +99,7 @@ class SpeakingNeighbours:
 
     async def mix(self, number: int, state: State) -> State:
         """Return the state after a gossip step; what of it is mixed says the method."""
-        own = self.mixing.mixed(state)
+        own = self.mixing.shared_tree(state)
         packed, moved = await self.worker(packed_model, own), await self.worker(self._moved, own)
 
         def require(peer: str, data: memoryview) -> None:
@@ -114,12 +114,12 @@ class SpeakingNeighbours:
         gossiped = msgspec.structs.replace(gossiped, before=before, after=after, parameters=parameters)
         await self.gossip.conclude(gossiped)
         self.last_mixed.update(parameters_after(gossiped))
-        return self.mixing.with_mixed(state, mixed)
+        return self.mixing.with_mean(state, mixed)
 
     def _moved(self, own: Tree) -> dict[str, float | None]:
         """Return how far our parameters have moved since we last had a model of each neighbour, or since the first."""
         if missing := set(self.gossip.neighbours) - self.last_mixed.keys():
-            self.last_mixed.update(dict.fromkeys(missing, sketch(parameters_of(self.mixing.mixed(self.first())))))
+            self.last_mixed.update(dict.fromkeys(missing, sketch(parameters_of(self.mixing.shared_tree(self.first())))))
         now = sketch(parameters_of(own))
         return {peer: distance(now, self.last_mixed[peer]) for peer in self.gossip.neighbours}
 

@@ -1,4 +1,4 @@
-"""Every learning algorithm's builder by its wire name."""
+"""Registry of learning algorithms: builders by wire name."""
 
 from collections.abc import Callable, Mapping
 

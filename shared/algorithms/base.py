@@ -1,7 +1,7 @@
-"""The algorithm seam: one frozen record of functions, a device half and a server half.
+"""Algorithm interface: one frozen record of functions, with a device half and a server half.
 
-Neither half sees a topic, a socket, a file or a clock. A federated device half is a function; a split device half is a
-generator that yields what goes up and is sent what comes down, so that whoever drives it owns the network.
+Neither half sees a topic, a socket, a file or a clock. A federated device half is a function. A split device half is a
+generator that yields uploads and receives downloads, so that its driver owns the network.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Batches(Protocol):
-    """A device's examples for one task, in the order that the task's seed gives."""
+    """A device's examples for one task, in the order that the task's seed determines."""
 
     @property
     def num_examples(self) -> int:
-        """Examples of one epoch."""
+        """Examples per epoch."""
         ...
 
     @property
     def validation(self) -> Batch:
-        """Examples that are neither trained on nor held out for evaluation; perhaps none."""
+        """Examples used neither for training nor for testing; may be empty."""
         ...
 
     def inputs_at(self, places: Tensor) -> Tensor:
-        """Return a copy of some examples' inputs, as they are before any augmentation.
+        """Return a copy of the inputs of some examples, without augmentation.
 
         Args:
             places: From 0 to `num_examples` - 1, int64 of shape (B,).
@@ -47,15 +47,15 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What a device half proposes.
+    """Update that a device half proposes.
 
     Attributes:
-        tree: A change or values, for the leaves this device holds.
-        weight: Its weight in the mean, above zero.
-        num_examples: Examples it trained on.
+        tree: A change or values, for the leaves that this device has.
+        weight: Weight in the mean, above zero.
+        num_examples: Examples trained on.
         loss: Mean training loss, None where nothing was trained.
         coverage: Boolean masks for leaves of which only some coordinates count.
-        metrics: Other figures, by name.
+        metrics: Further figures, by name.
     """
 
     tree: Tree
@@ -68,10 +68,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The devices of one round, with what the plan says of all of them.
+    """Devices of one round, and the plan's settings for all of them.
 
     Attributes:
-        rounds: Of the whole run, for schedules.
+        rounds: Number of rounds of the whole run, for schedules.
     """
 
     devices: tuple[str, ...]
@@ -81,14 +81,14 @@ class Cohort:
 
 
 Allocation: TypeAlias = Mapping[str, Mapping[str, Value]]
-"""What the resource optimizer gives each device; a device without an entry gets the plan's defaults."""
+"""Values from the resource optimizer, by device; a device without an entry uses the plan's defaults."""
 
 Outcome: TypeAlias = tuple[State, Result]
 
 
 Session: TypeAlias = Generator[Tree, Tree | Missed, Outcome]
-"""A split device half: yields what goes up at a step, is sent what comes down. Sessions of several devices may take
-turns in one process, so it keeps its parameters to itself and draws from generators of its own."""
+"""A split device half: yields the upload of a step and receives the download. Sessions of several devices may take
+turns in one process, so each has private parameters and private random generators."""
 
 
 ServeStep: TypeAlias = Callable[
@@ -99,39 +99,41 @@ ServeStep: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class Split:
-    """A split method's server half, asked at every step of a session.
+    """Server half of a split method, called at every step of a session.
 
     Attributes:
         serve: (model, state, assignments, {device: up}) -> (state, {device: down}), one step after the barrier. The
-            model is a skeleton without storage; the given state's tensors may be used up. Assignments are at least
-            those of the devices that sent; keys are in order; torch's global generator was seeded.
-        check_features: (model, state, assignment, up) raises WireError where `serve` could not take it; returns the
-            Euclidean norm of its floating-point values, which whoever looks at each of them for NaN has anyway.
-        measure: As `serve`, in a session that trains nothing (`Assignment.measures_statistics`): the state's running
-            statistics become the mean over what was sent so far. None: the method has no such session.
-        undropped: Options of the method in such a session, in place of the plan's, so that devices send all features.
-        passes: How often a device passes a batch through layers below the cut in a step, of which it trains by one.
-        cut_of: (model) -> the cut. None: where it is cut is the method's own affair.
+            model is a skeleton without storage; `serve` may modify the state's tensors. The assignments include at
+            least those of the devices that sent; keys are in order; torch's global generator is seeded before the call.
+        check_features: (model, state, assignment, up) raises WireError where `serve` could not use the upload; returns
+            the Euclidean norm of its floating-point values, a by-product of the check for NaN.
+        measure: Like `serve`, in a session that trains nothing (`Assignment.measures_statistics`): the state's running
+            statistics become the mean over all batches so far. None: the method has no such session.
+        statistics_options: The method's options in such a session, in place of the plan's, so that devices send all
+            features.
+        passes: Passes of a batch through the layers below the cut per step; a device trains by one of them.
+        cut_of: (model) -> the cut. None: the method alone decides where the network is cut.
     """
 
     serve: ServeStep
     check_features: Callable[[Model, State, Assignment, Tree], float]
     measure: ServeStep | None = None
-    undropped: Mapping[str, Scalar] = field(default_factory=dict)
+    statistics_options: Mapping[str, Scalar] = field(default_factory=dict)
     passes: int = 1
     cut_of: Callable[[Model], int] | None = None
 
 
 @dataclass(frozen=True)
 class Personal:
-    """Devices that use parameters other than those that came: a model of their own.
+    """Personal models: devices use parameters other than those received.
 
     Attributes:
-        parameters: (model, device state, what came, assignment) -> what the device uses, evaluated after training.
-        sent_for_evaluation: (state, device, assignment) -> what goes down in place of `broadcast` where a device only
-            evaluates.
-        own_statistics: Whether running statistics of a device's own examples are those of its model; not where that is
-            everybody's average.
+        parameters: (model, device state, received tree, assignment) -> the tree that the device uses, evaluated after
+            training.
+        sent_for_evaluation: (state, device, assignment) -> the tree that is sent instead of `broadcast` to a device
+            that only evaluates.
+        own_statistics: Whether the model uses running statistics of the device's own examples; False where they are an
+            average over all devices.
     """
 
     parameters: Callable[[Model, State, Tree, Assignment], Tree]
@@ -141,60 +143,60 @@ class Personal:
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """A server that trains on labelled examples of its own before every broadcast.
+    """Server-side training on labelled examples before every broadcast.
 
     Attributes:
-        train: (model, state, labelled examples, cohort, round) -> the state that the round begins with. The model is a
-            skeleton without storage; torch's global generator was seeded, by the run's seed and the round, so that a
-            round gone on with after a restart begins with the same. A round that is missed leaves nothing of it.
-        evaluated: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
-        check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where it could not train on
-            these. Asked once, before any device is given a task.
-        terms: State at the end of a round, aggregated unless it was missed -> figures of its training to be recorded,
-            by name: loss terms, and how many steps the server took.
+        train: (model, state, labelled examples, cohort, round) -> the state at the start of the round. The model is a
+            skeleton without storage. torch's global generator is seeded by the run's seed and the round, so that a
+            round resumed after a restart starts with the same state. A missed round discards it.
+        evaluated_tree: State -> parameters that are evaluated in place of the state's own, such as a teacher's.
+        check: (model, labelled examples, the plan's hyperparameters) raises ConfigError where training on these is
+            impossible. Called once, before any device gets a task.
+        terms: State at the end of a round, aggregated unless the round was missed -> figures of the training for the
+            journal, by name: loss terms, and the number of server steps.
     """
 
     train: Callable[[Model, State, Batch, Cohort, int], State]
-    evaluated: Callable[[State], Tree] | None = None
+    evaluated_tree: Callable[[State], Tree] | None = None
     check: Callable[[Model, Batch, Hyper], None] | None = None
     terms: Callable[[State], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a resource optimizer and a replay have to be told of a method's training.
+    """Cost of a method's training, for resource optimizers and replays.
 
     Attributes:
-        uses: Names of those values of an allocation that change what a device trains, such as `keep`. Others it is
-            told as well: to a share of the uplink a device keeps whatever it trains.
-        step_share: (model, assignment) -> the share of a whole network's training step, in operations, that a step of
-            `local` is. The model is a skeleton without storage. None: all of it.
-        timed_step: As `local`, a plain step on every batch: what `[measure]` times where `local` takes a number of
-            steps of its own.
-        frees_memory: Whether it frees memory while it trains, at the price of time, for its process to give back.
-        settled: (server state, device) -> the values that this device was given once and for all, such as its `keep`,
-            whatever is decided later; none for a device that has not begun. None: each round decides anew.
+        uses: Names of the allocated values that change the training of a device, such as `keep`. Other values are sent
+            as well: a device observes its share of the uplink whatever it trains.
+        step_share: (model, assignment) -> operations of a step of `local`, as a share of a training step of the whole
+            network. The model is a skeleton without storage. None: 1.
+        timed_step: Like `local`, but one plain step per batch: `[measure]` times it where `local` chooses its number of
+            steps itself.
+        frees_memory: Whether training frees memory at the price of time, for the process to return to the system.
+        fixed_values: (server state, device) -> values that this device got at its first participation, such as `keep`,
+            and retains whatever is decided later; empty for a device that has not begun. None: decided in each round.
     """
 
     uses: frozenset[str] = frozenset()
     step_share: Callable[[Model, Assignment], float] | None = None
     timed_step: Callable[[Model, State, Tree, Batches, Assignment], Outcome | Session] | None = None
     frees_memory: bool = False
-    settled: Callable[[State, str], Mapping[str, float]] | None = None
+    fixed_values: Callable[[State, str], Mapping[str, float]] | None = None
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """What servers of several sites mix of their states, so that together they train one model.
+    """Mixing of models between the servers of several sites, which together train one model.
 
     Attributes:
-        mixed: State -> the tree of which a site takes a weighted mean over itself and its neighbours. Of every site it
-            has the same leaves.
-        with_mixed: (state, that mean) -> the state that the site goes on with.
+        shared_tree: State -> the tree that a site averages, with weights, over itself and its neighbours. It has the
+            same leaves on every site.
+        with_mean: (state, that mean) -> the state with which the site continues.
     """
 
-    mixed: Callable[[State], Tree]
-    with_mixed: Callable[[State, Tree], State]
+    shared_tree: Callable[[State], Tree]
+    with_mean: Callable[[State, Tree], State]
 
 
 @dataclass(frozen=True)
@@ -202,40 +204,40 @@ class Departure:
     """Devices that leave a run for good before it ends.
 
     Attributes:
-        left: State -> devices that take no further part.
-        min_alive: The run ends when fewer devices than that have not left.
+        departed: State -> devices that take no further part.
+        min_alive: The run ends when fewer devices remain.
     """
 
-    left: Callable[[State], frozenset[str]]
+    departed: Callable[[State], frozenset[str]]
     min_alive: int = 1
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One method: what every round does, on the server and on a device; and, by name, what only some methods have.
+    """A learning method: the functions of every round on server and device, and named optional capabilities.
 
     Attributes:
         init: (model, seed) -> server state.
-        assign: (state, cohort, allocation, round) -> what each device is told. Pure and seeded.
-        broadcast: (state, device, assignment) -> the tree that goes down. Devices given the same leaves share one
+        assign: (state, cohort, allocation, round) -> task of each device. Pure and seeded.
+        broadcast: (state, device, assignment) -> the tree that the server sends. Devices with the same leaves share one
             transmission.
         local: (model, device state, tree, batches, assignment) -> (device state, result); or a generator, if split:
-            its model is a skeleton without storage then, and `tree` has the leaves below the cut alone.
-        absorb: (mean, device, assignment, result) -> mean. Called once an update, in device order.
+            then the model is a skeleton without storage, and `tree` has only the leaves below the cut.
+        absorb: (mean, device, assignment, result) -> mean. Called once per update, in device order.
         aggregate: (state, mean) -> state.
-        empty: State -> the accumulator that `absorb` adds a round's first update to; what absorbing must know of the
-            state can lie in its facts.
-        check_update: (assignment, what went down, what came up) raises WireError where `absorb` could not take it;
-            leaves may have no storage. None: leaves that went down, of the same shape. Where it is given, the device
-            half checks what came down itself: any leaves may.
+        empty: State -> the accumulator to which `absorb` adds a round's first update; its facts can carry parts of the
+            state that `absorb` needs.
+        check_update: (assignment, download, upload) raises WireError where `absorb` could not use the upload; leaves
+            may have no storage. None: the leaves of the download, with the same shapes. If set, the device half checks
+            the download itself, which may have any leaves.
         split: Every training step goes through the server.
-        personal: Devices use models of their own.
+        personal: Devices have personal models.
         server: The server trains as well.
-        resources: What its training costs, and which decisions it trains by.
+        resources: Cost of the training, and the allocated values that it uses.
         departure: Devices may leave for good.
         mixing: Several servers can train together.
-        reads_labels: Whether devices train on labels; where not, none of theirs is read.
-        sends_changes: Whether an update is a change, so that what does not come of it does not move: codec `topk`.
+        reads_labels: Whether devices train on labels; if not, none of theirs is read.
+        sends_changes: Whether an update is a change, so that a missing coordinate means no change: codec `topk`.
     """
 
     init: Callable[[Model, int], State]
@@ -256,35 +258,32 @@ class Algorithm:
     sends_changes: bool = False
 
 
-def evaluated(algorithm: Algorithm, state: State) -> Tree:
-    """Return the parameters of a server state by which a method is judged."""
-    own = algorithm.server and algorithm.server.evaluated
-    return own(state) if own else state.tree
+def evaluated_parameters(algorithm: Algorithm, state: State) -> Tree:
+    """Return the parameters of a server state that are evaluated."""
+    select = algorithm.server and algorithm.server.evaluated_tree
+    return select(state) if select else state.tree
 
 
 def join_network(algorithm: Algorithm, model: Model, state: State) -> Tree:
-    """Return the one network that is tested, exported and served: of a split method bottom and top, SemiSFL's teacher.
+    """Return the complete network that is tested, exported and served: bottom and top if split, SemiSFL's teacher.
 
     Args:
-        model: The network, of any storage or none.
-        state: The server's, as a checkpoint has it.
+        model: The network, with or without storage.
+        state: Server state, as in a checkpoint.
 
     Raises:
-        ConfigError: A part of it is on the devices.
+        ConfigError: A part of it exists only on the devices.
     """
-    judged, names = evaluated(algorithm, state), model.layers.state_dict().keys()
-    if missing := sorted(names - judged.keys()):
-        raise ConfigError(f"{missing[0]} and {len(missing) - 1} more parameters are on the devices: no whole network")
-    return {name: judged[name] for name in names}
+    parameters, names = evaluated_parameters(algorithm, state), model.layers.state_dict().keys()
+    if missing := sorted(names - parameters.keys()):
+        raise ConfigError(
+            f"{missing[0]} and {len(missing) - 1} more parameters exist only on the devices: no complete network"
+        )
+    return {name: parameters[name] for name in names}
 
 
 def assign_alike(_state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
-    """Tell every device the plan's hyperparameters, its own seed and its own allocation.
-
-    Args:
-        cohort: Devices of the round, their hyperparameters and the seed.
-        allocation: What was decided for each device.
-    """
+    """Assign every device the plan's hyperparameters, a seed and its allocation."""
     return {
         device: Assignment(
             seed=mix(cohort.seed, number, device), hyper=cohort.hyper, values=dict(allocation.get(device, {}))

@@ -29,19 +29,19 @@ from shared.tensors.tree import Mean, State, Tree
 LEFT = "left/"
 AT_ONCE = 512
 STOPPING_OPTIONS = ("early_stopping", "share", "min_alive")
-"""Of a task: what `[early_stopping]` of its plan became."""
+"""Options of a task, from `[early_stopping]` of its plan."""
 STOPPED, LOSS = "stopped", "stopping_loss"
-"""What a device says it did, and what it remembers: the loss L of its last participation."""
+"""Metrics of an update: whether the device stops, and the loss L; the device's state stores L under the same name."""
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """When a device stops.
+    """Condition under which a device stops.
 
     Attributes:
-        is_on: Whether any ever does.
-        share: Of the training loss in L; lambda.
-        min_alive: The run ends when fewer have not stopped; FedSPU's authors take 10.
+        is_on: Whether devices stop at all.
+        share: lambda, the weight of the training loss in L.
+        min_alive: The run ends when fewer devices have not stopped; FedSPU's authors take 10.
     """
 
     is_on: bool = False
@@ -49,11 +49,11 @@ class Stopping:
     min_alive: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none, and a run without devices.
+        """Check types and ranges.
 
         Raises:
-            ValueError: The share is not in [0, 1], `min_alive` is below 1, or the switch is no boolean: "false" in
-                quotes would be on.
+            ValueError: The share is not in [0, 1], `min_alive` is below 1, or the switch is not a boolean: "false" in
+                quotes would count as true.
         """
         if not isinstance(self.is_on, bool):
             raise ValueError(f"early_stopping must be true or false, not {self.is_on!r}")  # noqa: TRY004
@@ -65,12 +65,12 @@ class Stopping:
     def judge(
         self, facts: dict[str, Scalar], train_loss: float | None, layers: nn.Module, tree: Tree, validation: Batch
     ) -> tuple[dict[str, Scalar], dict[str, float]]:
-        """Return what a device remembers from now on, and what it tells: whether it stops, and by which losses.
+        """Return a device's new facts, and its metrics: whether it stops, and the losses that decide it.
 
         Args:
-            facts: What it remembers of its participation before.
-            train_loss: Mean over this one's mini-batches; None where there were none, which says nothing.
-            layers: The network, for `tree`; it is left in evaluation mode.
+            facts: The device's facts after its previous participation.
+            train_loss: Mean over the mini-batches; None without any, which decides nothing.
+            layers: The network, for `tree`; left in evaluation mode.
         """
         if not self.is_on or train_loss is None:
             return facts, {}
@@ -85,10 +85,10 @@ class Stopping:
 
 @torch.no_grad()
 def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
-    """Return the mean cross-entropy in evaluation mode; running statistics stay as they are.
+    """Return the mean cross-entropy in evaluation mode; running statistics stay unchanged.
 
     Args:
-        tree: Its parameters and buffers.
+        tree: Parameters and buffers.
         batch: Inputs of shape (B, ...), labels of shape (B,).
     """
     layers.eval()
@@ -101,40 +101,40 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
 
 
 def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """Return a builder with the three options of early stopping in place of the `Stopping` that it takes.
+    """Replace a builder's parameter `stopping` by the three options of early stopping.
 
     Args:
-        builder: Takes `stopping`, and builds a device half that asks it (`Stopping.judge`).
+        builder: Takes `stopping`, and builds a device half that calls `Stopping.judge`.
     """
 
     @wraps(builder)
-    def built(
-        *own: object, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1, **options: object
+    def build(
+        *args: object, early_stopping: bool = False, share: float = 0.7, min_alive: int = 1, **options: object
     ) -> Algorithm:
         stopping = Stopping(early_stopping, share, min_alive)
-        return with_departures(builder(*own, **options, stopping=stopping), stopping)
+        return with_departures(builder(*args, **options, stopping=stopping), stopping)
 
-    shown, added = signature(builder), signature(built, follow_wrapped=False).parameters
-    kept = [option for name, option in shown.parameters.items() if name != "stopping"]
-    options = [*kept, *(added[name] for name in STOPPING_OPTIONS)]
-    built.__signature__ = shown.replace(parameters=options)  # type: ignore[attr-defined]  # what `signature` reads
-    return built
+    builder_signature, added = signature(builder), signature(build, follow_wrapped=False).parameters
+    retained = [option for name, option in builder_signature.parameters.items() if name != "stopping"]
+    options = [*retained, *(added[name] for name in STOPPING_OPTIONS)]
+    build.__signature__ = builder_signature.replace(parameters=options)  # type: ignore[attr-defined]  # what `signature` reads
+    return build
 
 
 def can_stop_early(builder: Callable[..., object]) -> bool:
-    """Tell whether a builder takes the options of early stopping."""
+    """Return True if a builder takes the options of early stopping."""
     return signature(builder).parameters.keys() >= set(STOPPING_OPTIONS)
 
 
 def with_departures(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
-    """Return the algorithm, whose device half says in its metrics whether it stops, with a server that remembers it."""
+    """Return the algorithm with a server that records the devices that stop, as their metrics say."""
     if not stopping.is_on:
         return algorithm
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         mean = algorithm.absorb(mean, device, assignment, result)
-        gone = {f"{LEFT}{device}": True} if result.metrics.get(STOPPED) else {}
-        return replace(mean, facts=mean.facts | gone)
+        departures = {f"{LEFT}{device}": True} if result.metrics.get(STOPPED) else {}
+        return replace(mean, facts=mean.facts | departures)
 
     def aggregate(state: State, mean: Mean) -> State:
         after = algorithm.aggregate(state, mean)
@@ -146,5 +146,5 @@ def with_departures(algorithm: Algorithm, stopping: Stopping) -> Algorithm:
 
 
 def departed_devices(state: State) -> frozenset[str]:
-    """Return who has stopped."""
+    """Return the devices that have stopped."""
     return frozenset(key.removeprefix(LEFT) for key in state.facts if key.startswith(LEFT))

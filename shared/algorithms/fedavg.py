@@ -1,4 +1,4 @@
-"""FedAvg: devices train the whole model, the server moves by the weighted mean of their changes.
+"""FedAvg: average the changes of models trained on the devices, weighted by examples.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized
 Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
@@ -26,17 +26,17 @@ from shared.tensors.sgd import descend
 from shared.tensors.tree import Mean, State, Tree
 
 Correction: TypeAlias = Callable[[nn.Module, Tree], None]
-"""Change the gradients of a module in place, after backward; given the parameters the round started from.
+"""(module, parameters at the start of the round): changes the module's gradients in place after backward.
 
-Number by number: a replay may hand it several devices' parameters in stacks, with an axis in front that these lack.
+Elementwise: a replay may pass the parameters of several devices stacked along an additional first axis.
 """
 
 RECEIVED = (
-    "the model that came is the cause, not this device's training, unless its examples are not finite; see whose "
-    "updates the server's log and report name in the round before"
+    "the received model is the cause, not this device's training, unless its examples are not finite; see whose "
+    "updates the server's log and report name in the previous round"
 )
 
-REMEDY = "lower hyper.learning_rate, or look for examples of this device that are not finite"
+REMEDY = "lower hyper.learning_rate, or look for non-finite examples of this device"
 
 
 def local_sgd(
@@ -47,31 +47,25 @@ def local_sgd(
     assignment: Assignment,
     correct: Correction | None = None,
 ) -> Outcome:
-    """Device half: SGD from `start`; the result is how far parameters and buffers moved.
+    """Device half: SGD from `start`; the result is the change of parameters and buffers.
 
     Args:
-        state: What the device kept.
-        start: The parameters that came, by name.
-        batches: Its mini-batches: inputs of shape (N, ...), labels of shape (N,).
+        start: Received parameters, by name.
         correct: Changes gradients before each step.
     """
     layers, hyper = model.layers, assignment.hyper
     layers.load_state_dict(start)
     layers.train()
-    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    layers.zero_grad()  # gradients of a task interrupted within a step
     change = partial(correct, layers, start) if correct else None
     loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper, change)
-    moved = tree.subtract(model.tree(), start)
-    return state, Result(moved, float(batches.num_examples), batches.num_examples, loss)
+    change_tree = tree.subtract(model.tree(), start)
+    return state, Result(change_tree, float(batches.num_examples), batches.num_examples, loss)
 
 
 @dataclass(frozen=True)
 class LocalSgd:
-    """`local_sgd` as a device half that a replay recognises: several devices of it can train in one pass.
-
-    Attributes:
-        correct: See `local_sgd`.
-    """
+    """`local_sgd` in a form that a replay recognises: it can train several devices in one pass."""
 
     correct: Correction | None = None
 
@@ -81,17 +75,15 @@ class LocalSgd:
 
 
 def train_copies(layers: nn.Module, start: Tree, batches: Batches, hyper: Hyper) -> tuple[Tree, float | None]:
-    """Do SGD on copies of all parameters and buffers; return these, and the mean loss as in `descend_batches`.
+    """Train copies of all parameters and buffers by SGD; return them, and the mean loss as in `descend_batches`.
 
     Args:
-        layers: The network; of its tensors only names and shapes are read.
-        start: Parameters and buffers to begin with.
-        batches: The task's examples, in order.
-        hyper: Rate, momentum and decay.
+        layers: Trains the copies; its tensors are overwritten.
+        start: Initial parameters and buffers; not changed.
     """
     layers.load_state_dict(start)
     layers.train()
-    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    layers.zero_grad()  # gradients of a task interrupted within a step
     loss = descend_batches(layers, list(layers.named_parameters()), batches, hyper)
     return {key: leaf.clone() for key, leaf in layers.state_dict().items()}, loss
 
@@ -104,28 +96,27 @@ def descend_batches(
     correct: Callable[[], None] | None = None,
     momenta: Tree | None = None,
 ) -> float | None:
-    """Do SGD on the weights of a network in training mode; return its mean loss while it learned, None without a step.
+    """Do SGD on the weights of a network in training mode; return the mean loss during training, None without a step.
 
     Args:
         network: From inputs of shape (B, ...) to outputs of shape (B, classes).
         weights: By name, changed in place.
-        hyper: Learning rate, momentum, weight decay.
         correct: Changes the gradients in place, after each backward.
-        momenta: Of each weight by name, to begin with, changed in place; None for none yet.
+        momenta: Initial momentum by weight name, changed in place; None for zero.
 
     Raises:
         Diverged: The loss of a step is not finite.
     """
-    momenta, seen, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
+    momenta, examples, loss_sum = Tree() if momenta is None else momenta, 0, 0.0
     for step, (inputs, labels) in enumerate(batches, start=1):
         loss = functional.cross_entropy(network(inputs), labels)
         loss.backward()
         if correct:
             correct()
         descend(weights, momenta, hyper)
-        seen += len(labels)
+        examples += len(labels)
         loss_sum += require_finite_loss(loss.item(), step) * len(labels)
-    return loss_sum / seen if seen else None
+    return loss_sum / examples if examples else None
 
 
 def require_finite_loss(loss: float, step: int) -> float:
@@ -142,17 +133,17 @@ def require_finite_loss(loss: float, step: int) -> float:
 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
-    """Server half, once an update: add its change with its weight."""
+    """Server half, once per update: add its change with its weight."""
     return tree.accumulate(mean, result.tree, result.weight, result.coverage)
 
 
 def aggregate(state: State, mean: Mean) -> State:
-    """Server half, once a round: move by the mean change; coordinates nobody held stay."""
+    """Server half, once per round: add the mean change; coordinates without an update stay."""
     return State(tree.add(state.tree, tree.finish_mean(mean)), state.facts)
 
 
 def fedavg() -> Algorithm:
-    """Build the algorithm; its server state is the model's own tree."""
+    """Build the algorithm; its server state is the model's tree."""
     return Algorithm(
         init=lambda model, _seed: State({key: leaf.clone() for key, leaf in model.tree().items()}),
         assign=assign_alike,

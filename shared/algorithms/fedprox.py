@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose devices are pulled towards the parameters they started from.
+"""FedProx: FedAvg with a proximal term towards the round's initial parameters.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
 https://arxiv.org/abs/1812.06127

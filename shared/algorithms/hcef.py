@@ -1,4 +1,4 @@
-r"""HCEF: each device takes some of its local steps, by chance, and sends a part of its change.
+"""HCEF: each device takes a random share of its local steps and sends a part of its change.
 
 Zhang, Gao, Guo, Gong. HCEF: heterogeneity-aware cooperative federated edge learning with adaptive computation and
 communication compression. https://arxiv.org/abs/2409.04022
@@ -6,23 +6,23 @@ communication compression. https://arxiv.org/abs/2409.04022
     x^(s+1) = x^s - eta 1_s g(x^s),   1_s ~ Bernoulli(rho),   s = 0 ... tau - 1          (4), (6)
     y <- y + 1 / N sum_n Q_theta(x_n^tau - x_n^0)
 
-tau is `local_steps`; rho and theta come with every task as `steps` and `sent`, 1 where nobody decides; Q is the codec,
-`topk`. A skipped step touches nothing: no parameter, no momentum, no batch, no second; so what counts is how many of
-the tau are taken. That is a function of the task's seed, and the server, which draws it too, tells it with the task.
-With `draw = "even"` a device takes floor(rho tau + u) steps, u uniform in [0, 1): rho tau in the mean as well, but
-never a whole step more, so that the slowest of many devices takes little longer than was decided. The paper's time and
-energy, (8) and (9), are expectations, which such a round is near to.
+tau is `local_steps`; rho and theta arrive with every task as `steps` and `sent`, 1 without an optimizer; Q is the codec
+`topk`. A skipped step changes nothing: no parameter, no momentum, no batch, no time. So only the number of steps taken
+matters. It is a function of the task's seed; the server draws it too, and sends it with the task. With `draw = "even"`
+a device takes floor(rho tau + u) steps, u uniform in [0, 1): rho tau in the mean as well, but never a whole step more,
+so that the slowest of many devices takes little longer than planned. The paper's time and energy, (8) and (9), are
+expectations, to which such a round is close.
 
-Momentum starts anew with every task, unless `momentum` is "kept"; the paper does not say. With rho = theta = 1 and as
-many steps as an epoch has, it is FedAvg then.
+Momentum starts at zero in every task, unless `momentum` is "kept"; the paper does not specify it. With rho = theta = 1
+and as many steps as an epoch has, this is FedAvg.
 
-What rho and theta are decided from (Algorithm 2), from M gradients of minibatches at the parameters that came:
+rho and theta are decided (Algorithm 2) from M gradients of minibatches at the received parameters:
 
     sigma^2 = E |g - grad F|^2,   G^2 = |grad F|^2
     s^2 = 1 / (M - 1) sum |g_m - mean|^2,   sigma^2 ~ (1 - f) s^2,   G^2 ~ max(0, |mean|^2 - (1 / M - f) s^2)
 
-f is 0 where each minibatch is drawn from all of the device's N examples; where they are the first of an epoch, none of
-which shares an example with another, f = B / N. Neither is biased; |mean|^2 alone would be too large by sigma^2 / M.
+f is 0 where each minibatch is drawn from all of the device's N examples; where they are the first of an epoch, which
+are disjoint, f = B / N. Neither estimate is biased; |mean|^2 alone would be too large by sigma^2 / M.
 """
 
 from __future__ import annotations
@@ -61,29 +61,30 @@ from shared.tensors.counts import floor_share
 from shared.tensors.tree import State, Tree
 
 STEPS, SENT = "steps", "sent"
-"""Values of a task: rho, the share of its local steps that a device takes, and theta, of its change that it sends."""
+"""Values of a task: rho, the share of the local steps to take, and theta, the share of the change to send."""
 GRADIENTS = "gradients"
-"""Value of a task: gradients that its device estimates by; 0 in rounds without estimates."""
+"""Value of a task: number of gradients for the estimates; 0 in rounds without estimates."""
 SIGMA2, G2, STEPS_TAKEN = "sigma2", "g2", "steps_taken"
-"""What a device says with its update."""
+"""Metrics of an update."""
 NEAR = 1e-9
-"""A share of the steps that is whole but for rounding is."""
+"""Tolerance within which a number of steps counts as whole."""
 FEWEST = 2
-"""Gradients of which a variance can be told."""
+"""Minimum number of gradients for a variance."""
 
 
 @dataclass(frozen=True)
 class HcefSettings:
-    """What the method is set to.
+    """Settings of the method.
 
     Attributes:
-        local_steps: tau, local steps of a round, a batch each; `[hyper] local_epochs` does not count here.
+        local_steps: tau, local steps of a round, one batch each; `[hyper] local_epochs` is ignored.
         gradients: M, gradients from which each device estimates sigma^2 and G^2 before it trains, 2 or more; 0: none.
-            They take as long as so many steps.
-        estimate_every: From one round with estimates to the next, the first being one: what was told holds until then.
-        weighting: Whether every device counts alike, as in the paper, or by its examples, as in FedAvg.
-        draw: What chance decides: each step for itself, as in the paper, or whether rho tau is rounded up or down.
-        momentum: Whether it begins anew with every task, or a device goes on with that of its last step.
+            They take as long as the same number of steps.
+        estimate_every: Rounds from one with estimates to the next, the first being one; estimates hold until the next.
+        weighting: Weight of a device in the mean: equal for all, as in the paper, or by examples, as in FedAvg.
+        draw: Random decision: `trials`, for each step, as in the paper; or `even`, whether rho tau is rounded up or
+            down.
+        momentum: `anew`: zero at the start of every task; `kept`: continued from the device's last step.
     """
 
     local_steps: int = 5
@@ -94,10 +95,10 @@ class HcefSettings:
     momentum: Literal["anew", "kept"] = "anew"
 
     def __post_init__(self) -> None:
-        """Refuse what no round can use.
+        """Check the ranges.
 
         Raises:
-            ValueError: It is such a setting.
+            ValueError: A setting is out of range, or unknown.
         """
         if index(self.local_steps) < 1 or (index(self.gradients) and self.gradients < FEWEST):
             raise ValueError("local_steps must be >= 1, gradients 0 or >= 2")
@@ -106,31 +107,33 @@ class HcefSettings:
         if self.weighting not in ("uniform", "examples"):
             raise ValueError(f'weighting is {self.weighting!r}, it must be "uniform" or "examples"')
         if self.draw not in ("trials", "even") or self.momentum not in ("anew", "kept"):
-            raise ValueError('draw must be "trials" or "even", momentum "anew" or "kept"')
+            raise ValueError(
+                f'draw is {self.draw!r}, it must be "trials" or "even"; '
+                f'momentum is {self.momentum!r}, it must be "anew" or "kept"'
+            )
 
 
 def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials", "even"] = "trials") -> int:
-    """Return how many of the local steps a device takes, rho tau in the mean.
+    """Return the number of local steps that a device takes, on average rho tau.
 
     Args:
-        local_steps: tau.
-        share: rho.
-        draw: `trials`: so many, each of which succeeds with probability rho; `even`: rho tau is rounded up as often as
-            it must be, and else down.
+        local_steps: tau of the paper.
+        share: rho of the paper, in [0, 1].
+        draw: `trials`: each step is taken with probability rho; `even`: rho tau is rounded up or down at random.
     """
     chance = Random(f"{seed}/steps")  # noqa: S311 - a draw, not a secret
     if draw == "even":
-        whole = floor_share(share, local_steps)
-        rest = share * local_steps - whole
-        return min(local_steps, whole + (rest + chance.random() * (1 - NEAR) + NEAR >= 1))
+        whole_steps = floor_share(share, local_steps)
+        fraction = share * local_steps - whole_steps
+        return min(local_steps, whole_steps + (fraction + chance.random() * (1 - NEAR) + NEAR >= 1))
     return sum(chance.random() < share for _ in range(local_steps))
 
 
-def told_share(values: Mapping[str, Value], name: str) -> float:
-    """Return rho or theta as a task says it; 1 where it says nothing.
+def assigned_share(values: Mapping[str, Value], name: str) -> float:
+    """Return rho or theta of a task; 1 where it is absent.
 
     Raises:
-        WireError: It is no share.
+        WireError: It is not in [0, 1].
     """
     value = values.get(name, 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
@@ -141,19 +144,19 @@ def told_share(values: Mapping[str, Value], name: str) -> float:
 def assign(
     settings: HcefSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
-    """Tell every device its shares, and how many gradients it computes in all.
+    """Assign every device its shares, and the number of gradients that it computes.
 
     Raises:
-        WireError: An allocated share is none.
+        WireError: An allocated share is out of range.
     """
-    enough = max(settings.local_steps, settings.gradients)  # epochs, a batch each at least
+    enough = max(settings.local_steps, settings.gradients)  # epochs of at least one batch
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=enough)
-    gradients, told = 0 if (number - 1) % settings.estimate_every else settings.gradients, {}
-    for device, one in assign_alike(state, cohort, allocation, number).items():
-        taken = _steps_of(settings, one)
-        values = {**one.values, GRADIENTS: gradients, "local_steps": taken + gradients}
-        told[device] = msgspec.structs.replace(one, hyper=hyper, values=values)
-    return told
+    gradients, assignments = 0 if (number - 1) % settings.estimate_every else settings.gradients, {}
+    for device, assignment in assign_alike(state, cohort, allocation, number).items():
+        steps = _assigned_steps(settings, assignment)
+        values = {**assignment.values, GRADIENTS: gradients, "local_steps": steps + gradients}
+        assignments[device] = msgspec.structs.replace(assignment, hyper=hyper, values=values)
+    return assignments
 
 
 def local(
@@ -163,36 +166,36 @@ def local(
 
     Raises:
         Diverged: A loss is not finite.
-        WireError: The task's share of steps is none.
+        WireError: The task's share of steps is out of range.
     """
     layers, hyper, metrics = model.layers, assignment.hyper, dict[str, float]()
-    taken = _steps_of(settings, assignment)
+    steps = _assigned_steps(settings, assignment)
     if settings.gradients and assignment.values.get(GRADIENTS):
         layers.load_state_dict(start)
         metrics[SIGMA2], metrics[G2] = gradient_moments(layers, batches, hyper.batch_size, settings.gradients)
-    layers.load_state_dict(start)  # anew: running statistics have moved
+    layers.load_state_dict(start)  # again: running statistics have changed
     layers.train()
     layers.zero_grad()  # of a task that was cut short in the middle of a step
     momenta = {name: leaf.clone() for name, leaf in state.tree.items()} if settings.momentum == "kept" else Tree()
     weights = list(layers.named_parameters())
-    loss = descend_batches(layers, weights, islice(batches, taken), hyper, momenta=momenta)
+    loss = descend_batches(layers, weights, islice(batches, steps), hyper, momenta=momenta)
     weight = 1.0 if settings.weighting == "uniform" else float(batches.num_examples)
-    moved = tree.subtract(model.tree(), start)
-    metrics[STEPS_TAKEN] = float(taken)
-    kept = State(momenta, state.facts) if settings.momentum == "kept" else state
-    return kept, Result(moved, weight, batches.num_examples, loss, metrics=metrics)
+    change = tree.subtract(model.tree(), start)
+    metrics[STEPS_TAKEN] = float(steps)
+    device_state = State(momenta, state.facts) if settings.momentum == "kept" else state
+    return device_state, Result(change, weight, batches.num_examples, loss, metrics=metrics)
 
 
-def _steps_of(settings: HcefSettings, told: Assignment) -> int:
-    return steps_taken(told.seed, settings.local_steps, told_share(told.values, STEPS), settings.draw)
+def _assigned_steps(settings: HcefSettings, assignment: Assignment) -> int:
+    return steps_taken(assignment.seed, settings.local_steps, assigned_share(assignment.values, STEPS), settings.draw)
 
 
 def gradient_moments(layers: nn.Module, batches: Batches, batch_size: int, count: int) -> tuple[float, float]:
-    """Return estimates of sigma^2 and G^2 at a network's parameters, neither below zero; running statistics move.
+    """Return estimates of sigma^2 and G^2 at a network's parameters, both >= 0; running statistics change.
 
     Args:
-        layers: From inputs of shape (B, ...) to outputs of shape (B, classes), with the parameters that came.
-        batch_size: B.
+        layers: From inputs of shape (B, ...) to outputs of shape (B, classes), with the received parameters.
+        batch_size: B of the paper, examples of a minibatch.
         count: M, at least 2.
 
     Raises:
@@ -201,33 +204,35 @@ def gradient_moments(layers: nn.Module, batches: Batches, batch_size: int, count
     layers.train()
     weights = [weight for weight in layers.parameters() if weight.requires_grad]
     share = batch_size / max(1, batches.num_examples)
-    parted = count * share <= 1
-    drawn = enumerate(_minibatches(batches, count, parted=parted), start=1)
-    return moments_of((_gradient(layers, weights, batch, number) for number, batch in drawn), share if parted else 0.0)
+    disjoint = count * share <= 1
+    minibatches = enumerate(_minibatches(batches, count, disjoint=disjoint), start=1)
+    return moments_of(
+        (_gradient(layers, weights, batch, number) for number, batch in minibatches), share if disjoint else 0.0
+    )
 
 
 def moments_of(gradients: Iterable[Tensor], common: float) -> tuple[float, float]:
-    """Return estimates of sigma^2 and G^2 from the gradients of minibatches, neither below zero.
+    """Return estimates of sigma^2 and G^2 from the gradients of minibatches, both >= 0.
 
     Args:
-        gradients: Vectors of shape (d,); of fewer than two nothing can be told, and both are 0.
-        common: f, the share of the examples that a minibatch is where no two share one; else 0.
+        gradients: Vectors of shape (d,); with fewer than two, both estimates are 0.
+        common: f, a minibatch's share of the examples where minibatches are disjoint; else 0.
     """
-    mean, spread, seen = torch.zeros(()), 0.0, 0
+    mean, spread, count = torch.zeros(()), 0.0, 0
     for gradient in gradients:
-        seen += 1
-        beside = gradient - mean
-        mean = mean + beside / seen
-        spread += float(torch.dot(beside, gradient - mean))
-    if seen < FEWEST:
+        count += 1
+        deviation = gradient - mean
+        mean = mean + deviation / count
+        spread += float(torch.dot(deviation, gradient - mean))
+    if count < FEWEST:
         return 0.0, 0.0
-    variance = max(0.0, spread / (seen - 1))
-    return (1 - common) * variance, max(0.0, float(torch.dot(mean, mean)) - (1 / seen - common) * variance)
+    variance = max(0.0, spread / (count - 1))
+    return (1 - common) * variance, max(0.0, float(torch.dot(mean, mean)) - (1 / count - common) * variance)
 
 
-def _minibatches(batches: Batches, count: int, *, parted: bool) -> Iterator[Batch]:
-    """Yield minibatches: of one epoch, so that no two share an example, or the first of as many epochs."""
-    if parted:
+def _minibatches(batches: Batches, count: int, *, disjoint: bool) -> Iterator[Batch]:
+    """Yield disjoint minibatches of one epoch, or the first minibatch of each of several epochs."""
+    if disjoint:
         yield from islice(batches, count)
         return
     for epoch in islice(epochs(batches), count):
@@ -236,7 +241,7 @@ def _minibatches(batches: Batches, count: int, *, parted: bool) -> Iterator[Batc
 
 
 def _gradient(layers: nn.Module, weights: list[nn.Parameter], batch: Batch, number: int) -> Tensor:
-    """Return the gradient of a minibatch's mean loss as one vector; those in the parameters stay as they are."""
+    """Return the gradient of a minibatch's mean loss as one vector; gradients in the parameters stay."""
     loss = functional.cross_entropy(layers(batch[0]), batch[1])
     require_finite_loss(loss.item(), number)
     parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
@@ -252,10 +257,10 @@ def hcef(
     draw: Literal["trials", "even"] = "trials",
     momentum: Literal["anew", "kept"] = "anew",
 ) -> Algorithm:
-    """Build the algorithm; options as in `HcefSettings`. Its server state is the model's own tree.
+    """Build the algorithm; options as in `HcefSettings`. Its server state is the model's tree.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
     settings = HcefSettings(local_steps, gradients, estimate_every, weighting, draw, momentum)
     averaged = fedavg()

@@ -1,10 +1,10 @@
-"""Local training alone: every device trains a model of its own and nothing is exchanged; what others are measured by.
+"""Local training alone: personal models without any exchange, as a reference.
 
 The reference of personalised methods, as in Niu, Dong, Qin, AAAI 2025, https://arxiv.org/abs/2403.11464
 
-    w_k <- w_k - eta * dF_k(w_k) / dw_k         from w^0, which all begin with
+    w_k <- w_k - eta * dF_k(w_k) / dw_k         from w^0, common to all devices
 
-No tensor travels in either direction; the server's model stays as it began.
+No tensor travels in either direction; the server's model never changes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def local_only(*, stopping: Stopping) -> Algorithm:
     """Build the algorithm."""
 
     def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
-        """Device half: SGD on the whole model, which stays here."""
-        own, loss = train_copies(
+        """Device half: SGD on the whole model, which stays on the device."""
+        personal, loss = train_copies(
             model.layers, personal_model(model, state, down, assignment), batches, assignment.hyper
         )
-        require_finite(own)
-        facts, metrics = stopping.judge(state.facts, loss, model.layers, own, batches.validation)
+        require_finite(personal)
+        facts, metrics = stopping.judge(state.facts, loss, model.layers, personal, batches.validation)
         count = batches.num_examples
-        return State(own, facts), Result({}, float(count), count, loss, metrics=metrics)
+        return State(personal, facts), Result({}, float(count), count, loss, metrics=metrics)
 
     return Algorithm(
         init=_begin,

@@ -17,30 +17,30 @@ from shared.protocol.messages import Hyper
 
 
 def epochs(batches: Batches) -> Iterator[Iterator[Batch]]:
-    """Yield the batches of one epoch after the other; each must be used up before the next is asked for."""
+    """Yield one iterator of batches per epoch; each must be exhausted before the next is requested."""
     flow = iter(batches)
     for first in flow:
         yield _epoch(first, flow, batches.num_examples)
 
 
 def _epoch(first: Batch, flow: Iterator[Batch], count: int) -> Iterator[Batch]:
-    seen = len(first[1])
+    examples = len(first[1])
     yield first
-    while seen < count:
+    while examples < count:
         try:
             batch = next(flow)
         except StopIteration:
             return
-        seen += len(batch[1])
+        examples += len(batch[1])
         yield batch
 
 
 @dataclass
 class Tally:
-    """The mean loss of a training in stretches.
+    """Mean loss over several calls of SGD.
 
     Attributes:
-        seen: Examples so far, as often as they were trained on.
+        seen: Examples so far, each as often as it was trained on.
         total: Sum of their losses.
     """
 
@@ -49,7 +49,7 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Loss of an example; None where there was none."""
+        """Mean loss per example; None without an example."""
         return self.total / self.seen if self.seen else None
 
     def train(
@@ -60,20 +60,12 @@ class Tally:
         hyper: Hyper,
         correct: Callable[[], None] | None = None,
     ) -> None:
-        """Do SGD for one stretch, with a momentum of its own; arguments as those of `descend_batches`.
-
-        Args:
-            network: Logits of shape (N, classes) of inputs.
-            weights: Parameters by name, changed in place.
-            batches: Inputs of shape (N, ...), labels of shape (N,).
-            hyper: Learning rate, momentum, weight decay.
-            correct: Changes gradients before each step.
-        """
+        """Do SGD with a momentum that starts at zero; arguments as those of `descend_batches`."""
         before = self.seen
-        loss = descend_batches(network, weights, self._counted(batches), hyper, correct)
+        loss = descend_batches(network, weights, self._count_examples(batches), hyper, correct)
         self.total += 0.0 if loss is None else loss * (self.seen - before)
 
-    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def _count_examples(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.seen += len(batch[1])
             yield batch

@@ -20,59 +20,58 @@ from shared.tensors.placement import to_device
 from shared.tensors.tree import State, Tree, check_like
 
 MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
-"""Of the server's facts and of a task's values: how all models began. Without the second torch's generator drew them,
-as in runs that are older than it."""
+"""Seed and random generator of the initial model, in the server's facts and a task's values. Without the second,
+torch's generator drew it, as in older runs."""
 
 
 def origin(model: Model, seed: int) -> dict[str, Scalar]:
-    """Return the facts by which a device draws what `model` began with."""
+    """Return the facts from which a device draws the initial parameters of `model`."""
     seeded: dict[str, Scalar] = {MODEL_SEED: seed}
     return seeded if model.draw == TORCHS else {**seeded, MODEL_DRAW: model.draw}
 
 
 def origin_in(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return what `origin` gave the server's facts."""
+    """Return the entries of `origin` in the server's facts."""
     return {key: facts[key] for key in (MODEL_SEED, MODEL_DRAW) if key in facts}
 
 
-def personal_model(model: Model, state: State, _came: Tree, assignment: Assignment) -> Tree:
-    """Return the parameters that a device has kept, those of the run's beginning where it has none yet.
+def personal_model(model: Model, state: State, _down: Tree, assignment: Assignment) -> Tree:
+    """Return a device's stored parameters, or the initial ones where it has none yet.
 
     Args:
-        state: What the device kept.
-        assignment: Its task; says from what model and seed first weights follow.
+        assignment: Names the model's seed and generator.
 
     Raises:
-        TaskFailed: What it kept is of another model, or nobody knows how this model began.
+        TaskFailed: The stored model is another one, or the origin of the initial model is unknown.
     """
-    own = state.tree or first(model, assignment)
-    if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
-        raise TaskFailed("the personal model that this device has kept is another one; remove its state")
-    return own
+    parameters = state.tree or initial_parameters(model, assignment)
+    if {key: leaf.shape for key, leaf in parameters.items()} != {key: leaf.shape for key, leaf in model.tree().items()}:
+        raise TaskFailed("the personal model stored on this device belongs to another network; remove its state")
+    return parameters
 
 
-def require_finite(own: Tree) -> None:
-    """Refuse to keep what has diverged: nothing that comes later would take the place of all of it.
+def require_finite(tree: Tree) -> None:
+    """Reject a diverged model before it is stored: no later download would replace all of it.
 
     Raises:
-        Diverged: A number is NaN or infinite; what the device had kept before stays.
+        Diverged: A number is NaN or infinite; the device's stored model stays.
     """
     try:
-        check_like(own, own)
+        check_like(tree, tree)
     except WireError as error:
         raise Diverged(
-            f"training has diverged, {error} after the last step, nothing of it is kept: {REMEDY}"
+            f"training has diverged, {error} after the last step, the update is discarded: {REMEDY}"
         ) from error
 
 
-def first(model: Model, assignment: Assignment) -> Tree:
-    """Return the parameters that every device began with, where the model is.
+def initial_parameters(model: Model, assignment: Assignment) -> Tree:
+    """Return the initial parameters, common to all devices, on the model's device.
 
     Raises:
-        ConfigError: They are drawn in a way that is not known here.
-        TaskFailed: The task does not say how the model began, or the model not what it was built from.
+        ConfigError: The random generator is unknown.
+        TaskFailed: The task does not name the model's origin, or the model has no specification.
     """
     seed, draw = assignment.values.get(MODEL_SEED), assignment.values.get(MODEL_DRAW, TORCHS)
     if model.spec is None or not isinstance(seed, int) or not isinstance(draw, str):
-        raise TaskFailed("the task does not say from what model and seed personal models begin")
+        raise TaskFailed("the task does not name the model and seed of the initial personal model")
     return to_device(initial(model.spec, seed, draw).tree(), model.device)

@@ -28,7 +28,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunOpened, closed_rounds
 from edge_server.plan.plan import Plan, test_data
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Algorithm, Cohort, evaluated
+from shared.algorithms.base import Algorithm, Cohort, evaluated_parameters
 from shared.data.examples import Examples
 from shared.data.load import load
 from shared.data.partition import split_dirichlet
@@ -144,7 +144,7 @@ def method_accuracies(name: str, seed: int, rounds: int) -> tuple[float | None, 
     state, devices, trees = train(algorithm, fleet, seed, rounds)
     model, everybody = blank(MODEL), shuffled(load(Data(source="digits"))).inputs
     server: tuple[float | None, ...] = (None, None, None, None)
-    judged = evaluated(algorithm, state)
+    judged = evaluated_parameters(algorithm, state)
     if {key for key, _ in model.layers.named_parameters()} <= judged.keys():
         judged = {key: judged[key] for key in model.layers.state_dict()}
         server = (*pair(model, judged, everybody, fleet.test), *by_devices(model, judged, fleet))

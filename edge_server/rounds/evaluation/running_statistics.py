@@ -103,7 +103,7 @@ def request_merging(model: Model, assignments: Mapping[str, Assignment]) -> dict
 
 def session_plan(plan: Plan, split: Split | None) -> Plan:
     """Return a plan by which devices send every feature, losslessly."""
-    options = {**plan.algorithm.options, **(split.undropped if split else {})}
+    options = {**plan.algorithm.options, **(split.statistics_options if split else {})}
     dense = Chosen(name=LOSSLESS.name)
     chosen = Chosen(name=plan.algorithm.name, options=options)
     return msgspec.structs.replace(plan, algorithm=chosen, codec=dense, cut_codec=dense)

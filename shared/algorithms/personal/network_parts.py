@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args, get_type_hints
 
 from torch import nn
 
-from shared.algorithms.personal_model import first
+from shared.algorithms.personal_model import initial_parameters
 from shared.errors import ConfigError, TaskFailed
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -128,7 +128,7 @@ def personal_part(split: str, model: Model, state: State, assignment: Assignment
     wanted = {key: leaf for key, leaf in model.tree().items() if key not in shared}
     own = {key.removeprefix(OWN): leaf for key, leaf in state.tree.items() if key.startswith(OWN)}
     if not own and wanted:
-        begun = first(model, assignment)
+        begun = initial_parameters(model, assignment)
         own = {key: begun[key] for key in wanted}
     if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in wanted.items()}:
         raise TaskFailed("the personal part that this device has kept is of another model; remove its state")

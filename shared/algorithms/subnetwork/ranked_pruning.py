@@ -98,7 +98,7 @@ def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
             built.resources,
             step_share=_step_share,
             timed_step=partial(train_what_came, Stopping()),
-            settled=settled_share,
+            fixed_values=settled_share,
         ),
     )
 

@@ -73,7 +73,7 @@ def test_who_stops_still_counts_in_its_round_and_has_left_for_good_after_it():
                 result = Result({"w": torch.ones(1)}, 2.0, 2, 1.0, metrics={STOPPED: stopped})
                 means[place] = one.absorb(means[place], device, told[device], result)
         state, plain = algorithm.aggregate(state, means[0]), fedavg().aggregate(plain, means[1])
-        assert algorithm.departure.left(state) == {"b c"}
+        assert algorithm.departure.departed(state) == {"b c"}
         assert torch.equal(state.tree["w"], plain.tree["w"])
     assert algorithm.departure.min_alive == 10
     assert state.facts == {"left/b c": True}

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from shared.algorithms import ALGORITHMS
-from shared.algorithms.base import Cohort, evaluated
+from shared.algorithms.base import Cohort, evaluated_parameters
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, State
@@ -58,7 +58,7 @@ def test_rounds_lower_the_loss(algorithm, play, fleet, model, hyper):
         """Of all examples, by the model that each device uses: the server's, or what it serves itself."""
         total = 0.0
         for device, data in fleet.items():
-            tree = evaluated(algorithm, state)
+            tree = evaluated_parameters(algorithm, state)
             tree = {name: tree[name] for name in model().layers.state_dict()}
             if algorithm.personal:
                 came = algorithm.broadcast(state, device, told[device])

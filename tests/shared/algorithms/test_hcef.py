@@ -15,7 +15,7 @@ from torch import nn
 
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import descend_batches, fedavg
-from shared.algorithms.hcef import gradient_moments, hcef, moments_of, steps_taken, told_share
+from shared.algorithms.hcef import assigned_share, gradient_moments, hcef, moments_of, steps_taken
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -234,5 +234,5 @@ def test_settings_that_no_round_can_use_are_refused(options):
 @pytest.mark.parametrize("share", [-0.1, 1.1, "half", True, [0.5], math.nan])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(WireError):
-        told_share({"steps": share}, "steps")
-    assert told_share({}, "steps") == 1.0
+        assigned_share({"steps": share}, "steps")
+    assert assigned_share({}, "steps") == 1.0

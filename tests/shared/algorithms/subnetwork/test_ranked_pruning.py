@@ -110,7 +110,7 @@ def test_of_a_run_begun_before_the_share_follows_from_the_choice():
     facts = {key: fact for key, fact in site.state.facts.items() if not key.startswith("kept/")}
     site.state = State(site.state.tree, facts)
     before = {device: names(chosen(site, device)) for device in "abc"}
-    assert site.algorithm.resources.settled(site.state, "d") == {}
+    assert site.algorithm.resources.fixed_values(site.state, "d") == {}
     site.round("abcd")
     for device in "abc":
         kept, hidden = site.told[device].values["keep"], site.layout.hidden
@@ -237,7 +237,7 @@ def test_devices_stop_and_leave_as_fedspus_do():
     site.devices["a"] = replace(site.devices["a"], facts={"stopping_loss": 0.0})
     site.devices["b"] = replace(site.devices["b"], facts={"stopping_loss": 1e9})
     site.round("ab")
-    assert site.algorithm.departure.left(site.state) == {"a"}
+    assert site.algorithm.departure.departed(site.state) == {"a"}
     assert site.algorithm.departure.min_alive == 2
 
 
