@@ -28,27 +28,28 @@ SHARED: Mapping[str, tuple[type[nn.Module], ...]] = {
     "conv_global": (nn.Conv1d, nn.Conv2d, nn.Conv3d),
     "all_global": (nn.Module,),
 }
-"""Whose parameters are shared. Of those in part, what normalises is not: it belongs to a device's own data."""
+"""Layers of the global part. Normalisation layers are personal in partial splits, since they depend on a device's
+data."""
 MATRIX = 2
-"""Leaves of so many dimensions and more are weights, which can be pruned; biases are not."""
+"""Minimum dimensions of weights, which can be pruned; biases cannot."""
 OWN = "personal/"
 
 
 @dataclass(frozen=True)
 class PersonalizationSettings:
-    """What the method is set to.
+    """Settings of the method.
 
     Attributes:
-        split: Which layers are the global part u; all others are the personal part v.
-        updating: v first and then u, or both at every step.
-        personal_steps: Steps on v, one a batch.
-        global_steps: Steps on the shared part u, one a batch.
-        warmup_steps: Steps on u by which its weights are ranked; their result is thrown away. 0 prunes nothing, unless
-            importance needs none.
-        importance: `difference` ranks by how far warm-up moved a weight, `taylor` by that times the weight,
+        split: Layers of the global part u; all others are the personal part v.
+        updating: `alternating`: first v, then u; `simultaneous`: both at every step.
+        personal_steps: Steps on v, one per batch.
+        global_steps: Steps on the shared part u, one per batch.
+        warmup_steps: Steps on u for the ranking of its weights; their result is discarded. 0 disables pruning, unless
+            importance needs no warm-up.
+        importance: `difference` ranks by the change of a weight in warm-up, `taylor` by that times the weight,
             `magnitude` by the weight.
-        prune: Share of the global weights that a device leaves out, where the server does not say.
-        weighting: Whether every holder of a weight counts alike, or by its examples.
+        prune: Share of the global weights that a device leaves out, where the optimizer allocates none.
+        weighting: Weight of the holders of a coordinate: equal, or by examples.
     """
 
     split: Split = "fc_global"
@@ -61,75 +62,77 @@ class PersonalizationSettings:
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        """Refuse what no round can use.
+        """Check the ranges.
 
         Raises:
-            ValueError: It is such a setting.
+            ValueError: A setting is out of range, or unknown.
         """
         if self.personal_steps < 0 or self.global_steps < 1 or self.warmup_steps < 0:
             raise ValueError("personal_steps and warmup_steps must be >= 0, global_steps >= 1")
         if not 0 <= self.prune <= 1:
             raise ValueError("prune must be in [0, 1]")
         if self.prune and not self.prunes:
-            raise ValueError("nothing can be pruned by a ranking without warmup_steps: set prune to 0 or these to 1")
+            raise ValueError(
+                f"prune is {self.prune}, but importance {self.importance} needs warmup_steps: set either prune to 0 "
+                "or warmup_steps to 1"
+            )
         for name, hint in get_type_hints(type(self)).items():
-            if (known := get_args(hint)) and getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+            if (choices := get_args(hint)) and getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(choices)}")
 
     @property
     def prunes(self) -> bool:
-        """Whether weights can be ranked at all."""
+        """True if weights can be ranked."""
         return self.warmup_steps > 0 or self.importance == "magnitude"
 
     @property
     def steps(self) -> int:
-        """Steps on batches in a round, warm-up's left out."""
-        together = self.updating == "simultaneous"
-        return max(self.personal_steps, self.global_steps) if together else self.personal_steps + self.global_steps
+        """Steps of a round, without warm-up."""
+        simultaneous = self.updating == "simultaneous"
+        return max(self.personal_steps, self.global_steps) if simultaneous else self.personal_steps + self.global_steps
 
 
 def shared_part(split: str, model: Model) -> Tree:
-    """Return the leaves of the global part, in the network's order; the tensors are its own.
+    """Return the leaves of the global part, in the network's order; the tensors are the network's.
 
     Raises:
-        ConfigError: There is nothing in it that could be pruned.
+        ConfigError: It has no weights to prune.
     """
     names = {
         f"{prefix}.{name}" if prefix else name
         for prefix, layer in model.layers.named_modules()
         if isinstance(layer, SHARED[split])
-        for name in (*layer._parameters, *layer._buffers)  # noqa: SLF001 - its own, not those of layers inside it
+        for name in (*layer._parameters, *layer._buffers)  # noqa: SLF001 - without those of nested layers
     }
-    found = {key: leaf for key, leaf in model.tree().items() if key in names}
-    if not weights_of(found):
+    shared = {key: leaf for key, leaf in model.tree().items() if key in names}
+    if not select_weights(shared):
         raise ConfigError(f"the model has no weights that split = {split!r} would share; choose another split")
-    return found
+    return shared
 
 
-def weights_of(shared: Tree) -> Tree:
-    """Return those leaves of a global part that can be pruned."""
+def select_weights(shared: Tree) -> Tree:
+    """Return the prunable leaves of a global part."""
     return {key: leaf for key, leaf in shared.items() if leaf.ndim >= MATRIX}
 
 
 def personal_part(split: str, model: Model, state: State, assignment: Assignment) -> Tree:
-    """Return the leaves of a device's personal part: as it left them, or as all devices begin.
+    """Return the leaves of a device's personal part: as stored, or the initial ones.
 
-    These follow from the model and the run's seed, so that no device's part ever travels, nor does the first one.
+    Initial leaves follow from the model and the run's seed, so no personal part ever travels.
 
     Args:
-        split: How many layers are shared, as in the settings.
-        state: What the device remembers.
-        assignment: Of the round; it names the model's seed.
+        split: Layers of the global part, as in the settings.
+        assignment: Names the model's seed.
 
     Raises:
-        TaskFailed: What the device left is of another model, or nobody knows how this model began.
+        TaskFailed: The stored part is of another model, or the origin of the initial model is unknown.
     """
     shared = shared_part(split, model)
-    wanted = {key: leaf for key, leaf in model.tree().items() if key not in shared}
-    own = {key.removeprefix(OWN): leaf for key, leaf in state.tree.items() if key.startswith(OWN)}
-    if not own and wanted:
-        begun = initial_parameters(model, assignment)
-        own = {key: begun[key] for key in wanted}
-    if {key: leaf.shape for key, leaf in own.items()} != {key: leaf.shape for key, leaf in wanted.items()}:
-        raise TaskFailed("the personal part that this device has kept is of another model; remove its state")
-    return own
+    expected = {key: leaf for key, leaf in model.tree().items() if key not in shared}
+    personal = {key.removeprefix(OWN): leaf for key, leaf in state.tree.items() if key.startswith(OWN)}
+    if not personal and expected:
+        initial = initial_parameters(model, assignment)
+        personal = {key: initial[key] for key in expected}
+    if {key: leaf.shape for key, leaf in personal.items()} != {key: leaf.shape for key, leaf in expected.items()}:
+        raise TaskFailed("the personal part stored on this device is of another model; remove its state")
+    return personal

@@ -1,13 +1,13 @@
-"""Weights of which a device holds some: which these are, and how they travel.
+"""Sparse update: which weights a device holds, and how they travel.
 
-After Liu, Ratnarajah, Sellathurai, Eldar, https://arxiv.org/abs/2309.01816, whose traffic (25) has no mask in it.
-With N weights, all leaves' one after the other in order of name, of which n are held, an update has
+After Liu, Ratnarajah, Sellathurai, Eldar, https://arxiv.org/abs/2309.01816, whose traffic (25) contains no mask. With N
+weights, the leaves concatenated in order of name, of which n are held, an update has
 
     values     n numbers
-    mask       u8, ceil(N / 8) bytes, from the lowest bit of a byte on; or, where that is less,
-    index      i32, the n places in ascending order: 4 n bytes, less from a pruned share of 31/32 on
+    mask       u8, ceil(N / 8) bytes, lowest bit of a byte first; or, where that is smaller,
+    index      i32, the n positions in ascending order: 4 n bytes, smaller from a pruned share of 31/32 on
 
-and where n = N, neither of the two. What cannot be pruned travels beside them as it is; where n = 0, nothing does.
+and neither of the two where n = N. Other leaves travel unchanged beside them; where n = 0, nothing travels.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ INDEX_BYTES, BYTE_BITS = 4, 8
 def flatten_weights(weights: Tree) -> Tensor:
     """Return all weights as one vector, of shape (N,), in order of name.
 
-    A network names its leaves in another order than a checkpoint or a payload does once it has more than ten layers.
+    The network's own order differs from that of a checkpoint or a payload once it has more than ten layers.
     """
     return torch.cat([leaf.flatten() for _, leaf in sorted(weights.items())])
 
 
 def view_shaped(vector: Tensor, like: Tree) -> Tree:
-    """Return views of a vector of shape (N,), as `flatten_weights` gives it, in the shapes of leaves."""
+    """Return views of a `flatten_weights` vector in the shapes of the leaves."""
     leaves = sorted(like.items())
     parts = vector.split([leaf.numel() for _, leaf in leaves])
     return {key: part.view(leaf.shape) for (key, leaf), part in zip(leaves, parts, strict=True)}
 
 
 def count_held(count: int, share: float) -> int:
-    """Return how many of `count` weights are held where a share of them is pruned: n = N - floor(rho N)."""
+    """Return n = N - floor(rho N), the number of weights that remain of `count`."""
     return count - floor_share(share, count)
 
 
 def most_important(importance: Tensor, count: int) -> Tensor:
-    """Return the mask of the `count` most important weights; of equal ones, those that stand first.
+    """Return the mask of the `count` most important weights; of equal ones, the first.
 
     Args:
         importance: Of shape (N,), without NaN.
-        count: 0 to N.
+        count: From 0 to N.
     """
-    ranks, place = importance.numpy(force=True), importance.device
+    ranks, device = importance.numpy(force=True), importance.device
     if count == len(ranks):
-        return torch.ones(count, dtype=torch.bool, device=place)
+        return torch.ones(count, dtype=torch.bool, device=device)
     if not count:
-        return torch.zeros(len(ranks), dtype=torch.bool, device=place)
+        return torch.zeros(len(ranks), dtype=torch.bool, device=device)
     bound = find_smallest(ranks, len(ranks) - count)
     mask = ranks > bound
     mask[np.flatnonzero(ranks == bound)[: count - np.count_nonzero(mask)]] = True
-    return torch.from_numpy(mask).to(place)
+    return torch.from_numpy(mask).to(device)
 
 
 def pack_sparse(weights: Tensor, mask: Tensor | None) -> Tree:
-    """Return what travels of weights of shape (N,), given which of them are held; None for all."""
+    """Return the tensors of an update from weights and mask of shape (N,); a mask of None means all."""
     if mask is None:
         return {VALUES: weights}
     if INDEX_BYTES * int(mask.count_nonzero()) < bits.packed_bytes(len(mask), 1):
@@ -74,10 +74,10 @@ def pack_sparse(weights: Tensor, mask: Tensor | None) -> Tree:
 
 
 def unpack_sparse(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
-    """Return all weights, of shape (N,), zero where they are not held, and the mask of those that are.
+    """Return all weights, of shape (N,), zero where not held, and the mask of those held.
 
     Raises:
-        WireError: There are not as many values as places, or a place is none.
+        WireError: The numbers of values and positions differ, or a position is invalid.
     """
     values = up[VALUES]
     if MASK not in up and INDEX not in up:
@@ -86,10 +86,12 @@ def unpack_sparse(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
     if MASK in up:
         mask = torch.from_numpy(bits.unpack(up[MASK].numpy(), count, 1).view(bool))
     else:
-        places = up[INDEX].to(torch.int64)
-        if len(places) and (int(places[0]) < 0 or int(places[-1]) >= count or bool((places.diff() <= 0).any())):
-            raise WireError("places of weights are not in ascending order, or outside of them", reason="index")
-        mask[places] = True
+        positions = up[INDEX].to(torch.int64)
+        if len(positions) and (
+            int(positions[0]) < 0 or int(positions[-1]) >= count or bool((positions.diff() <= 0).any())
+        ):
+            raise WireError(f"positions of weights are not ascending within 0 to {count - 1}", reason="index")
+        mask[positions] = True
     if int(mask.count_nonzero()) != len(values):
         raise WireError(f"{len(values)} values for {int(mask.count_nonzero())} places", reason="shape")
     vector = torch.zeros(count, dtype=values.dtype)
@@ -98,20 +100,20 @@ def unpack_sparse(up: Tree, count: int) -> tuple[Tensor, Tensor | None]:
 
 
 def require_update(up: Tree, shared: Tree, weights: Tree, share: float) -> None:
-    """Refuse an update of a global part that is not what a share of pruned weights makes of it.
+    """Reject an update that does not match its share of pruned weights.
 
     Args:
-        up: What came; its leaves may have no storage.
-        weights: Those leaves of it that can be pruned.
-        share: Of them that was to be pruned.
+        up: Upload; its leaves may have no storage.
+        weights: The prunable leaves of `shared`.
+        share: Share of these weights that was to be pruned.
 
     Raises:
-        WireError: It is not.
+        WireError: It does not match.
     """
     count = sum(leaf.numel() for leaf in weights.values())
     held, values = count_held(count, share), up.get(VALUES)
-    if values is not None and values.numel() == (as_in_binary := count - int(share * count)):
-        held = as_in_binary  # of an agent before, whose floor(rho N) missed integers: 72 of 100 at rho = 0.29
+    if values is not None and values.numel() == (binary_count := count - int(share * count)):
+        held = binary_count  # older agents round floor(rho N) in binary: 72 of 100 at rho = 0.29
     like = outline_update(shared, weights, held)
     if up.keys() != like.keys():
         raise WireError(f"tensors {sorted(up)[:BYTE_BITS]}, not {sorted(like)[:BYTE_BITS]}", reason="unknown-tensor")
@@ -124,8 +126,8 @@ def outline_update(shared: Tree, weights: Tree, number: int) -> Tree:
     """Return an update of `number` weights without storage.
 
     Args:
-        weights: Those of its leaves that can be pruned.
-        number: How many weights travel.
+        weights: The prunable leaves of `shared`.
+        number: Weights in the update.
     """
     if not number:
         return {}

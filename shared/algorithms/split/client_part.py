@@ -32,19 +32,20 @@ from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunabl
 from shared.tensors.tree import State, Tree
 
 PRUNED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""Whose weights are pruned; biases and what normalises are not."""
+"""Layers whose weights are pruned; biases and normalisation layers are not."""
 
 
 class Bottom:
-    """A device's own copy of the layers below the cut; it lives for one session.
+    """A device's private copy of the layers below the cut, for one session.
 
     Attributes:
-        vector: Every trainable number, of shape (N,): the weights that can be pruned, n of them, before the others.
-        gradient: Of the same shape; of the batch that came last.
-        layers: Of the weights that can be pruned, layer by layer: output channels, and weights of each.
-        leaves: Views of `vector` in the shapes of the network's leaves, by name, with views of `gradient` as theirs.
-        given: What each part of the layers was given in the last forward pass, and the generators' states then; empty
-            where activations are kept.
+        vector: All trainable numbers, of shape (N,): the n prunable weights first.
+        gradient: Gradient of the last batch, of the same shape.
+        layers: (output channels, weights per channel) of each prunable weight.
+        leaves: Views of `vector` in the shapes of the network's leaves, by name; their gradients are views of
+            `gradient`.
+        piece_inputs: Input and generator states of each piece of the layers in the last forward pass; empty where
+            activations are stored.
     """
 
     def __init__(self, model: Model, cut: int, tree: Tree, *, recompute: bool = False) -> None:
@@ -52,10 +53,9 @@ class Bottom:
 
         Args:
             model: The whole network, without storage.
-            cut: Where it is cut.
-            recompute: Whether a batch keeps no more than what each part of the layers is given, a part beginning with
-                each layer that multiplies; all else is computed again on the way back. Features, gradients and buffers
-                are the same to the bit.
+            recompute: Whether a batch stores only the inputs of the pieces of the layers, each of which begins with a
+                layer that multiplies; all other activations are recomputed in the backward pass. Features, gradients
+                and buffers are the same bit for bit.
         """
         self._whole, self._keys = model.layers, tuple(tree)
         self._network = network = model.below(cut)
@@ -73,10 +73,10 @@ class Bottom:
         self._weights = tuple(weights)
         self.leaves = {name: part.requires_grad_() for name, part in self._parts(self.vector, names, tree).items()}
         for name, part in self._parts(self.gradient, names, tree).items():
-            self.leaves[name].grad = part  # what comes is added in place, leaf by leaf, and never held twice
+            self.leaves[name].grad = part  # gradients are added in place, leaf by leaf, without a second copy
         self._others = {name: leaf.clone() for name, leaf in tree.items() if name not in trainable}
-        self._pieces = _pieces(network) if recompute else None
-        self.given: list[tuple[Tensor, list[Tensor]]] = []
+        self._pieces = _split_pieces(network) if recompute else None
+        self.piece_inputs: list[tuple[Tensor, list[Tensor]]] = []
 
     @staticmethod
     def _parts(vector: Tensor, names: list[str], like: Tree) -> Tree:
@@ -85,41 +85,45 @@ class Bottom:
         return {name: part.view(like[name].shape).detach() for name, part in zip(names, parts, strict=True)}
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tree]:
-        """Return the features of a batch, and the buffers as they are after it; `keep` makes these the part's own.
+        """Return the features of a batch, and the updated buffers, which `keep` stores.
 
         Raises:
-            TaskFailed: A layer changes in place what would be needed to compute it again.
+            TaskFailed: A layer changes its input in place, so that it cannot be recomputed.
         """
         buffers = {name: leaf.clone() for name, leaf in self._others.items()}
         if self._pieces is None:
             return self._run(self._network, inputs, buffers), buffers
-        self.given = []  # what is left of a batch that went on without this device
+        self.piece_inputs = []  # inputs of a batch whose barrier passed without this device
         for piece in self._pieces:
-            given, changes = inputs, inputs._version  # noqa: SLF001 - nothing else of torch tells of changes in place
-            self.given.append((given, generator_states()))
+            piece_input, changes = inputs, inputs._version  # noqa: SLF001 - torch's only way to detect changes in place
+            self.piece_inputs.append((piece_input, generator_states()))
             with torch.no_grad():
-                inputs = self._run(piece, given, buffers)
-            if given._version > changes:  # noqa: SLF001
+                inputs = self._run(piece, piece_input, buffers)
+            if piece_input._version > changes:  # noqa: SLF001
                 name, _ = next(piece.named_children())
-                raise TaskFailed(f"layer {name} changes in place what it is given: set the option `recompute` to false")
+                raise TaskFailed(f"layer {name} changes its input in place: set the option `recompute` to false")
         return inputs, buffers
 
     def backward(self, features: Tensor, upstream: Tensor) -> None:
-        """Set `gradient`, given that of the features, of their shape; of the batch that `forward` had last."""
+        """Set `gradient` from the gradient of the features, of the batch that `forward` had last."""
         self.gradient.zero_()
         if self._pieces is None:
-            _back(features, upstream, self.leaves.values())
+            _backpropagate(features, upstream, self.leaves.values())
             return
         buffers = {name: leaf.clone() for name, leaf in self._others.items()}
-        drawn, flow = generator_states(), [upstream]
+        states, flow = generator_states(), [upstream]
         for piece in reversed(self._pieces):
-            given, drawing = self.given.pop()
-            given = given.detach().requires_grad_(bool(self.given))
+            piece_input, piece_states = self.piece_inputs.pop()
+            piece_input = piece_input.detach().requires_grad_(bool(self.piece_inputs))
             leaves = [self.leaves[name] for name in piece.state_dict() if name in self.leaves]
-            set_generator_states(drawing)
-            _back(self._run(piece, given, buffers), flow.pop(), [*leaves, given] if self.given else leaves)
-            flow += [] if given.grad is None else [given.grad]
-        set_generator_states(drawn)
+            set_generator_states(piece_states)
+            _backpropagate(
+                self._run(piece, piece_input, buffers),
+                flow.pop(),
+                [*leaves, piece_input] if self.piece_inputs else leaves,
+            )
+            flow += [] if piece_input.grad is None else [piece_input.grad]
+        set_generator_states(states)
 
     def _run(self, layers: nn.Sequential, inputs: Tensor, buffers: Tree) -> Tensor:
         names = layers.state_dict().keys()
@@ -129,34 +133,35 @@ class Bottom:
         return outputs
 
     def keep(self, buffers: Tree) -> None:
-        """Take over what `forward` made of the buffers: its batch counts."""
+        """Store the buffers of `forward`: its batch counts."""
         self._others = buffers
 
     def tree(self) -> Tree:
-        """Return all leaves, views of the vector, in the order of those it was made of."""
+        """Return all leaves, views of the vector, in their original order."""
         leaves = {name: leaf.detach() for name, leaf in self.leaves.items()} | self._others
         return {name: leaves[name] for name in self._keys}
 
     def coverage(self, mask: Tensor) -> Tree:
-        """Return the mask, boolean of shape (n,), in the shapes of the weights that it is of."""
+        """Return the mask, boolean of shape (n,), in the shapes of the prunable weights."""
         parts = mask.split([channels * each for channels, each in self.layers])
         shaped = zip(self._weights, parts, strict=True)
         return {name: part.view(self.leaves[name].shape) for name, part in shaped}
 
 
-def _back(outputs: Tensor, upstream: Tensor, wanted: Collection[Tensor]) -> None:
-    """Add to the gradients of some leaves, given that of the outputs, of their shape.
+def _backpropagate(outputs: Tensor, upstream: Tensor, leaves: Collection[Tensor]) -> None:
+    """Add to the gradients of some leaves, given the gradient of the outputs, of their shape.
 
-    Not by `torch.autograd.backward(outputs, upstream)`: to compare two shapes it imports an algebra of 50 MB.
+    Not `torch.autograd.backward(outputs, upstream)`: to compare two shapes it imports a symbolic algebra package of 50
+    MB.
     """
-    if wanted:
+    if leaves:
         product = torch.dot(outputs.flatten(), upstream.flatten())
-        del outputs, upstream  # as large as what the way back frees one by one
-        torch.autograd.backward(product, inputs=list(wanted))
+        del outputs, upstream  # as large as the activations that the backward pass frees one by one
+        torch.autograd.backward(product, inputs=list(leaves))
 
 
-def _pieces(network: nn.Sequential) -> list[nn.Sequential]:
-    """Return the layers in pieces, each of which begins with one that multiplies, but perhaps for the first."""
+def _split_pieces(network: nn.Sequential) -> list[nn.Sequential]:
+    """Split the layers into pieces, each of which begins with a layer that multiplies, except perhaps the first."""
     layers = list(network.named_children())
     starts = [
         place
@@ -168,10 +173,10 @@ def _pieces(network: nn.Sequential) -> list[nn.Sequential]:
 
 
 class Mask:
-    """Which numbers of a device's client part are active; it lives for one session.
+    """Pruning mask of a device's client part, for one session.
 
     Attributes:
-        active: Boolean of shape (N,), as `Bottom.vector`; what cannot be pruned always is.
+        active: Boolean of shape (N,), as `Bottom.vector`; always True for numbers that cannot be pruned.
         norm_ratio: The greatest |w - w~|^2 / |w|^2 of a pruning, which the paper's assumption 5 bounds by rho_t.
     """
 
@@ -184,31 +189,31 @@ class Mask:
             self.active[: bottom.count] = torch.from_numpy(
                 bits.unpack(packed.numpy(force=True), bottom.count, 1)
             ).bool()
-        elif first_step(assignment):  # the state was lost, or the device is new: what all others have pruned stays so
+        elif first_step(assignment):  # new device or lost state: adopt the zeros of the average
             self.active[: bottom.count] = bottom.vector[: bottom.count] != 0
 
-    def packed(self, count: int) -> Tensor:
-        """Return the mask of the n weights that can be pruned, as a bitmap of ceil(n / 8) bytes."""
+    def pack_bits(self, count: int) -> Tensor:
+        """Return the mask of the n prunable weights, as a bitmap of ceil(n / 8) bytes."""
         return torch.from_numpy(bits.pack(self.active[:count].numpy(force=True), 1))
 
     def apply(self, bottom: Bottom, step: int) -> None:
-        """Mask weights and gradient at a step of the run, after a new ranking if the schedule asks for more zeros."""
+        """Mask weights and gradient at a step of the run, after a new ranking if the schedule requires more zeros."""
         weights, gradient = bottom.vector[: bottom.count], bottom.gradient[: bottom.count]
         active, fresh = self.active[: bottom.count], self._zeros is None
-        zeros = _zeros(weights) if self._zeros is None else self._zeros
+        zeros = _count_zeros(weights) if self._zeros is None else self._zeros
         now = sparsity(-(-step // self._settings.steps_per_round), self._rounds, self._settings.sparsity)
-        wanted = min(floor_share(now, bottom.count), max_prunable(bottom.layers))
-        if zeros < wanted:
+        target = min(floor_share(now, bottom.count), max_prunable(bottom.layers))
+        if zeros < target:
             importance = IMPORTANCE[self._settings.importance](weights, gradient)
-            active.copy_(select_kept(importance, weights, wanted, bottom.layers))
-        if zeros < wanted or fresh:
+            active.copy_(select_kept(importance, weights, target, bottom.layers))
+        if zeros < target or fresh:
             before = torch.dot(weights, weights).item()
             apply_mask(weights, active)
-            self._zeros = _zeros(weights)
+            self._zeros = _count_zeros(weights)
             if before:
                 self.norm_ratio = max(self.norm_ratio, 1 - torch.dot(weights, weights).item() / before)
         apply_mask(gradient, active)
 
 
-def _zeros(weights: Tensor) -> int:
+def _count_zeros(weights: Tensor) -> int:
     return len(weights) - int(torch.count_nonzero(weights))

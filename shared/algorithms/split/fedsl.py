@@ -1,23 +1,23 @@
-"""Lightweight FedSL: devices train the layers below a cut, pruned, the server the layers above it, over a link.
+"""Lightweight FedSL: split learning with pruned client parts and quantized gradients.
 
 J. Zhang, W. Ni, D. Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks,
-which names no code; decision 0039 in deploy/docs/decisions settles what it leaves open. Its baseline without pruning,
+which names no code; decision 0039 in deploy/docs/decisions settles its open points. Its baseline without pruning,
 quantization and dropout is the split federated learning of Thapa et al., SplitFed, AAAI 2022,
 https://arxiv.org/abs/2004.12088.
 
 At step t of T, device k with client part w_k, mask m_k and a batch; A of shape (B, D) are the features at the cut:
 
-    A~ = A delta / (1 - p)                          (3)   up, with labels; dropped columns stay at home
-    w_s <- w_s - eta/K sum_k dF_k/dw_s              (6), (7)   the server, which sends dF_k/dA~ down, kept columns alone
+    A~ = A delta / (1 - p)                          (3)   sent up with labels; dropped columns are not sent
+    w_s <- w_s - eta/K sum_k dF_k/dw_s              (6), (7)   on the server, which sends dF_k/dA~ of the sent columns
     g = dF_k/dA~ . dA~/dw_k                         (8)
     I_j = |w_j g_j|                                 (9)
     rho_t = rho_f (1 - (1 - t/T)^3)                 (10)  the floor(rho_t n) least important weights leave the mask
     w_k <- m_k w_k - eta Q(m_k g)                   (11) to (13)  Q rounds magnitudes to one of 2^q knots, at random
-    w_k <- 1/K sum_k w_k                            (14)  every I rounds, zeros included; the mask is looked at anew
+    w_k <- 1/K sum_k w_k                            (14)  every I rounds, zeros included; then the mask is updated
 
-One round of ours is one period of I rounds of the paper. Labels leave the device: the server sees them. The quantized
-gradient does not; it costs accuracy and saves no byte. See `settings`, and `fedsl_device` and `fedsl_server` for the
-halves.
+One round of this implementation is one period of I rounds of the paper. Labels leave the device: the server sees them.
+The quantized gradient does not; quantization costs accuracy and saves no byte. Settings are in `settings`, the halves
+in `fedsl_device` and `fedsl_server`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from shared.tensors import tree
 from shared.tensors.feature_dropout import Granularity
 from shared.tensors.tree import Mean, State, Tree
 
-UNDROPPED: Mapping[str, Scalar] = {"drop": 0.0, "sparsity": 0.0}
-"""Options of a session in which running statistics are measured; without a mask, which would have nothing to do."""
+STATISTICS_OPTIONS: Mapping[str, Scalar] = {"drop": 0.0, "sparsity": 0.0}
+"""Options of a session that measures running statistics: all features, no mask."""
 
 
 def init(settings: FedslSettings, model: Model, _seed: int) -> State:
-    """Return the whole network, how many steps were served, and the names of the layers that devices hold.
+    """Return the server's initial state: the whole network, a step counter, and the names of the layers on the devices.
 
     Raises:
-        ConfigError: The model may not be cut there.
+        ConfigError: The model cannot be cut there.
     """
     below = " ".join(name for name, _ in model.below(settings.cut_of(model)).named_children())
     return State({key: leaf.clone() for key, leaf in model.tree().items()}, {"step": 0, "below": below})
@@ -58,26 +58,26 @@ def init(settings: FedslSettings, model: Model, _seed: int) -> State:
 def assign(
     settings: FedslSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
-    """Tell every device its steps and where in the schedules they are.
+    """Assign every device its steps, and their position in the schedules.
 
     Raises:
-        ConfigError: The plan asks for momentum, which would revive what is pruned.
+        ConfigError: The plan asks for momentum, which would revive pruned weights.
     """
     if cohort.hyper.momentum:
-        raise ConfigError("split learning here takes plain steps: set `momentum` of [hyper] to 0")
-    hyper = msgspec.structs.replace(cohort.hyper, local_epochs=settings.steps)  # a batch each at least
+        raise ConfigError(f"[hyper] momentum is {cohort.hyper.momentum}: split learning takes plain steps, set it to 0")
+    hyper = msgspec.structs.replace(cohort.hyper, local_epochs=settings.steps)  # epochs of at least one batch
     schedule = {
         "first_step": (number - 1) * settings.steps,
         "total_steps": max(cohort.rounds, number) * settings.steps,
     }
     return {
-        device: msgspec.structs.replace(told, hyper=hyper, steps=settings.steps, values={**told.values, **schedule})
-        for device, told in assign_alike(state, cohort, allocation, number).items()
+        device: msgspec.structs.replace(task, hyper=hyper, steps=settings.steps, values={**task.values, **schedule})
+        for device, task in assign_alike(state, cohort, allocation, number).items()
     }
 
 
 def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
-    """Return the client part, as averaged last; equation (14)."""
+    """Return the client part after the last average; equation (14)."""
     below = set(str(state.facts["below"]).split())
     return {key: leaf for key, leaf in state.tree.items() if key.partition(".")[0] in below}
 
@@ -85,22 +85,22 @@ def broadcast(state: State, _device: str, _assignment: Assignment) -> Tree:
 def absorb(settings: FedslSettings, mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
     """Add a device's client part; equation (14)."""
     weight = result.weight if settings.weighted else 1.0
-    return tree.accumulate(mean, result.tree, weight, _held(result) if settings.average == "holders" else None)
+    return tree.accumulate(mean, result.tree, weight, _unpruned(result) if settings.average == "holders" else None)
 
 
-def _held(result: Result) -> dict[str, Tensor]:
-    """Return where a device has weights that it has not pruned; codecs without coverage show it by zeros."""
+def _unpruned(result: Result) -> dict[str, Tensor]:
+    """Return the coverage of an update: unpruned weights; codecs without coverage show pruned ones as zeros."""
     weights = {key: leaf != 0 for key, leaf in result.tree.items() if leaf.ndim >= MATRIX}
     return weights | result.coverage
 
 
 def aggregate(state: State, mean: Mean) -> State:
     """Return the state with the mean as its client part; BatchNorm's counters are rounded."""
-    found = tree.finish_mean(mean)
-    for key, leaf in found.items():
+    means = tree.finish_mean(mean)
+    for key, leaf in means.items():
         like = state.tree[key]
-        found[key] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
-    return State({**state.tree, **found}, state.facts)
+        means[key] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
+    return State({**state.tree, **means}, state.facts)
 
 
 def fedsl(  # noqa: PLR0913 - options of a plan, all by name
@@ -122,7 +122,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
     """Build the algorithm; options as in `FedslSettings`.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
     settings = FedslSettings(
         *(cut, period, steps_per_round, sparsity, importance, bits, drop),
@@ -137,7 +137,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
         aggregate=aggregate,
         split=Split(
             *(partial(serve, settings), partial(check_features, settings), partial(measure, settings)),
-            undropped=UNDROPPED,
+            statistics_options=STATISTICS_OPTIONS,
             cut_of=settings.cut_of,
         ),
         resources=Resources(frees_memory=settings.recompute),
@@ -145,7 +145,7 @@ def fedsl(  # noqa: PLR0913 - options of a plan, all by name
 
 
 splitfed = partial(fedsl, period=1, sparsity=0.0, bits=FLOAT_BITS, drop=0.0)
-"""The traditional split federated learning that the paper compares with: each of its devices sends all, every step."""
+"""Traditional split federated learning, the paper's baseline: every device sends all features at every step."""
 
 VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
     "fedsl_channel": partial(fedsl, granularity="channel"),
@@ -157,4 +157,4 @@ VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
     "splitfed": splitfed,
     "splitfed2": partial(splitfed, server="turns"),
 }
-"""Baselines and ablations: the method with settings replaced. In SplitFed v2 devices move the server part in turns."""
+"""Baselines and ablations: other defaults of the same method. In SplitFed v2 devices move the server part in turns."""

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from shared.algorithms.base import Batches, Result, Session
-from shared.algorithms.split.client_part import Bottom, Mask, _zeros
+from shared.algorithms.split.client_part import Bottom, Mask, _count_zeros
 from shared.algorithms.split.settings import FLOAT_BITS, FedslSettings, first_step, is_finite
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -25,12 +25,12 @@ from shared.tensors.quantizer import dequantize, quantize
 from shared.tensors.tree import State, Tree
 
 BYTE = 255
-"""The largest label that has room in one."""
+"""Largest label that fits into a byte."""
 
 
 @dataclass
 class SessionTally:
-    """What a session adds up."""
+    """Totals of a session."""
 
     loss: float = 0.0
     examples: int = 0
@@ -46,13 +46,13 @@ class SessionTally:
 def local(
     settings: FedslSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Session:
-    """Device half: see `Algorithm.local`. A batch that does not count leaves no trace, BatchNorm's included.
+    """Device half: see `Algorithm.local`. A batch that does not count leaves no trace, not even in BatchNorm.
 
-    No generator itself: its frame would hold what came down, a file's pages, for as long as the session lasts.
+    Not a generator itself: its frame would retain the download, a file's pages, for the whole session.
 
     Raises:
-        TaskFailed: There are no examples, or in the session, the client part has diverged.
-        WireError: In the session: the server sent a gradient of other features.
+        TaskFailed: There are no examples, or, in the session, the client part has diverged.
+        WireError: In the session, the server sent a gradient of another shape.
     """
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
@@ -65,7 +65,7 @@ def _train(
 ) -> Session:
     """Train step by step."""
     bottom = Bottom(model, settings.cut_of(model), start, recompute=settings.recompute)
-    del start  # a file's pages, which need not stay in memory
+    del start  # frees a file's pages
     mask = Mask(settings, state, bottom, assignment) if settings.sparsity and bottom.count else None
     generator, tally, due = Generator(), SessionTally(), 1
     for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
@@ -82,7 +82,7 @@ def _train(
         due = step + (down.steps if isinstance(down, Missed) else 1)
         if isinstance(down, Missed):
             tally.missed += min(due, assignment.steps + 1) - step
-            del features  # and what its way back would need, before the next batch needs the room
+            del features  # frees its graph before the next batch needs the memory
             continue
         if "loss" in down:
             bottom.backward(features, _feature_gradient(settings, down, up, delta, tuple(features.shape)))
@@ -104,7 +104,7 @@ def _train(
 def _measure(
     settings: FedslSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Session:
-    """Send the features of some batches, none of them dropped, and measure the running statistics below the cut."""
+    """Send all features of some batches, and measure the running statistics below the cut."""
     network, due, counted, missed = model.below(settings.cut_of(model)), 1, 0, 0
     for step, (inputs, labels) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:
@@ -125,17 +125,17 @@ def _measure(
 
 
 def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None, labels: Tensor) -> Tree:
-    """Return what the server needs of a batch; without the columns or channels that are dropped."""
+    """Return the upload of a batch, without the dropped columns or channels."""
     if not is_finite(features):
         raise TaskFailed("the client part has diverged: features are NaN or infinite; lower the learning rate")
-    up = {"features": features, "labels": labels.to(torch.uint8 if labels.max() <= BYTE else torch.int64)}
+    upload = {"features": features, "labels": labels.to(torch.uint8 if labels.max() <= BYTE else torch.int64)}
     if delta is None:
-        return up
-    up["features"] = drop(features, delta, settings.drop)
+        return upload
+    upload["features"] = drop(features, delta, settings.drop)
     if settings.granularity != "element":
-        up["keep"] = torch.from_numpy(bits.pack(delta.numpy(force=True), 1))
-        up["shape"] = torch.tensor(features.shape[1:], dtype=torch.int32)
-    return up
+        upload["keep"] = torch.from_numpy(bits.pack(delta.numpy(force=True), 1))
+        upload["shape"] = torch.tensor(features.shape[1:], dtype=torch.int32)
+    return upload
 
 
 def _feature_gradient(
@@ -151,9 +151,9 @@ def _feature_gradient(
 def _step_quantized(
     settings: FedslSettings, bottom: Bottom, mask: Mask | None, rate: float, decay: float, generator: Generator
 ) -> None:
-    """Step along the quantized gradient; equations (11) to (13). Decay pulls at weights, it is not quantized."""
+    """Step along the quantized gradient; equations (11) to (13). Weight decay is not quantized."""
     if settings.bits < FLOAT_BITS:
-        gradient = bottom.gradient.numpy(force=True)  # the very numbers on the CPU, else a copy
+        gradient = bottom.gradient.numpy(force=True)  # shares storage on the CPU, else a copy
         active = mask.active.numpy(force=True) if mask else slice(None)
         codes, low, high = quantize(torch.from_numpy(gradient[active]), settings.bits, generator)
         gradient[active] = dequantize(codes, settings.bits, low, high).numpy()
@@ -170,9 +170,9 @@ def _make_result(
     metrics = {"missed_steps": float(tally.missed), "refused_batches": float(tally.refused)}
     coverage: Tree = {}
     if mask:
-        state = State({"mask": mask.packed(bottom.count)})
+        state = State({"mask": mask.pack_bits(bottom.count)})
         weights = bottom.vector[: bottom.count]
-        metrics |= {"sparsity": _zeros(weights) / bottom.count, "pruned_norm_ratio": mask.norm_ratio}
+        metrics |= {"sparsity": _count_zeros(weights) / bottom.count, "pruned_norm_ratio": mask.norm_ratio}
         if settings.average == "holders":
             coverage = bottom.coverage(mask.active[: bottom.count])
     return state, Result(

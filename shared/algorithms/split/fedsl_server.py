@@ -32,19 +32,19 @@ ROWWISE = frozenset(
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     )
 )
-"""Layers that take each example for itself and draw nothing, so that devices may share a batch."""
+"""Layers without randomness that compute each example independently, so that devices may share a batch."""
 PASS_EXAMPLES = 512
-"""Examples of a pass that devices share: more take memory and gain no time."""
+"""Maximum examples of a shared pass: more take memory and save no time."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What came of a pass of some devices' features through the server part.
+    """Result of passing some devices' features through the server part.
 
     Attributes:
-        down: By device, what it is sent.
-        gradients: Of the weights, in their order: the sum of those of each device's own mean loss, equation (5).
-        buffers: As they are after it.
+        down: Download of each device.
+        gradients: Sum of the gradients of each device's mean loss, in the order of the weights; equation (5).
+        buffers: Buffers after the pass.
     """
 
     down: dict[str, Tree]
@@ -53,14 +53,14 @@ class Pass:
 
     @property
     def counts(self) -> bool:
-        """Whether every number of it can be used."""
+        """True if every number is finite."""
         sent = (leaf for tree in self.down.values() for leaf in tree.values())
         return all(map(is_finite, (*sent, *self.gradients)))
 
 
 @dataclass
-class Top:
-    """The server part for one step; `weights` share the storage of the state's."""
+class ServerPart:
+    """Server part for one step; `weights` share the storage of the state's."""
 
     whole: nn.Module
     network: nn.Sequential
@@ -68,12 +68,11 @@ class Top:
     buffers: Tree
 
     @classmethod
-    def from_tree(cls, model: Model, cut: int, tree: Tree) -> Top:
-        """Return the layers above a cut, with their leaves of the whole network's tree.
+    def from_tree(cls, model: Model, cut: int, tree: Tree) -> ServerPart:
+        """Return the layers above a cut, with their leaves from the whole network's tree.
 
         Args:
             model: The whole network, without storage.
-            cut: Where it is cut.
             tree: The whole network's leaves.
         """
         network = model.above(cut)
@@ -84,21 +83,21 @@ class Top:
         )
 
     def run(self, group: Mapping[str, Smashed]) -> Pass:
-        """Pass features forward and back; equations (4) and (5), for all devices of the group at once."""
-        features = torch.cat([one.features for one in group.values()]) if len(group) > 1 else _only(group).features
+        """Pass features forward and back, for all devices of the group at once; equations (4) and (5)."""
+        features = torch.cat([batch.features for batch in group.values()]) if len(group) > 1 else _only(group).features
         features = features.detach().requires_grad_()
-        labels = torch.cat([one.labels for one in group.values()])
-        sizes = [len(one.labels) for one in group.values()]
+        labels = torch.cat([batch.labels for batch in group.values()])
+        sizes = [len(batch.labels) for batch in group.values()]
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
         with in_mode(self.whole, train=True):
             outputs = functional_call(self.network, {**self.weights, **buffers}, (features,))
-        losses = [own.mean() for own in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
+        losses = [part.mean() for part in functional.cross_entropy(outputs, labels, reduction="none").split(sizes)]
         upstream, *gradients = torch.autograd.grad(
             torch.stack(losses).sum(), [features, *self.weights.values()], materialize_grads=True
         )
         down = {
-            device: {"gradient": own if one.delta is None else gather(own, one.delta), "loss": loss.detach()}
-            for (device, one), own, loss in zip(group.items(), upstream.split(sizes), losses, strict=True)
+            device: {"gradient": part if batch.delta is None else gather(part, batch.delta), "loss": loss.detach()}
+            for (device, batch), part, loss in zip(group.items(), upstream.split(sizes), losses, strict=True)
         }
         return Pass(down, tuple(gradients), buffers)
 
@@ -107,7 +106,7 @@ class Top:
         """Step along gradients, in place; equation (6).
 
         Args:
-            gradients: One a weight, of its shape.
+            gradients: In the order and shapes of the weights.
         """
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if decay:
@@ -120,49 +119,51 @@ def serve(
 ) -> tuple[State, dict[str, Tree]]:
     """Server half: see `Split.serve`.
 
-    A device whose numbers are NaN or infinite does not count: it is answered with zeros, and without a loss.
+    A device with NaN or infinite numbers does not count: its answer is zeros, without a loss.
     """
-    told = assignments[next(iter(ups))]
+    assignment = assignments[next(iter(ups))]
     before = state.facts["step"]
     assert isinstance(before, int)
-    step = max(before, first_step(told)) + 1
-    rate, decay = settings.step_size(told, step), told.hyper.weight_decay
-    top = Top.from_tree(model, settings.cut_of(model), state.tree)
+    step = max(before, first_step(assignment)) + 1
+    rate, decay = settings.step_size(assignment, step), assignment.hyper.weight_decay
+    top = ServerPart.from_tree(model, settings.cut_of(model), state.tree)
     total: tuple[Tensor, ...] = ()
     down: dict[str, Tree] = {}
     counted = 0
     for group in _groups(settings, top.network, {device: unpack_features(settings, up) for device, up in ups.items()}):
-        for one in _passes(top, group):
-            if not one.counts:
-                down |= {device: {"gradient": torch.zeros_like(own["gradient"])} for device, own in one.down.items()}
+        for result in _passes(top, group):
+            if not result.counts:
+                down |= {
+                    device: {"gradient": torch.zeros_like(answer["gradient"])} for device, answer in result.down.items()
+                }
                 continue
-            down |= one.down
-            top.buffers = one.buffers
-            counted += len(one.down)
+            down |= result.down
+            top.buffers = result.buffers
+            counted += len(result.down)
             if settings.server == "turns":
-                top.move(one.gradients, rate, decay)
+                top.move(result.gradients, rate, decay)
             elif total:
-                total = tuple(held.add_(more) for held, more in zip(total, one.gradients, strict=True))
+                total = tuple(
+                    total_gradient.add_(more) for total_gradient, more in zip(total, result.gradients, strict=True)
+                )
             else:
-                total = one.gradients
+                total = result.gradients
     if total:
         top.move(total, rate / counted, decay * counted)
     return State({**state.tree, **top.buffers}, {**state.facts, "step": step}), down
 
 
 def measure(
-    settings: FedslSettings, model: Model, state: State, _told: Mapping[str, Assignment], ups: Mapping[str, Tree]
+    settings: FedslSettings, model: Model, state: State, _assignments: Mapping[str, Assignment], ups: Mapping[str, Tree]
 ) -> tuple[State, dict[str, Tree]]:
-    """Measure the server part's running statistics over one batch more of every device; see `Split.measure`.
+    """Measure the server part's running statistics over one more batch of every device; see `Split.measure`.
 
-    The answers are empty: they have no loss, and so no device moves. What is not finite does not count.
+    The answers are empty: without a loss no device moves. Non-finite statistics do not count.
 
     Args:
-        settings: The method's, in which nothing is dropped.
+        settings: With nothing dropped.
         model: The whole network, without storage.
         state: The server's; its facts count the batches so far.
-        _told: What the devices were told.
-        ups: What came up, by device.
     """
     network = model.above(settings.cut_of(model))
     names = statistics_of(network)
@@ -175,33 +176,35 @@ def measure(
     return State(tree, {**state.facts, STATISTICS_BATCHES: counted}), {device: {} for device in ups}
 
 
-def _passes(top: Top, group: Mapping[str, Smashed]) -> Iterator[Pass]:
-    """Yield the pass of a group; of each device for itself where one of them spoils what they share."""
+def _passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]:
+    """Yield the pass of a group; if it is not finite, a pass of each device alone."""
     together = top.run(group)
     if len(group) == 1 or together.counts:
         yield together
         return
-    for device, one in group.items():
-        yield top.run({device: one})
+    for device, batch in group.items():
+        yield top.run({device: batch})
 
 
-def _groups(settings: FedslSettings, network: nn.Module, sent: Mapping[str, Smashed]) -> Iterator[dict[str, Smashed]]:
-    """Yield devices that can share a pass without any difference, in order; else one after the other."""
+def _groups(
+    settings: FedslSettings, network: nn.Module, batches: Mapping[str, Smashed]
+) -> Iterator[dict[str, Smashed]]:
+    """Yield groups of devices that can share a pass without changing any result; else devices one by one."""
     shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
     group: dict[str, Smashed] = {}
-    for device, one in sent.items():
-        if group and not (shared and _fits(one, group)):
+    for device, batch in batches.items():
+        if group and not (shared and _fits(batch, group)):
             yield group
             group = {}
-        group[device] = one
+        group[device] = batch
     yield group
 
 
-def _fits(one: Smashed, group: Mapping[str, Smashed]) -> bool:
-    examples = len(one.labels) + sum(len(other.labels) for other in group.values())
-    return examples <= PASS_EXAMPLES and one.features.shape[1:] == next(iter(group.values())).features.shape[1:]
+def _fits(batch: Smashed, group: Mapping[str, Smashed]) -> bool:
+    examples = len(batch.labels) + sum(len(other.labels) for other in group.values())
+    return examples <= PASS_EXAMPLES and batch.features.shape[1:] == next(iter(group.values())).features.shape[1:]
 
 
 def _only(group: Mapping[str, Smashed]) -> Smashed:
-    (one,) = group.values()
-    return one
+    (batch,) = group.values()
+    return batch

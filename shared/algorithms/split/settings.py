@@ -1,4 +1,4 @@
-"""What both halves of lightweight FedSL agree on: its settings, its step size, and where the network is cut.
+"""FedSL settings, step size and cut, common to both halves.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; see
 `shared.algorithms.split.fedsl`. The step size is that of Loshchilov and Hutter, SGDR, ICLR 2017,
@@ -18,29 +18,30 @@ from shared.protocol.messages import Assignment, Value
 from shared.tensors.feature_dropout import Granularity
 
 FLOAT_BITS = 32
-"""So many bits are a float as it is: nothing is quantized."""
+"""Bits of a float, which mean no quantization."""
 MATRIX = 2
-"""Axes of a batch of outputs, and at least of a weight that multiplies."""
+"""Axes of a batch of outputs; minimum number of axes of a weight that multiplies."""
 
 
 @dataclass(frozen=True)
 class FedslSettings:
-    """The method's settings, by their names in a plan; symbols are the paper's.
+    """Settings of the method, by their names in a plan; symbols are the paper's.
 
     Attributes:
         cut: L_c, as the model counts its cuts; 0 for its first.
         period: I, rounds of the paper between two averages of the client parts.
         steps_per_round: Mini-batches of one round of the paper.
         sparsity: rho_f, share of the client part's weights that are zero at the end.
-        importance: What they are ranked by.
-        bits: q of the client part's gradient; 32 leaves it as it is.
+        importance: Ranking of the weights to prune.
+        bits: q of the client part's gradient; 32 turns quantization off.
         drop: p, share of the features dropped at each step.
-        granularity: What of the features is dropped together.
-        average: Of a coordinate, over `all` devices, zeros included, or over its `holders`, who have not pruned it.
-        weighted: Whether a device counts in the average as much as it has examples.
+        granularity: Unit in which features are dropped.
+        average: Mean of a coordinate over `all` devices, zeros included, or over its `holders`, which have not pruned
+            it.
+        weighted: Whether a device's weight in the average is its number of examples.
         server: Whether the server part moves by the `mean` of the devices' gradients, or by each in `turns`.
-        schedule: Of the step size, over all steps of the run.
-        recompute: Whether a device computes activations again on the way back rather than keep them: less memory for
+        schedule: Schedule of the step size, over all steps of the run.
+        recompute: Whether a device recomputes activations in the backward pass instead of storing them: less memory for
             one more forward pass, and the same numbers.
     """
 
@@ -59,7 +60,7 @@ class FedslSettings:
     recompute: bool
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -69,12 +70,12 @@ class FedslSettings:
         if not 0 <= self.sparsity < 1 or not 0 <= self.drop < 1 or not 1 <= self.bits <= FLOAT_BITS:
             raise ValueError(f"sparsity and drop must be in [0, 1), bits 1 to {FLOAT_BITS}")
         for name, hint in get_type_hints(type(self)).items():
-            if (known := get_args(hint)) and getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+            if (choices := get_args(hint)) and getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(choices)}")
 
     @property
     def steps(self) -> int:
-        """Mini-batches from one average to the next, which is one round of ours."""
+        """Mini-batches from one average to the next: one round of this implementation."""
         return self.period * self.steps_per_round
 
     def cut_of(self, model: Model) -> int:
@@ -82,7 +83,7 @@ class FedslSettings:
         return self.cut or next(iter(model.cuts), 0)
 
     def step_size(self, assignment: Assignment, step: int) -> float:
-        """Return eta at a step of the run, counted from 1; the whole learning rate at the first."""
+        """Return eta at a step of the run, counted from 1; at the first step the full learning rate."""
         rate = assignment.hyper.learning_rate
         if self.schedule == "constant":
             return rate
@@ -90,12 +91,12 @@ class FedslSettings:
 
 
 def first_step(assignment: Assignment) -> int:
-    """Return the steps of the run before this round."""
+    """Return the number of steps before this round."""
     return _count(assignment.values["first_step"])
 
 
 def total_steps(assignment: Assignment) -> int:
-    """Return the steps of the whole run."""
+    """Return the number of steps of the whole run."""
     return _count(assignment.values["total_steps"])
 
 
@@ -105,5 +106,5 @@ def _count(value: Value) -> int:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether no number of it is NaN or infinite."""
+    """Return True if no number is NaN or infinite."""
     return not tensor.numel() or all(map(math.isfinite, (extreme.item() for extreme in tensor.aminmax())))

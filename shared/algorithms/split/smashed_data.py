@@ -22,7 +22,7 @@ from shared.tensors.feature_dropout import spread
 from shared.tensors.tree import State, Tree, check_like
 
 MOST_NUMBERS = 1 << 28
-"""Of a batch at the cut, dropped ones included: 1 GiB of them."""
+"""Maximum numbers of a batch at the cut, dropped ones included: 1 GiB."""
 MOST_AXES = 8
 
 
@@ -31,9 +31,9 @@ class Smashed:
     """A device's batch at the cut.
 
     Attributes:
-        features: Of shape (B, ...), with zeros for what was dropped.
+        features: Of shape (B, ...), with zeros where dropped.
         labels: int64 of shape (B,).
-        delta: Which columns or channels are there, boolean; None for all.
+        delta: Boolean, the columns or channels that were sent; None for all.
     """
 
     features: Tensor
@@ -42,14 +42,14 @@ class Smashed:
 
 
 def check_features(settings: FedslSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> float:
-    """Refuse what no server part could take: see `Split.check_features`.
+    """Reject features that no server part could use: see `Split.check_features`.
 
-    A part of convolutions takes pictures of any size, and a few bytes can say that huge ones were dropped: where
-    `model.example` is known, features are as many as one like it has.
+    Convolutions accept images of any size, and a few bytes can claim that huge ones were dropped: where `model.example`
+    is known, the shape of the features must match it.
 
     Raises:
-        WireError: A tensor is missing, unknown, or of another dtype or shape than the others say; there are more
-            examples than a batch has, a label is of no class, a number is NaN or infinite.
+        WireError: A tensor is missing, unknown, or of a dtype or shape that contradicts the others; there are more
+            examples than in a batch, a label is out of range, a number is NaN or infinite.
     """
     sparse = bool(settings.drop) and settings.granularity != "element"
     if set(up) != {"features", "labels", *(("keep", "shape") if sparse else ())}:
@@ -63,9 +63,9 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
         raise WireError(f"{len(features)} features with {len(labels)} labels", reason="shape")
     norm = check_like({"features": features}, {"features": features})
     shape, cut = _sparse_shape(settings, up) if sparse else tuple(features.shape), settings.cut_of(model)
-    if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
+    if model.example and shape[1:] != (expected := features_at_cut(model, cut, state.tree)):
         raise WireError(
-            f"an example has features of shape {shape[1:]}, one of {model.example} has {own}", reason="shape"
+            f"an example has features of shape {shape[1:]}, one of {model.example} has {expected}", reason="shape"
         )
     classes = count_outputs(model, cut, state.tree, shape)
     if labels.min() < 0 or labels.max() >= classes:
@@ -74,7 +74,7 @@ def check_features(settings: FedslSettings, model: Model, state: State, assignme
 
 
 def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
-    """Return the shape that features have with what was dropped."""
+    """Return the shape of the features with the dropped ones."""
     rows, keep, extents = up["features"], up["keep"], up["shape"]
     if keep.dtype != torch.uint8 or extents.dtype != torch.int32 or keep.ndim != 1 or extents.ndim != 1:
         raise WireError(f"keep of {keep.dtype}, shape of {extents.dtype}", reason="dtype")
@@ -95,7 +95,7 @@ def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
 
 
 def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
-    """Return a batch that was admitted."""
+    """Return a checked batch."""
     features, labels = up["features"], up["labels"].long()
     if "keep" not in up:
         return Smashed(features, labels, None)

@@ -25,13 +25,13 @@ from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.subnetwork.fjord_device import Nested
 from shared.algorithms.subnetwork.fjord_widths import Widths, is_statistic, parse_widths
-from shared.algorithms.subnetwork.random_dropout import parameters_in_use
+from shared.algorithms.subnetwork.random_dropout import received_parameters
 from shared.algorithms.subnetwork.server_half import (
     begin,
     build_absorb,
+    build_algorithm,
     build_broadcast,
     keep_share,
-    neurons,
     stored_chain,
 )
 from shared.models.base import Model
@@ -48,9 +48,9 @@ def fjord(
     """Build the algorithm.
 
     Args:
-        keep: Share of the neurons for devices of which the resource optimizer says nothing, in (0, 1]; p_max is the
-            largest of the widths up to a device's share, or the smallest there is.
-        widths: p_i, ascending to 1, with commas between them.
+        keep: Share of the neurons for devices without a share from the resource optimizer, in (0, 1]; p_max is the
+            largest of the widths up to a device's share, or the smallest of all.
+        widths: p_i, ascending to 1, separated by commas.
         distil: Whether each batch also trains the width p_max, whose outputs are then the targets of p.
         stopping: When devices leave for good.
 
@@ -59,63 +59,67 @@ def fjord(
     """
     every = parse_widths(widths)
 
-    def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
-        """Device half: train networks of all widths up to its own, send what they share."""
-        nested = Nested.received(model, down, every, every.up_to(keep_share(told)))
-        loss = nested.train(batches, told, distil=distil)
-        layers, part = nested.layers[-1], nested.part(nested.own)
+    def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
+        """Device half: train networks of all widths up to the device's own, send their common parameters."""
+        nested = Nested.from_download(model, down, every, every.up_to(keep_share(assignment)))
+        loss = nested.train(batches, assignment, distil=distil)
+        layers, part = nested.layers[-1], nested.part(nested.widest)
         facts, metrics = stopping.judge(state.facts, loss, layers, part, batches.validation)
         up, count = {key: leaf.detach() for key, leaf in nested.leaves.items()}, batches.num_examples
         return State(facts=facts), Result(up, float(count), count, loss, metrics=metrics)
 
     return replace(
-        neurons(local, partial(first, every), keep=keep, step_share=partial(_step_share, every, distil=distil)),
+        build_algorithm(
+            local, partial(choose_width, every), keep=keep, step_share=partial(_step_share, every, distil=distil)
+        ),
         init=partial(_init, every),
         broadcast=partial(_broadcast, every),
         absorb=partial(_absorb, every),
-        personal=Personal(partial(_used, every)),
+        personal=Personal(partial(_parameters_in_use, every)),
     )
 
 
-def first(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the neurons of a device's own width."""
+def choose_width(every: Widths, state: State, _device: str, assignment: Assignment) -> Active:
+    """Return the neurons of a device's width."""
     return first_neurons(stored_chain(state.facts).hidden, every.shares[every.up_to(keep_share(assignment))])
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
-    """Begin the statistics of every width as the network's own."""
+    """Start every width with the network's statistics."""
     state, layout = begin(model, seed), read_chain(model.layers)
     more = Tree()
     for width, share in enumerate(every.shares[:-1]):
         part = extract(state.tree, layout.index(first_neurons(layout.hidden, share)))
-        more |= {every.named(key, width): leaf for key, leaf in part.items() if is_statistic(key)}
+        more |= {every.name_at(key, width): leaf for key, leaf in part.items() if is_statistic(key)}
     return State(state.tree | more, state.facts)
 
 
 def _broadcast(every: Widths, state: State, device: str, assignment: Assignment) -> Tree:
-    """Return the part of a device's own width, with the statistics of all widths up to it."""
-    common = build_broadcast(partial(first, every))(state, device, assignment)
+    """Return the parameters of a device's width, with the statistics of all widths up to it."""
+    common = build_broadcast(partial(choose_width, every))(state, device, assignment)
     down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
     for width in range(every.up_to(keep_share(assignment)) + 1):
         source = common if every.is_last(width) else state.tree
-        down |= {name: source[name] for key in common if is_statistic(key) for name in [every.named(key, width)]}
+        down |= {name: source[name] for key in common if is_statistic(key) for name in [every.name_at(key, width)]}
     return down
 
 
 def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
     """Add an update: a width's statistics are averaged over the devices that have it."""
-    common, of_one = every.parted(result.tree)
-    covered, covered_of_one = every.parted(result.coverage)
-    mean = build_absorb(partial(first, every))(mean, device, assignment, replace(result, tree=common, coverage=covered))
-    return trees.accumulate(mean, of_one, result.weight, covered_of_one)
+    common, narrow = every.split_tree(result.tree)
+    covered, covered_narrow = every.split_tree(result.coverage)
+    mean = build_absorb(partial(choose_width, every))(
+        mean, device, assignment, replace(result, tree=common, coverage=covered)
+    )
+    return trees.accumulate(mean, narrow, result.weight, covered_narrow)
 
 
-def _step_share(every: Widths, _model: Model, told: Assignment, *, distil: bool) -> float:
-    """Return how much of a step is left: p^2 in the mean of the widths drawn, and of the widest to distil from."""
-    shares = every.shares[: every.up_to(keep_share(told)) + 1]
+def _step_share(every: Widths, _model: Model, assignment: Assignment, *, distil: bool) -> float:
+    """Return the relative cost of a step: p^2 averaged over the widths, plus p_max^2 for the pass to distil from."""
+    shares = every.shares[: every.up_to(keep_share(assignment)) + 1]
     return sum(share**2 for share in shares) / len(shares) + (shares[-1] ** 2 if distil else 0.0)
 
 
-def _used(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
-    """Return the network of a device's own width, as it was given it."""
-    return every.cut(parameters_in_use(model, state, down, assignment), every.up_to(keep_share(assignment)))
+def _parameters_in_use(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
+    """Return the received network of a device's width."""
+    return every.cut(received_parameters(model, state, down, assignment), every.up_to(keep_share(assignment)))

@@ -27,17 +27,18 @@ from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree, check_like
 
 PICTURE = 4
-"""Dimensions of a weight that has kernels of two."""
+"""Dimensions of a weight of a 2-D convolution."""
 
 
 @dataclass(frozen=True)
 class Nested:
-    """Parameters of one width, and the networks that are made of them.
+    """Parameters of a device's width, and the nested networks that use them.
 
     Attributes:
-        leaves: As they came: parameters of the widest that is here, statistics of all that are here.
-        layers: Network by network, up to the widest.
-        indices: Of each, which rows and columns it has; these are always the first.
+        every: All widths of the algorithm.
+        leaves: Parameters of the widest network on the device, and statistics of every width on it.
+        layers: Networks from the narrowest to the widest on the device.
+        indices: Rows and columns of each network; always the first ones.
     """
 
     every: Widths
@@ -46,33 +47,33 @@ class Nested:
     indices: tuple[Index, ...]
 
     @classmethod
-    def received(cls, model: Model, down: Tree, every: Widths, own: int) -> Nested:
-        """Read what came for a device of a width.
+    def from_download(cls, model: Model, down: Tree, every: Widths, width: int) -> Nested:
+        """Build the networks from the download for a device of width `width`.
 
         Raises:
-            WireError: It is not that.
+            WireError: The download does not match.
         """
         layout = read_chain(model.layers)
-        active = [first_neurons(layout.hidden, share) for share in every.shares[: own + 1]]
-        indices = tuple(layout.index(one) for one in active)
+        active = [first_neurons(layout.hidden, share) for share in every.shares[: width + 1]]
+        indices = tuple(layout.index(neurons) for neurons in active)
         names = [key for key in layout.leaves if is_statistic(key)]
-        wanted = {every.named(key, width): (key, width) for width in range(own + 1) for key in names}
-        if {key for key in down if is_statistic(key)} != wanted.keys():
-            raise WireError("statistics came that are not those of the device's widths", reason="unknown-tensor")
-        _, _, values = read_download(model, every.cut(down, own))
-        like = {name: _corner(values[key], *indices[width][key]) for name, (key, width) in wanted.items()}
-        check_like({name: down[name] for name in wanted}, like)
-        leaves = {key: _laid(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
-        leaves |= {name: down[name].clone() for name in wanted}
-        return cls(every, leaves, tuple(build_narrowed(model.layers, one) for one in active), indices)
+        statistics = {every.name_at(key, width): (key, width) for width in range(width + 1) for key in names}
+        if {key for key in down if is_statistic(key)} != statistics.keys():
+            raise WireError("received statistics do not match the device's widths", reason="unknown-tensor")
+        _, _, values = read_download(model, every.cut(down, width))
+        like = {name: _corner(values[key], *indices[width][key]) for name, (key, width) in statistics.items()}
+        check_like({name: down[name] for name in statistics}, like)
+        leaves = {key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
+        leaves |= {name: down[name].clone() for name in statistics}
+        return cls(every, leaves, tuple(build_narrowed(model.layers, neurons) for neurons in active), indices)
 
     @property
-    def own(self) -> int:
-        """Number of the widest that is here."""
+    def widest(self) -> int:
+        """Number of the widest network on the device."""
         return len(self.layers) - 1
 
     def part(self, width: int) -> Tree:
-        """Return what a network of one width is made of: views."""
+        """Return the leaves of the network of one width: views."""
         index, tree = self.indices[width], self.every.cut(self.leaves, width)
         return {key: _corner(leaf, *index[key]) for key, leaf in tree.items()}
 
@@ -81,39 +82,38 @@ class Nested:
         outputs: Tensor = functional_call(self.layers[width], self.part(width), (inputs,))
         return outputs
 
-    def train(self, batches: Batches, told: Assignment, *, distil: bool) -> float | None:
-        """Train a width drawn for each batch; return the mean loss, None without a batch.
-
-        With `distil`, that of the widest, which each batch trains as well.
+    def train(self, batches: Batches, assignment: Assignment, *, distil: bool) -> float | None:
+        """Train the network of a random width on each batch; return the mean loss, None without a batch.
 
         Args:
-            distil: Whether narrow networks learn from the widest.
+            distil: Whether each batch also trains the widest network, whose outputs are then the targets of the narrow
+                one; the mean loss is that of the widest.
         """
-        generator = torch.Generator().manual_seed(told.seed)
+        generator = torch.Generator().manual_seed(assignment.seed)
         weights = [(key, leaf) for key, leaf in self.leaves.items() if leaf.requires_grad]
-        momenta, seen, loss_sum = Tree(), 0, 0.0
+        momenta, examples, loss_sum = Tree(), 0, 0.0
         for step, (inputs, labels) in enumerate(batches, start=1):
             width = int(torch.randint(len(self.layers), (), generator=generator))
-            targets, said = labels, None
+            targets, widest_loss = labels, None
             if distil:
-                outputs = self(self.own, inputs)
-                said = functional.cross_entropy(outputs, labels)
-                said.backward()
+                outputs = self(self.widest, inputs)
+                widest_loss = functional.cross_entropy(outputs, labels)
+                widest_loss.backward()
                 targets = outputs.detach().softmax(1)
             loss = functional.cross_entropy(self(width, inputs), targets)
             loss.backward()
-            descend(weights, momenta, told.hyper)
-            seen += len(labels)
-            loss_sum += require_finite_loss((loss if said is None else said).item(), step) * len(labels)
-        return loss_sum / seen if seen else None
+            descend(weights, momenta, assignment.hyper)
+            examples += len(labels)
+            loss_sum += require_finite_loss((loss if widest_loss is None else widest_loss).item(), step) * len(labels)
+        return loss_sum / examples if examples else None
 
 
-def _laid(leaf: Tensor) -> Tensor:
-    """Return a copy as convolutions read it: a pixel's channels side by side."""
+def _copy_layout(leaf: Tensor) -> Tensor:
+    """Return a copy in the memory layout that convolutions read: channels last."""
     return leaf.clone(memory_format=torch.channels_last if leaf.ndim == PICTURE else torch.contiguous_format)
 
 
 def _corner(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """Return the first rows and columns of a leaf, as many as are given."""
+    """Return the first rows and columns of a leaf, as many as given."""
     leaf = leaf if rows is None else leaf[: len(rows)]
     return leaf if columns is None else leaf[:, : len(columns)]

@@ -25,9 +25,9 @@ from shared.tensors.tree import State
 @stops_early
 def fjord_fixed(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
-    return build_dropout(first, stopping, keep=keep)
+    return build_dropout(choose_first, stopping, keep=keep)
 
 
-def first(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the first neurons of every layer, as many as a device's share of them is."""
+def choose_first(state: State, _device: str, assignment: Assignment) -> Active:
+    """Return the first neurons of every layer, as many as the device's share."""
     return first_neurons(stored_chain(state.facts).hidden, keep_share(assignment))

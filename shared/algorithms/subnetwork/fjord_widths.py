@@ -18,19 +18,19 @@ STATISTICS = (".running_mean", ".running_var")
 
 @dataclass(frozen=True)
 class Widths:
-    """Shares of every layer's neurons.
+    """Network widths, as shares of every layer's neurons.
 
     Attributes:
-        shares: Ascending to 1.
+        shares: In ascending order, the last one 1.
     """
 
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what are no widths.
+        """Check that the widths ascend to 1.
 
         Raises:
-            ValueError: They are none.
+            ValueError: They do not.
         """
         if list(self.shares) != sorted(set(self.shares)) or not self.shares or self.shares[-1] != 1:
             raise ValueError("widths must ascend to 1")
@@ -38,40 +38,40 @@ class Widths:
             raise ValueError("widths must be above 0")
 
     def up_to(self, share: float) -> int:
-        """Return the number of the largest width up to a share; the smallest one's where there is none."""
-        return max((width for width, one in enumerate(self.shares) if is_at_most(one, share)), default=0)
+        """Return the number of the largest width up to a share; 0 where all are larger."""
+        return max((width for width, limit in enumerate(self.shares) if is_at_most(limit, share)), default=0)
 
     def is_last(self, width: int) -> bool:
-        """Tell whether a width is that of the whole network."""
+        """Return True for the width of the whole network."""
         return width == len(self.shares) - 1
 
-    def named(self, key: str, width: int) -> str:
-        """Return the name that a statistic has at a width."""
+    def name_at(self, key: str, width: int) -> str:
+        """Return the name of a statistic at a width."""
         return key if self.is_last(width) else f"{key}{MARK}{width}"
 
-    def parted(self, tree: Tree) -> tuple[Tree, Tree]:
-        """Return what has the names of the whole network's leaves, and what belongs to one narrower width alone."""
-        of_one = {key: leaf for key, leaf in tree.items() if MARK in key}
-        return {key: leaf for key, leaf in tree.items() if key not in of_one}, of_one
+    def split_tree(self, tree: Tree) -> tuple[Tree, Tree]:
+        """Split a tree into leaves with the whole network's names, and statistics of single narrower widths."""
+        narrow = {key: leaf for key, leaf in tree.items() if MARK in key}
+        return {key: leaf for key, leaf in tree.items() if key not in narrow}, narrow
 
     def cut(self, tree: Tree, width: int) -> Tree:
-        """Return what a network of one width is made of, by the network's own names."""
+        """Return the leaves of the network of one width, by the network's names."""
         common = {key: leaf for key, leaf in tree.items() if not is_statistic(key)}
         names = {key.partition(MARK)[0] for key in tree if is_statistic(key)}
-        return common | {key: tree[self.named(key, width)] for key in sorted(names)}
+        return common | {key: tree[self.name_at(key, width)] for key in sorted(names)}
 
 
 def is_statistic(key: str) -> bool:
-    """Tell whether a leaf is a running mean or variance, of any width."""
+    """Return True for a running mean or variance of any width."""
     return key.partition(MARK)[0].endswith(STATISTICS)
 
 
 def parse_widths(text: str) -> Widths:
-    """Read widths with commas between them.
+    """Parse comma-separated widths.
 
     Raises:
-        ValueError: They are no ascending numbers.
+        ValueError: They are not ascending numbers.
     """
     if not isinstance(text, str):
-        raise ValueError(f'widths must be a text such as "0.5,1", not {text!r}')  # noqa: TRY004
-    return Widths(tuple(float(one) for one in text.split(",")))
+        raise ValueError(f'widths must be a string such as "0.5,1", not {text!r}')  # noqa: TRY004
+    return Widths(tuple(float(width) for width in text.split(",")))

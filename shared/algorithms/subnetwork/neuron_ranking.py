@@ -17,26 +17,26 @@ from shared.subnetworks.neurons import (
 )
 
 Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(weights, their gradient) of shape (n, ...) -> of shape (n,), the higher the more a neuron matters."""
+"""(weights, their gradient) of shape (n, ...) -> merit of each neuron, of shape (n,)."""
 
 
 def weight_l2(weights: Tensor, _gradient: Tensor) -> Tensor:
-    """Return the Euclidean norm of the weights that come into each neuron."""
+    """Return the Euclidean norm of each neuron's incoming weights."""
     return weights.flatten(1).square().sum(1).sqrt()
 
 
 def weight_l1(weights: Tensor, _gradient: Tensor) -> Tensor:
-    """Return the sum of the absolute weights that come into each neuron."""
+    """Return the absolute sum of each neuron's incoming weights."""
     return weights.flatten(1).abs().sum(1)
 
 
 def gradient_l2(_weights: Tensor, gradient: Tensor) -> Tensor:
-    """Return the Euclidean norm of the gradient of the weights that come into each neuron."""
+    """Return the Euclidean norm of the gradient of each neuron's incoming weights."""
     return gradient.flatten(1).square().sum(1).sqrt()
 
 
 def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Tensor]:
-    """Return the floor(keep n) neurons of each layer, and at least one, that matter most; of equal ones the first.
+    """Return the floor(keep n) neurons of each layer with the highest merit, at least one; of equal ones the first.
 
     Args:
         merits: Of shape (n,), by name of a hidden layer.

@@ -19,8 +19,8 @@ from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import descend_batches
 from shared.algorithms.subnetwork.server_half import (
     Choice,
+    build_algorithm,
     draw_active,
-    neurons,
     read_download,
     smaller_step,
 )
@@ -34,30 +34,24 @@ from shared.tensors.tree import State, Tree
 def random_dropout(keep: float = 1.0, *, stopping: Stopping) -> Algorithm:
     """Build the algorithm; for its options see `fedspu`."""
     method = build_dropout(draw_active, stopping, keep=keep)
-    return replace(method, personal=Personal(parameters_in_use, lambda state, _device, _assignment: state.tree))
+    return replace(method, personal=Personal(received_parameters, lambda state, _device, _assignment: state.tree))
 
 
 def build_dropout(choose: Choice, stopping: Stopping, *, keep: float) -> Algorithm:
-    """Build the algorithm of any choice of neurons, which is made anew each round and which no device remembers.
+    """Build the algorithm from a choice of neurons, which is repeated in each round and which no device stores.
 
     Args:
-        choose: Which neurons a device is given in a round.
-        stopping: When a device stops.
-        keep: Share of neurons where the server does not say.
+        choose: Neurons of a device in a round.
+        keep: Share of neurons for devices without an allocated share.
     """
-    built = neurons(partial(train_what_came, stopping), choose, keep=keep, step_share=smaller_step)
-    return replace(built, personal=Personal(parameters_in_use))
+    base = build_algorithm(partial(train_received, stopping), choose, keep=keep, step_share=smaller_step)
+    return replace(base, personal=Personal(received_parameters))
 
 
-def train_what_came(
+def train_received(
     stopping: Stopping, model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half: train the smaller network, send all of it, keep nothing.
-
-    Args:
-        stopping: When the device stops.
-        state: What the device kept.
-    """
+    """Device half: train the smaller network, send all of it, store nothing."""
     active, index, values = read_download(model, down)
     layers = build_smaller(model, active, values)
     loss = descend_batches(layers, list(layers.named_parameters()), batches, assignment.hyper)
@@ -72,18 +66,14 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
 
     Args:
         model: The whole network, without storage.
-        active: Its active neurons, by layer.
+        active: Active neurons, by layer.
         values: Their parameters and buffers.
     """
     layers = build_narrowed(model.layers, active)
-    layers.load_state_dict(values, strict=False)  # all but BatchNorm's counts of batches
+    layers.load_state_dict(values, strict=False)  # BatchNorm's counts of batches are missing
     return layers.train()
 
 
-def parameters_in_use(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
-    """Return what a device was given: the server's model, or a smaller network, which its layers take as well.
-
-    Args:
-        _state: What the device kept.
-    """
+def received_parameters(_model: Model, _state: State, down: Tree, _assignment: Assignment) -> Tree:
+    """Return the received parameters: the server's model, or a smaller network, which the same layers can compute."""
     return {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}

@@ -32,7 +32,7 @@ from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal_model import require_finite
 from shared.algorithms.subnetwork import server_half
 from shared.algorithms.subnetwork.neuron_ranking import Merit, select_strongest
-from shared.algorithms.subnetwork.random_dropout import build_smaller, parameters_in_use, train_what_came
+from shared.algorithms.subnetwork.random_dropout import build_smaller, received_parameters, train_received
 from shared.algorithms.subnetwork.server_half import CHAIN, KEEP, keep_share, read_download, stored_chain
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
@@ -52,129 +52,131 @@ from shared.subnetworks.neurons import (
 from shared.tensors.tree import Mean, State, Tree, check_like
 
 MASK, KEPT = "mask/", "kept/"
-"""What the server remembers of a device: its bitmaps, as hexadecimal digits, and of which share they are."""
+"""Prefixes of the server's facts about a device: its bitmaps, as hexadecimal digits, and their share."""
 
 
 def build_ranked(merit: Merit, stopping: Stopping, *, keep: float) -> Algorithm:
-    """Build the algorithm by which neurons matter; for its options see `fedspu`.
+    """Build the algorithm from a ranking of neurons; for its options see `fedspu`.
 
     Args:
-        merit: How much a neuron matters, of its weights and their gradients.
-        stopping: When a device stops.
-        keep: Share of neurons where the server does not say.
+        merit: Ranks neurons by their weights and gradients.
+        keep: Share of neurons for devices without an allocated share.
     """
 
-    def local(model: Model, state: State, down: Tree, batches: Batches, told: Assignment) -> Outcome:
-        """Device half: choose, at first; train the part, send it, keep it."""
+    def local(model: Model, state: State, down: Tree, batches: Batches, assignment: Assignment) -> Outcome:
+        """Device half: choose neurons at first; train their parameters, send them, store them."""
         active, index, values = read_download(model, down)
         layout, tally, passes, marks = read_chain(model.layers), Tally(), epochs(batches), Tree()
-        if chooses(told):
-            active = _chosen(state, layout.hidden, keep_share(told))
+        if must_choose(assignment):
+            active = _stored_choice(state, layout.hidden, keep_share(assignment))
             if not active:
-                active = _choose(model, values, merit, told, next(passes, iter(())), tally)
+                active = _choose_neurons(model, values, merit, assignment, next(passes, iter(())), tally)
                 values = model.tree()
             index, marks = layout.index(active), pack(active, layout.hidden)
             values = extract(values, index)
         layers = build_smaller(model, active, values)
-        tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), told.hyper)
+        tally.train(layers, list(layers.named_parameters()), following.from_iterable(passes), assignment.hyper)
         trained = dict(layers.state_dict())
         require_finite(trained)
         facts, metrics = stopping.judge(state.facts, tally.mean, layers, trained, batches.validation)
         part, count = {key: trained[key].contiguous() for key in index}, batches.num_examples
-        own = State(part | pack(active, layout.hidden), facts)
-        return own, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
+        device_state = State(part | pack(active, layout.hidden), facts)
+        return device_state, Result(part | marks, float(count), count, tally.mean, metrics=metrics)
 
-    built = server_half.neurons(local, chosen_neurons, keep=keep)
+    base = server_half.build_algorithm(local, chosen_neurons, keep=keep)
     return replace(
-        built,
-        assign=_build_assign(built),
-        absorb=_build_absorb(built),
-        aggregate=_build_aggregate(built),
+        base,
+        assign=_build_assign(base),
+        absorb=_build_absorb(base),
+        aggregate=_build_aggregate(base),
         check_update=check_update,
         personal=Personal(
-            _used, lambda state, device, told: built.broadcast(state, device, told) if chooses(told) else {}
+            _personal_parameters,
+            lambda state, device, assignment: (
+                base.broadcast(state, device, assignment) if must_choose(assignment) else {}
+            ),
         ),
         resources=replace(
-            built.resources,
+            base.resources,
             step_share=_step_share,
-            timed_step=partial(train_what_came, Stopping()),
-            fixed_values=settled_share,
+            timed_step=partial(train_received, Stopping()),
+            fixed_values=fixed_share,
         ),
     )
 
 
-def _step_share(model: Model, told: Assignment) -> float:
-    """Return how much of a step is left; of a device's first task, which chooses, an epoch is of the whole network."""
-    left, many = server_half.smaller_step(model, told), told.hyper.local_epochs
-    return (1 + (many - 1) * left) / many if chooses(told) else left
+def _step_share(model: Model, assignment: Assignment) -> float:
+    """Return the relative cost of a step; in a device's first task, one epoch trains the whole network."""
+    share, epochs = server_half.smaller_step(model, assignment), assignment.hyper.local_epochs
+    return (1 + (epochs - 1) * share) / epochs if must_choose(assignment) else share
 
 
 def chosen_neurons(state: State, device: str, _assignment: Assignment) -> Active:
-    """Return the neurons that a device has chosen; all of them before it did."""
-    return _remembered(state, device, stored_chain(state.facts).hidden)
+    """Return the neurons that a device has chosen; before its choice, all."""
+    return _recorded_neurons(state, device, stored_chain(state.facts).hidden)
 
 
-def _remembered(state: State, device: str, hidden: Mapping[str, int]) -> Active:
+def _recorded_neurons(state: State, device: str, hidden: Mapping[str, int]) -> Active:
     mask = state.facts.get(MASK + device)
     return all_neurons(hidden) if mask is None else unpack(_from_hex(str(mask), hidden), hidden)
 
 
-def settled_share(state: State, device: str) -> dict[str, float]:
-    """Return the share of the neurons that a device has chosen, as `keep`; nothing before it did.
+def fixed_share(state: State, device: str) -> dict[str, float]:
+    """Return the share of neurons that a device has chosen, as `keep`; empty before its choice.
 
-    Of a run begun before shares were remembered, the least share that has as many neurons.
+    In a run begun before shares were recorded, the smallest share that gives as many neurons.
     """
     if MASK + device not in state.facts:
         return {}
-    if (kept := state.facts.get(KEPT + device)) is not None:
-        return {KEEP: float(kept)}
+    if (share := state.facts.get(KEPT + device)) is not None:
+        return {KEEP: float(share)}
     layout = stored_chain(state.facts)
-    active = _remembered(state, device, layout.hidden)
+    active = _recorded_neurons(state, device, layout.hidden)
     shares = [(len(active[name]), len(active[name]) / count) for name, count in layout.hidden.items()]
-    return {KEEP: max([share for held, share in shares if held > 1] or [min(share for _, share in shares)])}
+    return {KEEP: max([share for neurons, share in shares if neurons > 1] or [min(share for _, share in shares)])}
 
 
-def _used(model: Model, state: State, down: Tree, told: Assignment) -> Tree:
-    """Return a device's part as it left it; what came, where it has none yet.
+def _personal_parameters(model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
+    """Return a device's trained parameters; the download, where it has none yet.
 
     Raises:
-        TaskFailed: It had one.
+        TaskFailed: The device has lost its parameters.
     """
     if not state.tree and not down:
-        raise TaskFailed("this device has lost its part of the model; its next training brings it back")
-    return parameters_in_use(model, state, state.tree or down, told)
+        raise TaskFailed("this device has lost its part of the model; its next training restores it")
+    return received_parameters(model, state, state.tree or down, assignment)
 
 
-def chooses(assignment: Assignment) -> bool:
-    """Tell whether a device is to choose its neurons, since the server does not know of any."""
+def must_choose(assignment: Assignment) -> bool:
+    """Return True if the device has to choose its neurons, because the server does not know any."""
     return CHAIN in assignment.values
 
 
-def _build_assign(built: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
-    """Tell those who have chosen what they keep; send the others along by what their update will be checked."""
+def _build_assign(base: Algorithm) -> Callable[[State, Cohort, Allocation, int], dict[str, Assignment]]:
+    """Assign devices with a choice their share, and the others the chain by which the server checks their update."""
 
     def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
         chain = {CHAIN: str(state.facts[CHAIN])}
         return {
-            device: msgspec.structs.replace(one, values=one.values | (settled_share(state, device) or chain))
-            for device, one in built.assign(state, cohort, allocation, number).items()
+            device: msgspec.structs.replace(task, values=task.values | (fixed_share(state, device) or chain))
+            for device, task in base.assign(state, cohort, allocation, number).items()
         }
 
     return assign
 
 
-def _chosen(state: State, hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
-    """Return what this device chose before, where the server has not heard of it; nothing where it did not."""
+def _stored_choice(state: State, hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
+    """Return this device's earlier choice, whose update the server did not receive; empty without one."""
     if not any(key.startswith(PREFIX) for key in state.tree):
         return {}
     active = unpack(state.tree, hidden)
     return active if all(len(active[name]) == count_kept(count, keep) for name, count in hidden.items()) else {}
 
 
-def _choose(
-    model: Model, values: Tree, merit: Merit, told: Assignment, epoch: Iterator[Batch], tally: Tally
+def _choose_neurons(
+    model: Model, values: Tree, merit: Merit, assignment: Assignment, epoch: Iterator[Batch], tally: Tally
 ) -> dict[str, Tensor]:
-    """Train the whole model for an epoch and return the neurons that matter most to it."""
+    """Train the whole model for an epoch and return the neurons with the highest merit."""
     layers = model.layers
     layers.load_state_dict(values, strict=False)
     layers.train()
@@ -188,52 +190,52 @@ def _choose(
             assert step is not None
             total.add_(step)
 
-    tally.train(layers, list(weights.items()), epoch, told.hyper, gather)
+    tally.train(layers, list(weights.items()), epoch, assignment.hyper, gather)
     merits = {name: merit(weights[f"{name}.weight"].detach(), total) for name, total in gradients.items()}
-    return select_strongest(merits, keep_share(told))
+    return select_strongest(merits, keep_share(assignment))
 
 
 def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
-    """Refuse what does not belong to the neurons that a device has, or says to have chosen.
+    """Reject an update that does not match the neurons that a device has, or that it has just chosen.
 
     Raises:
-        WireError: It does not.
+        WireError: It does not match.
     """
-    if not chooses(assignment):
+    if not must_choose(assignment):
         server_half.check_update(assignment, down, up)
         return
     layout = Chain.parse(str(assignment.values[CHAIN]))
     active = first_neurons(layout.hidden, keep_share(assignment))
     like = extract(down, layout.index(active)) | pack(active, layout.hidden)
     if up.keys() != like.keys():
-        raise WireError("a device's first update has not the tensors of its choice", reason="unknown-tensor")
+        raise WireError("a device's first update does not have the tensors of its choice", reason="unknown-tensor")
     check_like(up, like)
     if not up[next(iter(like))].is_meta:
         chosen = unpack(up, layout.hidden)
         if any(len(chosen[name]) != len(first) for name, first in active.items()):
-            raise WireError("a device has chosen more or fewer neurons than its share is", reason="shape")
+            raise WireError("a device has chosen more or fewer neurons than its share allows", reason="shape")
 
 
-def _build_absorb(built: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
-    """Take a device's choice from its first update, before its values."""
+def _build_absorb(base: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
+    """Record a device's choice from its first update, before adding its values."""
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
-        if chooses(assignment):
+        if must_choose(assignment):
             masks = {key: leaf for key, leaf in result.tree.items() if key.startswith(PREFIX)}
-            told: dict[str, Scalar] = {MASK + device: _to_hex(masks), KEPT + device: keep_share(assignment)}
+            choice: dict[str, Scalar] = {MASK + device: _to_hex(masks), KEPT + device: keep_share(assignment)}
             values = {key: leaf for key, leaf in result.tree.items() if key not in masks}
-            mean, result = replace(mean, facts=mean.facts | told), replace(result, tree=values)
-        return built.absorb(mean, device, assignment, result)
+            mean, result = replace(mean, facts=mean.facts | choice), replace(result, tree=values)
+        return base.absorb(mean, device, assignment, result)
 
     return absorb
 
 
-def _build_aggregate(built: Algorithm) -> Callable[[State, Mean], State]:
-    """Remember what devices have chosen."""
+def _build_aggregate(base: Algorithm) -> Callable[[State, Mean], State]:
+    """Record the choices of devices."""
 
     def aggregate(state: State, mean: Mean) -> State:
         masks = {key: fact for key, fact in mean.facts.items() if key.startswith((MASK, KEPT))}
-        after = built.aggregate(state, mean)
+        after = base.aggregate(state, mean)
         return State(after.tree, after.facts | masks)
 
     return aggregate
@@ -245,10 +247,10 @@ def _to_hex(masks: Tree) -> str:
 
 
 def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
-    """Read what `_to_hex` wrote."""
-    masks, left = Tree(), bytearray.fromhex(text)
+    """Parse the output of `_to_hex`."""
+    masks, remaining = Tree(), bytearray.fromhex(text)
     for name in sorted(hidden):
         size = -(-hidden[name] // 8)
-        masks[PREFIX + name] = torch.frombuffer(left[:size], dtype=torch.uint8)
-        left = left[size:]
+        masks[PREFIX + name] = torch.frombuffer(remaining[:size], dtype=torch.uint8)
+        remaining = remaining[size:]
     return masks

@@ -1,11 +1,12 @@
-"""The server half of methods that give a device some of the model's neurons: what goes down, what a mean is over.
+"""Server half of methods that give each device a subset of the model's neurons.
 
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464
 
     w^t+1[j] = sum_k n_k w_k[j] / sum_k n_k     over the devices k with j in A_k; w^t[j] where there is none
 
-Down go one bit a neuron and the values of A_k, sum_l ceil(n_l / 8) + 4 |A_k| bytes; up come the values, 4 |A_k| bytes.
+The download has one bit a neuron and the values of A_k, sum_l ceil(n_l / 8) + 4 |A_k| bytes; the upload has the values,
+4 |A_k| bytes.
 """
 
 from __future__ import annotations
@@ -42,39 +43,39 @@ from shared.tensors.tree import Mean, State, Tree, check_like
 CHAIN, KEEP = "chain", "keep"
 
 Choice: TypeAlias = Callable[[State, str, Assignment], Active]
-"""(server state, device, assignment) -> the neurons that it is given, by the state's facts; the same whenever asked."""
+"""(server state, device, assignment) -> the device's neurons; deterministic, from the state's facts."""
 
 Local: TypeAlias = Callable[[Model, State, Tree, Batches, Assignment], Outcome]
 """A device half."""
 
 
 def begin(model: Model, seed: int) -> State:
-    """Return the server's first state: the model, and whose neurons its parameters are.
+    """Return the server's initial state: the model, and its chain of neurons.
 
     Raises:
-        ConfigError: The model is no chain whose neurons can be told apart.
+        ConfigError: The model is not a chain of layers.
     """
     tree = {key: leaf.clone() for key, leaf in model.tree().items()}
     return State(tree, {CHAIN: read_chain(model.layers).text(), **origin(model, seed)})
 
 
 def stored_chain(facts: Mapping[str, Scalar]) -> Chain:
-    """Return whose neurons the model's parameters are."""
+    """Return the chain of neurons recorded in the server's facts."""
     return Chain.parse(str(facts[CHAIN]))
 
 
 def assign(
     state: State, cohort: Cohort, allocation: Allocation, number: int, *, keep: float = 1.0
 ) -> dict[str, Assignment]:
-    """Tell every device its share of the neurons and the origin of the model that all began with.
+    """Assign every device its share of the neurons, and the origin of the initial model.
 
     Args:
-        allocation: May give single devices other shares.
-        keep: Share of those devices that it says nothing of.
+        allocation: May give individual devices other shares.
+        keep: Share of all other devices.
     """
     common = {KEEP: keep} | origin_in(state.facts)
-    told = assign_alike(state, cohort, allocation, number)
-    return {device: msgspec.structs.replace(one, values=common | one.values) for device, one in told.items()}
+    tasks = assign_alike(state, cohort, allocation, number)
+    return {device: msgspec.structs.replace(task, values=common | task.values) for device, task in tasks.items()}
 
 
 def keep_share(assignment: Assignment) -> float:
@@ -84,36 +85,32 @@ def keep_share(assignment: Assignment) -> float:
 
 
 def smaller_step(_model: Model, assignment: Assignment) -> float:
-    """Return how much of a step is left in a network with a share p of the neurons: p^2, as between hidden layers."""
+    """Return the relative cost of a step in a network with a share p of the neurons: p^2, as between hidden layers."""
     return keep_share(assignment) ** 2
 
 
 def draw_active(state: State, _device: str, assignment: Assignment) -> Active:
-    """Return the neurons that a round's seed draws for a device.
-
-    Args:
-        assignment: Its task; its seed says which.
-    """
+    """Return random neurons for a device, drawn from the seed of its task."""
     return draw_neurons(stored_chain(state.facts).hidden, keep_share(assignment), assignment.seed)
 
 
 def build_broadcast(choose: Choice) -> Callable[[State, str, Assignment], Tree]:
-    """Return what goes down: the values that belong to a device's neurons, and which neurons these are.
+    """Return a broadcast of a device's neurons and the values that belong to them.
 
-    Devices with all neurons are given the very same leaves, so that they share one transmission.
+    Devices with all neurons get identical leaves, so that they share one transmission.
     """
 
     def broadcast(state: State, device: str, assignment: Assignment) -> Tree:
         layout, active = stored_chain(state.facts), choose(state, device, assignment)
         if _is_whole(active, layout):
-            return {key: state.tree[key] for key in layout.leaves} | _everybody(str(state.facts[CHAIN]))
+            return {key: state.tree[key] for key in layout.leaves} | _all_bitmaps(str(state.facts[CHAIN]))
         return extract(state.tree, layout.index(active)) | pack(active, layout.hidden)
 
     return broadcast
 
 
 def is_whole(active: Active, model: Model) -> bool:
-    """Tell whether these are all the neurons that a model has."""
+    """Return True if these are all neurons of a model."""
     return _is_whole(active, read_chain(model.layers))
 
 
@@ -122,23 +119,23 @@ def _is_whole(active: Active, layout: Chain) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _everybody(text: str) -> Tree:
+def _all_bitmaps(text: str) -> Tree:
     hidden = Chain.parse(text).hidden
     return pack(all_neurons(hidden), hidden)
 
 
 def read_download(model: Model, down: Tree) -> tuple[Active, Index, Tree]:
-    """Read what `build_broadcast` sent, on the device: the neurons, what belongs to them, and its values.
+    """Read a download of `build_broadcast` on the device: neurons, index of their parameters, values.
 
     Raises:
-        WireError: It is not that.
+        WireError: It does not match the model.
     """
     layout = read_chain(model.layers)
     active = unpack(down, layout.hidden)
     index, like = layout.index(active), model.tree()
     values = {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)}
     if values.keys() != index.keys():
-        raise WireError("tensors came that are not those of the model's neurons", reason="unknown-tensor")
+        raise WireError("received tensors do not match the model's neurons", reason="unknown-tensor")
     check_like(values, {key: _outline(like[key], *index[key]) for key in index})
     return active, index, values
 
@@ -152,16 +149,16 @@ def _outline(leaf: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tenso
 
 
 def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
-    """Refuse what is not made of the values that went down.
+    """Reject an update whose leaves differ from those of the download.
 
     Raises:
-        WireError: It is not.
+        WireError: They differ.
     """
     check_like(up, {key: leaf for key, leaf in down.items() if not key.startswith(PREFIX)})
 
 
 def empty(state: State) -> Mean:
-    """Return an empty mean; its facts are the state's, so that `build_absorb` can choose again."""
+    """Return an empty mean; its facts are the state's, so that `build_absorb` can repeat the choice."""
     keys = stored_chain(state.facts).leaves
     total = {
         key: torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
@@ -172,7 +169,7 @@ def empty(state: State) -> Mean:
 
 
 def build_absorb(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Mean]:
-    """Return how an update is added: its values, where they belong, with its weight."""
+    """Return a function that adds an update's values at the coordinates of its neurons."""
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         index = stored_chain(mean.facts).index(choose(State(facts=mean.facts), device, assignment))
@@ -186,33 +183,33 @@ def build_absorb(choose: Choice) -> Callable[[Mean, str, Assignment, Result], Me
 
 
 def aggregate(state: State, mean: Mean) -> State:
-    """Take the mean of the values where anybody holds one; all else stays as it was, to the bit."""
-    held = {key: torch.as_tensor(weight) > 0 for key, weight in mean.weight.items()}
+    """Take the mean of coordinates that any device has; the others stay bit for bit."""
+    has_values = {key: torch.as_tensor(weight) > 0 for key, weight in mean.weight.items()}
     means = trees.finish_mean(mean)
     after = {
-        key: torch.where(held[key], means[key].to(leaf.dtype), leaf) if key in means else leaf
+        key: torch.where(has_values[key], means[key].to(leaf.dtype), leaf) if key in means else leaf
         for key, leaf in state.tree.items()
     }
     return State(after, state.facts)
 
 
-def neurons(
+def build_algorithm(
     local: Local,
     choose: Choice = draw_active,
     *,
     keep: float = 1.0,
     step_share: Callable[[Model, Assignment], float] | None = None,
 ) -> Algorithm:
-    """Build an algorithm of a device half and a choice of neurons.
+    """Build an algorithm from a device half and a choice of neurons.
 
     Args:
-        local: The device half; `read_download` reads what it is given.
-        choose: Which neurons a device is given.
-        keep: Share of them that a device is given of which the resource optimizer says nothing.
-        step_share: See `Resources`.
+        local: Device half; it reads the download by `read_download`.
+        choose: Neurons of a device in a round.
+        keep: Share of neurons for devices without an allocated share.
+        step_share: Relative cost of a step, see `Resources`.
 
     Raises:
-        ValueError: `keep` is no share.
+        ValueError: `keep` is not in (0, 1].
     """
     if not 0 < keep <= 1:
         raise ValueError(f"keep must be above 0 and at most 1, not {keep}")

@@ -223,7 +223,7 @@ def test_a_round_without_anybody_changes_nothing():
     ("options", "why"),
     [
         ({"prune": 1.5}, "prune must be"),
-        ({"warmup_steps": 0}, "without warmup_steps"),
+        ({"warmup_steps": 0}, "needs warmup_steps"),
         ({"split": "half"}, "split is 'half'"),
         ({"updating": "never"}, "updating is 'never'"),
         ({"global_steps": 0}, "global_steps >= 1"),

@@ -178,9 +178,9 @@ def test_a_device_goes_on_with_the_part_it_kept():
     other = State({"personal/0.weight": torch.zeros(7)})
     with pytest.raises(TaskFailed, match="of another model"):
         do(algorithm, told, state=other)
-    with pytest.raises(TaskFailed, match="from what model and seed"):
+    with pytest.raises(TaskFailed, match="the model and seed"):
         do(algorithm, msgspec.structs.replace(told, values={"prune": 1.0}))
-    with pytest.raises(TaskFailed, match="from what model and seed"):
+    with pytest.raises(TaskFailed, match="the model and seed"):
         do(algorithm, told, model=Model(network().layers))
 
 

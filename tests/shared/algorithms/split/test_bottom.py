@@ -85,7 +85,12 @@ def test_between_the_passes_only_what_layers_that_multiply_are_given_is_kept() -
     features, _ = again.forward(inputs)
     assert features.grad_fn is None
     assert keeping.forward(inputs)[0].grad_fn is not None
-    assert [tuple(given.shape[1:]) for given, _ in again.given] == [(3, 32, 32), (3, 32, 32), (3, 16, 16), (6, 16, 16)]
+    assert [tuple(inputs.shape[1:]) for inputs, _ in again.piece_inputs] == [
+        (3, 32, 32),
+        (3, 32, 32),
+        (3, 16, 16),
+        (6, 16, 16),
+    ]
 
 
 def test_a_batch_without_an_answer_leaves_no_trace() -> None:
@@ -93,7 +98,7 @@ def test_a_batch_without_an_answer_leaves_no_trace() -> None:
     _, once, again, inputs = parts("signals")
     again.forward(inputs * 2)
     features, _ = again.forward(inputs)
-    assert len(again.given) == 3
+    assert len(again.piece_inputs) == 3
     again.backward(features, torch.ones_like(features))
     features, _ = once.forward(inputs)
     once.backward(features, torch.ones_like(features))
@@ -109,7 +114,7 @@ def test_a_layer_that_changes_in_place_what_is_to_be_used_again_is_refused() -> 
         Bottom(model, 1, tree).forward(torch.randn(4, 3))
         bottom = Bottom(model, 1, tree, recompute=True)
         if fails:
-            with pytest.raises(TaskFailed, match="layer 0 changes in place"):
+            with pytest.raises(TaskFailed, match="layer 0 changes its input in place"):
                 bottom.forward(torch.randn(4, 3))
         else:
             bottom.forward(torch.randn(4, 3))

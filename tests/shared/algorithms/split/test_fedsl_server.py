@@ -74,13 +74,13 @@ def test_passes_are_shared_where_they_may_be(monkeypatch):
     """Three devices are one pass of a plain top; more examples than a pass takes are several; BatchNorm, Dropout and
     what is unknown are one pass each."""
     sizes = []
-    run = fedsl_server.Top.run
+    run = fedsl_server.ServerPart.run
 
     def counting(top, group):
         sizes.append(len(group))
         return run(top, group)
 
-    monkeypatch.setattr(fedsl_server.Top, "run", counting)
+    monkeypatch.setattr(fedsl_server.ServerPart, "run", counting)
     fleet, normed = Fleet(HELD(), "cnn", (4, 4, 4)), Fleet(HELD(), "normed", (4, 4, 4))
     ups = ups_of(fleet)
     served(fleet, ups)

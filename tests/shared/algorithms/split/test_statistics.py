@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.algorithms.base import Algorithm
-from shared.algorithms.split.fedsl import UNDROPPED, fedsl
+from shared.algorithms.split.fedsl import STATISTICS_OPTIONS, fedsl
 from shared.models.running_statistics import measure_statistics, statistics_of
 from shared.protocol.messages import STATISTICS, STATISTICS_BATCHES, Assignment
 from tests.shared.algorithms.sessions import Driven, Fleet, drive
@@ -48,7 +48,7 @@ def test_the_servers_part_is_measured_on_all_features_and_moves_nothing(aware):
     """As `measure_statistics` of the uncut network's features does it; agents of before, too, take no step."""
     fleet = trained()
     start = {key: leaf.clone() for key, leaf in fleet.state.tree.items()}
-    driven = measured(fleet, fedsl(**(OPTIONS | UNDROPPED)), aware=aware)
+    driven = measured(fleet, fedsl(**(OPTIONS | STATISTICS_OPTIONS)), aware=aware)
     top, ups = fleet.skeleton.above(2), driven.ups
     assert [set(up) for step in ups for up in step.values()] == [{"features", "labels"}] * 2 * STEPS
     sent = [step[device]["features"] for step in ups for device in sorted(step)]
@@ -74,7 +74,7 @@ def test_the_servers_part_is_measured_on_all_features_and_moves_nothing(aware):
 
 def test_what_a_device_measures_is_of_its_own_batches():
     fleet = trained()
-    driven = measured(fleet, fedsl(**(OPTIONS | UNDROPPED)))
+    driven = measured(fleet, fedsl(**(OPTIONS | STATISTICS_OPTIONS)))
     own = told(fleet)
     for device, batches in fleet.own(own).items():
         inputs = [one for _, (one, _) in zip(range(STEPS), batches, strict=False)]
@@ -85,7 +85,7 @@ def test_what_a_device_measures_is_of_its_own_batches():
 
 def test_features_that_overflow_do_not_count():
     """A variance beyond floats would spoil all that is measured."""
-    fleet, algorithm = trained(), fedsl(**(OPTIONS | UNDROPPED))
+    fleet, algorithm = trained(), fedsl(**(OPTIONS | STATISTICS_OPTIONS))
 
     def up(value: float) -> dict[str, torch.Tensor]:
         return {"features": value * torch.randn(4, 3, 4, 4), "labels": torch.zeros(4, dtype=torch.uint8)}

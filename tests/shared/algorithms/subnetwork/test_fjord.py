@@ -52,7 +52,7 @@ def test_widths_are_shares_that_ascend_to_one():
     assert every == Widths((0.25, 0.5, 1.0))
     assert [every.up_to(share) for share in (0.1, 0.25, 0.49, 0.5, 0.99, 1.0)] == [0, 0, 0, 1, 1, 2]
     assert parse_widths("0.1,0.3,1").up_to(0.1 + 0.2) == 1
-    assert [every.named("1.running_var", width) for width in range(3)] == [
+    assert [every.name_at("1.running_var", width) for width in range(3)] == [
         "1.running_var@0",
         "1.running_var@1",
         "1.running_var",
@@ -76,9 +76,9 @@ def test_what_goes_down_is_the_own_width_and_the_statistics_of_all_up_to_it():
         own = down["8.running_var" + ("@0", "@1", "")[widths - 1]]
         assert len(own) == len(down["8.weight"]) == len(hidden["7"])
     with pytest.raises(WireError, match="statistics"):
-        Nested.received(network(), site.down["a"], parse_widths(WIDTHS), 0)
+        Nested.from_download(network(), site.down["a"], parse_widths(WIDTHS), 0)
     with pytest.raises(WireError):
-        Nested.received(network(), site.down["a"] | {"8.running_var@0": torch.zeros(9)}, parse_widths(WIDTHS), 1)
+        Nested.from_download(network(), site.down["a"] | {"8.running_var@0": torch.zeros(9)}, parse_widths(WIDTHS), 1)
 
 
 def test_a_network_of_a_width_is_the_first_neurons_of_the_whole():
@@ -88,7 +88,7 @@ def test_a_network_of_a_width_is_the_first_neurons_of_the_whole():
     inputs, labels = examples((1, 6, 6), 12).inputs, examples((1, 6, 6), 12).labels
     for width, share in enumerate((0.25, 0.5, 1.0)):
         model = still()
-        nested = Nested.received(model, site.down["c"], parse_widths(WIDTHS), 2)
+        nested = Nested.from_download(model, site.down["c"], parse_widths(WIDTHS), 2)
         outputs = nested(width, inputs)
         functional.cross_entropy(outputs, labels).backward()
         index = site.layout.index(first_neurons(site.layout.hidden, share))
@@ -123,7 +123,7 @@ def test_widths_are_drawn_alike_for_each_batch_and_by_the_tasks_seed():
         for _ in range(2):
             drawn.clear()
             told = Assignment(seed=4, hyper=hyper)
-            nested = Watched.received(still(), site.down[device], parse_widths(WIDTHS), own)
+            nested = Watched.from_download(still(), site.down[device], parse_widths(WIDTHS), own)
             nested.train(Own(examples((1, 6, 6), 20), told), told, distil=False)
             twice.append(list(drawn))
         assert twice[0] == twice[1]
@@ -137,7 +137,7 @@ def test_each_width_moves_its_own_statistics_alone():
     """Those of widths that were not drawn come back as they went."""
     site = Site(fjord(widths=WIDTHS), {"c": 1.0})
     site.tell("c")
-    nested = Nested.received(still(), site.down["c"], parse_widths(WIDTHS), 2)
+    nested = Nested.from_download(still(), site.down["c"], parse_widths(WIDTHS), 2)
     before = {key: leaf.detach().clone() for key, leaf in nested.leaves.items()}
     nested(1, examples((1, 6, 6), 12).inputs)
     for key, leaf in nested.leaves.items():
@@ -208,7 +208,7 @@ def test_distillation_trains_the_own_width_as_well_and_teaches_the_drawn_one(dis
     for seed in (1, 2, 3):
         told = Assignment(seed=seed, hyper=msgspec.structs.replace(HYPER, local_epochs=1, batch_size=64))
         width = int(torch.randint(3, (), generator=torch.Generator().manual_seed(seed)))
-        got, by_hand = (Nested.received(still(), site.down["c"], parse_widths(WIDTHS), 2) for _ in range(2))
+        got, by_hand = (Nested.from_download(still(), site.down["c"], parse_widths(WIDTHS), 2) for _ in range(2))
         ((inputs, labels),) = Own(data, told)
         said = loss = functional.cross_entropy(by_hand(width, inputs), labels)
         if distil:
