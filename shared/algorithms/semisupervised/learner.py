@@ -1,7 +1,7 @@
-"""Student, teacher, heads and queue of SemiSFL as the server moves them; equations (1) to (7).
+"""SemiSFL's server-side learner: student, teacher, heads and queue; equations (1) to (7).
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. The server part gets the gradient of the consistency
-alone, the head that of the clustering regularization alone, features that of both; the teacher gets none.
+loss alone, the head that of the clustering regularization alone, the features that of both; the teacher gets none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.algorithms.semisupervised.settings import (
     TEACHER,
     TEACHER_HEAD,
     SemisflSettings,
-    prefixed,
+    add_prefix,
     select,
 )
 from shared.algorithms.semisupervised.teacher import follow, inertia
@@ -39,27 +39,27 @@ Terms: TypeAlias = dict[str, float]
 
 
 def _mean_of_devices(losses: Tensor, sizes: list[int]) -> Tensor:
-    """Return the mean over devices of the mean of each, whose examples lie behind each other."""
-    return torch.stack([own.mean() for own in losses.split(sizes)]).mean()
+    """Return the mean over devices of each device's mean; their examples are concatenated."""
+    return torch.stack([part.mean() for part in losses.split(sizes)]).mean()
 
 
 def run_part(model: Model, part: nn.Sequential, leaves: Mapping[str, Tensor], inputs: Tensor, *, train: bool) -> Tensor:
-    """Pass a batch through some layers; buffers among the leaves are changed in place where it trains.
+    """Pass a batch through some layers; in training mode, buffers among the leaves change in place.
 
     Args:
         model: The whole network, whose mode its parts share.
         part: Its layers below a cut, or above it.
         inputs: Of shape (B, ...).
-        train: Whether BatchNorm goes by the batch, and features are dropped.
+        train: Training mode: BatchNorm uses the batch, dropout is active.
     """
-    own = {name: leaves[name] for name in part.state_dict()}
+    part_leaves = {name: leaves[name] for name in part.state_dict()}
     with in_mode(model.layers, train=train):
-        outputs: Tensor = functional_call(part, own, (inputs,))
+        outputs: Tensor = functional_call(part, part_leaves, (inputs,))
     return outputs
 
 
 def project(head: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """Return the projections of features by a head's linear layers, each of length 1; of shape (B, P)."""
+    """Return the projections of features by a head's linear layers, normalised to length 1; of shape (B, P)."""
     rows = features.flatten(1)
     places = sorted({int(name.partition(".")[0]) for name in head})
     for place in places:
@@ -70,7 +70,7 @@ def project(head: Mapping[str, Tensor], features: Tensor) -> Tensor:
 
 @dataclass
 class Learner:
-    """All that a round moves; leaves are those of the server's state, without their prefixes.
+    """All leaves that a round changes, with the names of the server's state without prefixes.
 
     Attributes:
         model: The whole network, without storage.
@@ -78,7 +78,7 @@ class Learner:
         buffers: The student's running statistics.
         head: The student's projection head.
         momenta: Of weights and head, by their names in the state.
-        followed: Steps that the teacher has followed so far, over the whole run.
+        followed: Steps that the teacher has followed, over the whole run.
     """
 
     settings: SemisflSettings
@@ -94,7 +94,7 @@ class Learner:
 
     @classmethod
     def from_tree(cls, settings: SemisflSettings, model: Model, tree: Tree, followed: int) -> Learner:
-        """Return what lies in a server's state; it shares its storage.
+        """Read a learner from a server's state, whose storage it shares.
 
         Args:
             model: The whole network, without storage.
@@ -116,23 +116,23 @@ class Learner:
         )
 
     def tree(self) -> Tree:
-        """Return all of it as the tree of a server's state."""
+        """Return all leaves as the tree of a server's state."""
         return {
             **{name: leaf.detach() for name, leaf in self.weights.items()},
             **self.buffers,
-            **prefixed({name: leaf.detach() for name, leaf in self.head.items()}, HEAD),
-            **prefixed(self.teacher, TEACHER),
-            **prefixed(self.teacher_head, TEACHER_HEAD),
-            **prefixed(self.momenta, MOMENTUM),
+            **add_prefix({name: leaf.detach() for name, leaf in self.head.items()}, HEAD),
+            **add_prefix(self.teacher, TEACHER),
+            **add_prefix(self.teacher_head, TEACHER_HEAD),
+            **add_prefix(self.momenta, MOMENTUM),
             **self.queue.tree(),
         }
 
     def supervised_step(self, view: Tensor, other: Tensor | None, labels: Tensor, hyper: Hyper) -> tuple[float, Terms]:
-        """Move student and teacher by a labelled batch; return l_s of equation (4), and its terms.
+        """Train student and teacher on a labelled batch; return l_s of equation (4), and its terms.
 
         Args:
-            view: What the student is given, of shape (B, ...).
-            other: Another view of the same examples, for the teacher; None where nothing is projected.
+            view: Input of the student, of shape (B, ...).
+            other: Another view of the same examples, for the teacher; None without projections.
         """
         cut = self.settings.cut_of(self.model)
         below, above = self.model.below(cut), self.model.above(cut)
@@ -140,88 +140,90 @@ class Learner:
         features = run_part(self.model, below, leaves, view, train=True)
         loss = functional.cross_entropy(run_part(self.model, above, leaves, features, train=True), labels)
         terms = {SUPERVISED: loss.item()}
-        current = None if other is None else self._seen_labelled(other, labels)
+        current = None if other is None else self._labelled_references(other, labels)
         if current and self.settings.contrastive:
-            references = self.queue.among(current)
+            references = self.queue.with_current(current)
             compared = contrast(project(self.head, features), labels, references, self.settings.temperature).mean()
             loss, terms[CONTRASTIVE] = loss + compared, compared.item()
-        moved = self._moved(self.model.layers, with_head=self.settings.contrastive)
-        self._step(moved, torch.autograd.grad(loss, list(moved.values())), hyper)
+        trained = self._trained_weights(self.model.layers, with_head=self.settings.contrastive)
+        self._step(trained, torch.autograd.grad(loss, list(trained.values())), hyper)
         self._teach()
         self.queue = self.queue.push_labelled(current) if current else self.queue
         return loss.item(), terms
 
     @torch.no_grad()
-    def _seen_labelled(self, view: Tensor, labels: Tensor) -> References:
+    def _labelled_references(self, view: Tensor, labels: Tensor) -> References:
         """Return the teacher's projections of labelled examples."""
-        seen = run_part(self.model, self.model.below(self.settings.cut_of(self.model)), self.teacher, view, train=False)
-        return References(project(self.teacher_head, seen), labels, torch.ones_like(labels, dtype=torch.bool))
+        features = run_part(
+            self.model, self.model.below(self.settings.cut_of(self.model)), self.teacher, view, train=False
+        )
+        return References(project(self.teacher_head, features), labels, torch.ones_like(labels, dtype=torch.bool))
 
     def session_pass(
-        self, sent: Mapping[str, tuple[Tensor, Tensor]], by_student: Collection[str] = frozenset()
+        self, features_by_device: Mapping[str, tuple[Tensor, Tensor]], by_student: Collection[str] = frozenset()
     ) -> SessionPass:
-        """Pass all devices' features forward and back, moving nothing; equations (1), (5) and (6).
+        """Pass all devices' features forward and back, without a step; equations (1), (5) and (6).
 
-        The mean is over each device's own batch, then over devices; with equal batches it is that over all examples.
+        The loss is the mean over devices of their batch means; with equal batches, the mean over all examples.
 
         Args:
-            sent: By device, the student's features and those of whoever labels, each of shape (B, ...).
-            by_student: Devices whose examples the student labels; of all others, the teacher does.
+            features_by_device: By device, features of the student and of the labeller, each of shape (B, ...).
+            by_student: Devices whose examples the student labels instead of the teacher.
         """
         above = self.model.above(self.settings.cut_of(self.model))
-        sizes = [len(student) for student, _ in sent.values()]
-        features = torch.cat([student for student, _ in sent.values()]).requires_grad_()
-        seen = torch.cat([labeller for _, labeller in sent.values()])
-        outputs = self._answers(seen, [device in by_student for device in sent], sizes)
+        sizes = [len(student) for student, _ in features_by_device.values()]
+        features = torch.cat([student for student, _ in features_by_device.values()]).requires_grad_()
+        labeller_features = torch.cat([labeller for _, labeller in features_by_device.values()])
+        outputs = self._answers(labeller_features, [device in by_student for device in features_by_device], sizes)
         pseudo = PseudoLabels.of(outputs, self.settings.threshold)
         buffers = {name: leaf.clone() for name, leaf in self.buffers.items()}
         losses = consistency(run_part(self.model, above, {**self.weights, **buffers}, features, train=True), pseudo)
         current, terms = None, {CONSISTENCY: _mean_of_devices(losses, sizes).item()}
         if self.settings.clustering:
             with torch.no_grad():
-                current = References(project(self.teacher_head, seen), pseudo.labels, pseudo.confident)
-            references = self.queue.among(current)
+                current = References(project(self.teacher_head, labeller_features), pseudo.labels, pseudo.confident)
+            references = self.queue.with_current(current)
             anchors = project(self.head, features)
             compared = contrast(anchors, pseudo.labels, references, self.settings.temperature)
             losses, terms[CLUSTERING] = losses + compared, _mean_of_devices(compared, sizes).item()
         loss = _mean_of_devices(losses, sizes)
-        moved = self._moved(above, with_head=self.settings.clustering)
-        upstream, *gradients = torch.autograd.grad(loss, [features, *moved.values()], materialize_grads=True)
-        down = dict(zip(sent, (upstream * len(sizes)).split(sizes), strict=True))
-        answers = dict(zip(sent, outputs.softmax(1).split(sizes), strict=True))
+        trained = self._trained_weights(above, with_head=self.settings.clustering)
+        upstream, *gradients = torch.autograd.grad(loss, [features, *trained.values()], materialize_grads=True)
+        down = dict(zip(features_by_device, (upstream * len(sizes)).split(sizes), strict=True))
+        answers = dict(zip(features_by_device, outputs.softmax(1).split(sizes), strict=True))
         return SessionPass(
-            loss.item(), terms, down, dict(zip(moved, gradients, strict=True)), buffers, current, answers
+            loss.item(), terms, down, dict(zip(trained, gradients, strict=True)), buffers, current, answers
         )
 
     @torch.no_grad()
-    def _answers(self, seen: Tensor, by_student: Sequence[bool], sizes: Sequence[int]) -> Tensor:
-        """Return outputs for weak views, of whoever labels a device's examples; of shape (B, classes)."""
+    def _answers(self, features: Tensor, by_student: Sequence[bool], sizes: Sequence[int]) -> Tensor:
+        """Return the labeller's outputs for weak views, of shape (B, classes)."""
         above = self.model.above(self.settings.cut_of(self.model))
-        outputs = run_part(self.model, above, self.teacher, seen, train=False)
+        outputs = run_part(self.model, above, self.teacher, features, train=False)
         if not any(by_student):
             return outputs
-        own = run_part(self.model, above, {**self.weights, **self.buffers}, seen, train=False)
-        chosen = torch.tensor(by_student).repeat_interleave(torch.tensor(sizes)).to(own.device)
-        return torch.where(chosen[:, None], own, outputs)
+        student_outputs = run_part(self.model, above, {**self.weights, **self.buffers}, features, train=False)
+        chosen = torch.tensor(by_student).repeat_interleave(torch.tensor(sizes)).to(student_outputs.device)
+        return torch.where(chosen[:, None], student_outputs, outputs)
 
-    def take(self, found: SessionPass, hyper: Hyper) -> None:
-        """Move the server part and the head by a pass; equation (7)."""
+    def take(self, result: SessionPass, hyper: Hyper) -> None:
+        """Step the server part and the head along a pass; equation (7)."""
         above = self.model.above(self.settings.cut_of(self.model))
-        moved = self._moved(above, with_head=self.settings.clustering)
-        self._step(moved, tuple(found.gradients.values()), hyper)
-        self.buffers = found.buffers
-        self.queue = self.queue.push_unlabelled(found.current) if found.current else self.queue
+        trained = self._trained_weights(above, with_head=self.settings.clustering)
+        self._step(trained, tuple(result.gradients.values()), hyper)
+        self.buffers = result.buffers
+        self.queue = self.queue.push_unlabelled(result.current) if result.current else self.queue
 
-    def _moved(self, part: nn.Sequential, *, with_head: bool) -> Tree:
-        """Return the weights of some layers, and the head's if a loss has them, by their names in the state."""
-        own = part.state_dict()
-        moved = {name: leaf for name, leaf in self.weights.items() if name in own}
-        return moved | prefixed(self.head, HEAD) if with_head else moved
+    def _trained_weights(self, part: nn.Sequential, *, with_head: bool) -> Tree:
+        """Return the weights of some layers, and the head's if a loss uses it, by their names in the state."""
+        names = part.state_dict()
+        weights = {name: leaf for name, leaf in self.weights.items() if name in names}
+        return weights | add_prefix(self.head, HEAD) if with_head else weights
 
-    def _step(self, moved: Tree, gradients: tuple[Tensor, ...], hyper: Hyper) -> None:
-        for leaf, gradient in zip(moved.values(), gradients, strict=True):
+    def _step(self, trained: Tree, gradients: tuple[Tensor, ...], hyper: Hyper) -> None:
+        for leaf, gradient in zip(trained.values(), gradients, strict=True):
             leaf.grad = gradient
-        descend(moved.items(), self.momenta, hyper, nesterov=self.settings.nesterov)
+        descend(trained.items(), self.momenta, hyper, nesterov=self.settings.nesterov)
 
     def _teach(self) -> None:
         share = inertia(self.followed, self.settings.inertia)
@@ -232,16 +234,16 @@ class Learner:
 
 @dataclass(frozen=True)
 class SessionPass:
-    """What came of a pass of devices' features.
+    """Result of passing devices' features.
 
     Attributes:
         loss: f_u, the mean over devices.
-        terms: What it is the sum of.
-        down: By device, the gradient of its own mean loss, of its features' shape; equation (8).
-        gradients: Of the server part and the head: the mean over devices.
-        buffers: The student's, after it.
-        current: The teacher's projections; None where nothing is compared with them.
-        answers: By device, the shares of the classes that its labeller predicts, of shape (B, classes).
+        terms: Terms of the loss.
+        down: By device, the gradient of its mean loss, of its features' shape; equation (8).
+        gradients: Mean over devices, of the server part and the head.
+        buffers: The student's, after the pass.
+        current: The teacher's projections; None without a clustering term.
+        answers: By device, the labeller's class probabilities, of shape (B, classes).
     """
 
     loss: float

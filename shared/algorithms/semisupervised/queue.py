@@ -1,9 +1,9 @@
-"""The two-level queue of SemiSFL: teacher projections of earlier batches, labelled and unlabelled ones apart.
+"""SemiSFL's two-level queue: teacher projections of earlier labelled and unlabelled batches.
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule keeps all in one ring, from which 640 unlabelled entries a
 step push the labelled ones within two steps, counts zeros of empty slots as references, and lets labelled entries be
-negatives alone. Here are two rings; what is empty counts for nothing; a labelled entry is always confident. A queue of
-earlier batches is that of K. He et al., Momentum Contrast, CVPR 2020, https://arxiv.org/abs/1911.05722.
+negatives alone. This implementation has two rings, ignores empty slots, and treats labelled entries as confident. A
+queue of earlier batches is that of K. He et al., Momentum Contrast, CVPR 2020, https://arxiv.org/abs/1911.05722.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LABELLED, UNLABELLED = "queue/labelled/", "queue/unlabelled/"
 
 @dataclass(frozen=True)
 class Ring:
-    """The last references that were pushed, first in, first out.
+    """Ring buffer of the last references, first in, first out.
 
     Attributes:
-        slots: As many references as it has room for; those that were never written are zeros.
-        written: How many were ever pushed.
+        slots: As many references as the capacity; zeros where never written.
+        written: References pushed so far.
     """
 
     slots: References
@@ -43,16 +43,16 @@ class Ring:
 
     @property
     def capacity(self) -> int:
-        """How many references it has room for."""
+        """Maximum number of references."""
         return len(self.slots.labels)
 
     def references(self) -> References:
-        """Return those that are there, in any order."""
-        there, slots = min(self.written, self.capacity), self.slots
-        return References(slots.projections[:there], slots.labels[:there], slots.confident[:there])
+        """Return the stored references, in any order."""
+        count, slots = min(self.written, self.capacity), self.slots
+        return References(slots.projections[:count], slots.labels[:count], slots.confident[:count])
 
     def push(self, new: References) -> Ring:
-        """Return the ring with more references, in place of the oldest; of more than there is room for, the last."""
+        """Return the ring with new references in place of the oldest; of more than the capacity, the last."""
         count = len(new.labels)
         fitting = min(count, self.capacity)
         places = torch.arange(self.written + count - fitting, self.written + count, device=new.labels.device)
@@ -65,12 +65,12 @@ class Ring:
         )
         return Ring(slots, self.written + count)
 
-    def cleared(self) -> Ring:
-        """Return it with nothing in it."""
+    def clear(self) -> Ring:
+        """Return an empty ring of the same shape."""
         return Ring.empty(self.capacity, self.slots.projections.shape[1])
 
     def tree(self, prefix: str) -> Tree:
-        """Return its tensors under names that begin with `prefix`."""
+        """Return the tensors, with `prefix` before their names."""
         return {
             f"{prefix}projections": self.slots.projections,
             f"{prefix}labels": self.slots.labels,
@@ -80,14 +80,14 @@ class Ring:
 
     @classmethod
     def from_tree(cls, tree: Tree, prefix: str) -> Ring:
-        """Return the ring that `tree` wrote."""
+        """Read the output of `tree`."""
         slots = References(tree[f"{prefix}projections"], tree[f"{prefix}labels"], tree[f"{prefix}confident"])
         return cls(slots, int(tree[f"{prefix}written"]))
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Both levels.
+    """Queue of both levels.
 
     Attributes:
         labelled: Written in supervised steps alone, so that its entries outlast a round.
@@ -97,27 +97,27 @@ class Queue:
     labelled: Ring
     unlabelled: Ring
 
-    def among(self, current: References) -> References:
-        """Return the current batch's references with all that are queued."""
-        return References.joined(current, self.labelled.references(), self.unlabelled.references())
+    def with_current(self, current: References) -> References:
+        """Return the current batch's references followed by all queued ones."""
+        return References.concatenate(current, self.labelled.references(), self.unlabelled.references())
 
     def push_labelled(self, new: References) -> Queue:
-        """Return the queue with a batch of the server's own."""
+        """Return the queue with another batch of the server."""
         return replace(self, labelled=self.labelled.push(new))
 
     def push_unlabelled(self, new: References) -> Queue:
-        """Return the queue with a batch of the devices'."""
+        """Return the queue with another batch of the devices."""
         return replace(self, unlabelled=self.unlabelled.push(new))
 
     def after_session(self) -> Queue:
-        """Return the queue that the next round begins with."""
-        return replace(self, unlabelled=self.unlabelled.cleared())
+        """Return the queue for the start of the next round."""
+        return replace(self, unlabelled=self.unlabelled.clear())
 
     def tree(self) -> Tree:
-        """Return all its tensors, by name."""
+        """Return all tensors, by name."""
         return {**self.labelled.tree(LABELLED), **self.unlabelled.tree(UNLABELLED)}
 
     @classmethod
     def from_tree(cls, tree: Tree) -> Queue:
-        """Return the queue that `tree` wrote."""
+        """Read the output of `tree`."""
         return cls(Ring.from_tree(tree, LABELLED), Ring.from_tree(tree, UNLABELLED))

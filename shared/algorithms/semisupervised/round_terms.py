@@ -1,8 +1,8 @@
-"""Loss terms of a round, as facts of the server's state: means of the supervised steps, sums over all that follows.
+"""Loss terms of a round in the server's facts: means of supervised steps, sums of later ones.
 
-Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, take K_s supervised steps a round and then K_u with the devices;
-what follows is such a step, or, of a method whose devices train by themselves, an update. Of the latter each counts as
-much, as in the mean of the losses that a round brings down.
+Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, take K_s supervised steps a round and then K_u with the devices.
+A later term is that of such a step, or, for methods whose devices train locally, that of an update; updates have equal
+weights, as in the mean of the losses that a round minimises.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shared.tensors.tree import Mean, State
 SUPERVISED, CONTRASTIVE, CONSISTENCY, CLUSTERING = (
     f"{name}_loss" for name in ("supervised", "contrastive", "consistency", "clustering")
 )
-"""Cross-entropy and T of equation (4), H and C of equation (6); full-model methods use these names, too."""
+"""Cross-entropy and T of equation (4), H and C of equation (6); full-model methods use the same names."""
 STEPS = "supervised_steps"
-"""Among the figures of a round: how many there were."""
+"""Figure of a round: number of supervised steps."""
 TERMS, SUMS, COUNT = "terms/", "term-sums/", "term-count"
-"""Facts: begin the means of the supervised steps, and the sums of all that followed; of how many these are."""
+"""Facts: prefixes of the means of supervised steps and of the sums of later terms, and the number of the latter."""
 
 
 def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
@@ -29,41 +29,41 @@ def number_fact(facts: Mapping[str, Scalar], name: str) -> float:
     return value
 
 
-def begun(facts: Mapping[str, Scalar], steps: int, means: Mapping[str, float]) -> dict[str, Scalar]:
-    """Return facts as a round begins with them: nothing is left of the round before.
+def begin_terms(facts: Mapping[str, Scalar], steps: int, means: Mapping[str, float]) -> dict[str, Scalar]:
+    """Return the facts for the start of a round, without those of the previous round.
 
     Args:
         steps: Supervised steps of this round.
-        means: Of their loss terms, by name.
+        means: Means of their loss terms, by name.
     """
-    kept = {name: fact for name, fact in facts.items() if not name.startswith((TERMS, SUMS, COUNT))}
-    return {**kept, **{TERMS + name: mean for name, mean in means.items()}, TERMS + STEPS: steps}
+    others = {name: fact for name, fact in facts.items() if not name.startswith((TERMS, SUMS, COUNT))}
+    return {**others, **{TERMS + name: mean for name, mean in means.items()}, TERMS + STEPS: steps}
 
 
-def added(facts: Mapping[str, Scalar], terms: Mapping[str, float]) -> dict[str, Scalar]:
-    """Return facts to which the terms of a step of the session, or of an update, are added; none of them: as they are.
+def add_terms(facts: Mapping[str, Scalar], terms: Mapping[str, float]) -> dict[str, Scalar]:
+    """Return the facts with the terms of a session step or an update added.
 
     Args:
         facts: The state's, or those of the updates so far.
     """
     if not terms:
         return {**facts}
-    sums = {SUMS + name: number_fact({SUMS + name: 0.0, **facts}, SUMS + name) + one for name, one in terms.items()}
+    sums = {SUMS + name: number_fact({SUMS + name: 0.0, **facts}, SUMS + name) + term for name, term in terms.items()}
     return {**facts, **sums, COUNT: int(number_fact({COUNT: 0, **facts}, COUNT)) + 1}
 
 
 def absorb_terms(mean: Mean, terms: Mapping[str, float]) -> Mean:
-    """Return a mean of updates that knows the terms of one more."""
-    return Mean(mean.total, mean.weight, added(mean.facts, terms))
+    """Return a mean of updates with the terms of another update added."""
+    return Mean(mean.total, mean.weight, add_terms(mean.facts, terms))
 
 
 def terms_of(mean: Mean) -> dict[str, Scalar]:
-    """Return what updates told of their terms, as facts of the state that their mean becomes a part of."""
+    """Return the loss terms in a mean of updates, as facts for the state."""
     return {name: fact for name, fact in mean.facts.items() if name.startswith((SUMS, COUNT))}
 
 
 def round_terms(state: State) -> dict[str, float]:
-    """Return the supervised steps of a round, and the means of its loss terms: see `ServerTraining.terms`."""
+    """Return the number of supervised steps of a round, and the means of its loss terms: see `ServerTraining.terms`."""
     facts = state.facts
     means = {name.removeprefix(TERMS): number_fact(facts, name) for name in facts if name.startswith(TERMS)}
     for name in facts:

@@ -1,4 +1,4 @@
-"""SemiSFL: labels at the server alone, unlabelled examples on devices that train the layers below a cut.
+"""SemiSFL: semi-supervised split learning with labels at the server alone.
 
 Y. Xu, Y. Liao, H. Xu, Z. Yao, L. Huang, C. Qiao. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data,
 https://arxiv.org/abs/2307.15870; their code is https://github.com/littlefishe/Capsule. In every round the server takes
@@ -6,19 +6,19 @@ K_s supervised steps,
 
     l_s = CE + T        w~ <- g w~ + (1 - g) w                                             (4)
 
-sends the bottoms of student and teacher, and then takes K_u steps with the devices, each of which sends the student's
-features of a strong view and the teacher's of a weak one, and is sent back the gradient of the former:
+sends the bottoms of student and teacher, and then takes K_u steps with the devices. Each device sends the student's
+features of a strong view and the teacher's of a weak one, and receives the gradient of the former:
 
-    l_u = H + C         H: cross-entropy with the teacher's sure labels   C: clustering    (1), (5), (6)
+    l_u = H + C         H: cross-entropy with the teacher's confident labels   C: clustering    (1), (5), (6)
     w_s <- w_s - eta/N sum_i dH_i/dw_s        w_p <- w_p - eta/N sum_i dC_i/dw_p           (7)
     w_ci <- w_ci - eta dl_ui/dw_c                                                          (8)
     w_c <- 1/N sum_i w_ci
 
-where w_p projects features for T and C. Judged and served is the teacher. No label, no output of the network and no
-example travels. `fedswitch_sl`, the paper's main ablation, is without T, C and w_p, and a device whose examples the
-teacher took mostly for a few classes is labelled by the student in its next session (`switch`): the bottom of that
-alone goes down, and takes both views. `losses`, `queue`, `teacher`, `switch` and `supervised_steps` have the parts,
-`semisfl_device` and `semisfl_server` the halves.
+where w_p projects features for T and C. The teacher is evaluated and served. No label, no output of the network and no
+example travels. `fedswitch_sl`, the paper's main ablation, is without T, C and w_p, and if the teacher predicts mostly
+few classes for a device's examples, the student labels them in its next session (`switch`): then only the student's
+bottom is sent, and computes both views. The parts are in `losses`, `queue`, `teacher`, `switch` and `supervised_steps`,
+the halves in `semisfl_device` and `semisfl_server`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from shared.algorithms.semisupervised.settings import (
     TEACHER,
     TEACHER_HEAD,
     SemisflSettings,
-    prefixed,
+    add_prefix,
     select,
 )
 from shared.algorithms.semisupervised.supervised_steps import StepHistory, StepRule, least_steps
@@ -80,14 +80,14 @@ from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree, check_like
 
 EXAMPLES = "examples/"
-"""Begins the facts that say how many examples a device has."""
+"""Prefix of the facts with the number of a device's examples."""
 
 
 def init(settings: SemisflSettings, model: Model, seed: int) -> State:
     """Return student, teacher, heads and an empty queue.
 
     Raises:
-        ConfigError: The model may not be cut there, or does not say what it is made for.
+        ConfigError: The model cannot be cut there, or does not declare the shape of its inputs.
     """
     cut = settings.cut_of(model)
     below = model.below(cut).state_dict()
@@ -98,20 +98,20 @@ def init(settings: SemisflSettings, model: Model, seed: int) -> State:
     head = _draw_head(settings, width, seed)
     out = width if settings.head == "none" else settings.projections
     student = model.tree()
-    whole = {name: leaf.clone() for name, leaf in student.items()}
-    whole |= prefixed({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
-    whole |= prefixed(head, HEAD) | prefixed({name: leaf.clone() for name, leaf in head.items()}, TEACHER_HEAD)
+    leaves = {name: leaf.clone() for name, leaf in student.items()}
+    leaves |= add_prefix({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
+    leaves |= add_prefix(head, HEAD) | add_prefix({name: leaf.clone() for name, leaf in head.items()}, TEACHER_HEAD)
     room = settings.labelled_queue * settings.projects, settings.unlabelled_queue * settings.clustering
     rings = (Ring.empty(capacity, out) for capacity in room)
     facts = {FOLLOWED: 0, LABELLED: 0, SUPERVISED_LOSS: 0.0, UNLABELLED_LOSS: 0.0, SESSION_STEPS: 0}
     return State(
-        whole | Queue(*rings).tree(),
+        leaves | Queue(*rings).tree(),
         {**facts, **StepHistory(steps=settings.supervised_steps).facts(HISTORY), "below": " ".join(below)},
     )
 
 
 def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
-    """Return the first weights of what projects features of so many numbers; nothing where no loss compares them."""
+    """Return the initial projection head for features of `width` numbers; empty if no loss uses it."""
     if not settings.projects:
         return {}
     hidden, out = settings.hidden, settings.projections
@@ -125,17 +125,17 @@ def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
 def assign(
     settings: SemisflSettings, state: State, cohort: Cohort, allocation: Allocation, number: int
 ) -> dict[str, Assignment]:
-    """Tell every device its steps and the round's step size."""
+    """Assign every device its steps and the round's step size."""
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
-    hyper = msgspec.structs.replace(hyper, local_epochs=settings.steps)  # a batch each at least
+    hyper = msgspec.structs.replace(hyper, local_epochs=settings.steps)  # epochs of at least one batch
     return {
-        device: msgspec.structs.replace(told, hyper=hyper, steps=settings.steps)
-        for device, told in assign_alike(state, cohort, allocation, number).items()
+        device: msgspec.structs.replace(task, hyper=hyper, steps=settings.steps)
+        for device, task in assign_alike(state, cohort, allocation, number).items()
     }
 
 
 def broadcast(state: State, device: str, _assignment: Assignment) -> Tree:
-    """Return the bottoms of student and teacher; the student's alone where that labels the device's examples."""
+    """Return the bottoms of student and teacher; the student's alone if it labels the device's examples."""
     below = str(state.facts["below"]).split()
     if state.facts.get(LABELLER + device) == STUDENT:
         return {name: state.tree[name] for name in below}
@@ -143,43 +143,48 @@ def broadcast(state: State, device: str, _assignment: Assignment) -> Tree:
     return {name: state.tree[name] for name in both}
 
 
-def check_update(_assignment: Assignment, sent: Tree, came: Tree) -> None:
-    """Refuse what is not the whole bottom of a student."""
-    like = {name: leaf for name, leaf in sent.items() if not name.startswith(TEACHER)}
-    check_like(came, like)
-    if missing := sorted(like.keys() - came.keys()):
+def check_update(_assignment: Assignment, down: Tree, up: Tree) -> None:
+    """Reject an update other than the whole bottom of a student."""
+    like = {name: leaf for name, leaf in down.items() if not name.startswith(TEACHER)}
+    check_like(up, like)
+    if missing := sorted(like.keys() - up.keys()):
         raise WireError(f"tensor {missing[0]!r} is missing (of {len(missing)} in all)", reason="shape")
 
 
 def absorb(mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
-    """Add a device's bottom; every device counts as much."""
-    added = tree.accumulate(mean, result.tree, 1.0)
-    return Mean(added.total, added.weight, {**added.facts, EXAMPLES + device: result.num_examples})
+    """Add a device's bottom, with equal weights."""
+    total = tree.accumulate(mean, result.tree, 1.0)
+    return Mean(total.total, total.weight, {**total.facts, EXAMPLES + device: result.num_examples})
 
 
 def aggregate(settings: SemisflSettings, state: State, mean: Mean) -> State:
-    """Return the state with the mean as the student's bottom, the session's queue empty, and the next K_s."""
+    """Return the state with the mean as the student's bottom, an empty session queue, and the next K_s."""
     if not mean.total:
         return state
-    found = tree.finish_mean(mean)
-    for name, leaf in found.items():
+    means = tree.finish_mean(mean)
+    for name, leaf in means.items():
         like = state.tree[name]
-        found[name] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
-    kept = {name: leaf for name, leaf in state.tree.items() if not name.startswith((MOMENTUM, ANSWERS))}
+        means[name] = (leaf if like.is_floating_point() else leaf.round()).to(like.dtype)
+    others = {name: leaf for name, leaf in state.tree.items() if not name.startswith((MOMENTUM, ANSWERS))}
     facts = {**state.facts, **mean.facts, **decide_labellers(settings, state.tree)}
     history = StepHistory.from_facts(facts, HISTORY)
     steps = int(number_fact(facts, SESSION_STEPS))
     if settings.adapt and steps:
         unlabelled = sum(int(number_fact(facts, name)) for name in facts if name.startswith(EXAMPLES))
         least = least_steps(settings.rule, int(number_fact(facts, LABELLED)), unlabelled, settings.steps)
-        own, theirs = number_fact(facts, SUPERVISED_LOSS), number_fact(facts, UNLABELLED_LOSS) / steps
-        history = history.observe(settings.rule, own, theirs, settings.steps).decide(settings.rule, least)
+        supervised_loss, unlabelled_loss = (
+            number_fact(facts, SUPERVISED_LOSS),
+            number_fact(facts, UNLABELLED_LOSS) / steps,
+        )
+        history = history.observe(settings.rule, supervised_loss, unlabelled_loss, settings.steps).decide(
+            settings.rule, least
+        )
     queue = Queue.from_tree(state.tree).after_session().tree()
-    return State({**kept, **found, **queue}, {**facts, **history.facts(HISTORY)})
+    return State({**others, **means, **queue}, {**facts, **history.facts(HISTORY)})
 
 
 def teacher_of(state: State) -> Tree:
-    """Return the teacher's parameters: those that are evaluated, exported and served."""
+    """Return the teacher's parameters, which are evaluated, exported and served."""
     return select(state.tree, TEACHER)
 
 
@@ -218,11 +223,11 @@ def semisfl(  # noqa: PLR0913 - options of a plan, all by name
     """Build the algorithm; options as in `SemisflSettings` and `StepRule`.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
-    own = dict(locals())
-    rule = StepRule(**{name: own.pop(name) for name in ("alpha", "beta", "period", "window", "per_step")})
-    return _algorithm(SemisflSettings(**own, rule=rule))
+    options = dict(locals())
+    rule = StepRule(**{name: options.pop(name) for name in ("alpha", "beta", "period", "window", "per_step")})
+    return _algorithm(SemisflSettings(**options, rule=rule))
 
 
 def _algorithm(settings: SemisflSettings) -> Algorithm:
@@ -244,4 +249,4 @@ VARIANTS: Mapping[str, Callable[..., Algorithm]] = {
     "semisfl_fixed": partial(semisfl, adapt=False),
     "fedswitch_sl": partial(semisfl, contrastive=False, clustering=False, switch=True),
 }
-"""The method with settings replaced: K_s does not fall; no term compares projections, and who labels is switched."""
+"""Ablations with other defaults: constant K_s; no projections, with a switch of the labeller."""

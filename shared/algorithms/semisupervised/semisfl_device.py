@@ -1,7 +1,7 @@
-"""The device half of SemiSFL: two views up through two bottoms, a gradient down, no label anywhere; equation (8).
+"""Device half of SemiSFL: features of two views through two bottoms, no labels; equation (8).
 
-Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. The teacher's bottom evaluates: its forward pass keeps
-nothing, and its BatchNorm goes by the running statistics that came with it.
+Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. The teacher's bottom runs in evaluation mode: its forward
+pass stores no activations, and its BatchNorm uses the received running statistics.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shared.tensors.tree import State, Tree, check_like
 
 
 class Bottoms:
-    """A device's own copies of both parts below the cut; they live for one session."""
+    """A device's private copies of both parts below the cut, for one session."""
 
     def __init__(self, settings: SemisflSettings, model: Model, start: Tree) -> None:
         """Copy the student's leaves; the teacher's are never written.
 
         Args:
             model: The whole network, without storage.
-            start: What came: both parts; where who labels is switched, perhaps the student's alone.
+            start: Received leaves of both bottoms; with `switch`, possibly the student's alone.
 
         Raises:
-            WireError: It is not that, of this network.
+            WireError: The leaves are not those of this network.
         """
         self._settings, self._model = settings, model
         self._part: nn.Sequential = model.below(settings.cut_of(model))
@@ -53,26 +53,26 @@ class Bottoms:
         self._momenta: Tree = {}
 
     def forward(self, strong: Tensor) -> tuple[Tensor, Tree]:
-        """Return the student's features of a view, and the buffers as they are after it."""
+        """Return the student's features of a view, and the buffers after it."""
         buffers = {name: leaf.clone() for name, leaf in self._buffers.items()}
         return run_part(self._model, self._part, {**self._weights, **buffers}, strong, train=True), buffers
 
     @torch.no_grad()
     def teach(self, weak: Tensor) -> Tensor:
-        """Return features of a view for its label: the teacher's, or where none came the student's, evaluating."""
+        """Return features of a view in evaluation mode: the teacher's, or the student's if no teacher was sent."""
         leaves = self._teacher or {**self._weights, **self._buffers}
         return run_part(self._model, self._part, leaves, weak, train=False)
 
     def step(self, features: Tensor, upstream: Tensor, buffers: Tree, hyper: Hyper) -> bool:
-        """Move the student along the gradient of its features; tell whether that was a number.
+        """Step the student along the gradient of its features; return False, without a step, if that is not finite.
 
         Args:
-            features: Of `forward`.
+            features: Output of `forward`.
             upstream: Their gradient, of the same shape.
-            buffers: Of `forward`; the student's from now on.
+            buffers: Output of `forward`; the student's from now on.
         """
         if self._weights:
-            # no `backward(features, upstream)`: to compare two shapes, torch imports an algebra of 50 MB
+            # not `backward(features, upstream)`: to compare shapes, torch imports a symbolic algebra package of 50 MB
             torch.autograd.backward(torch.dot(features.flatten(), upstream.flatten()), inputs=[*self._weights.values()])
         if not all(is_finite(leaf.grad) for leaf in self._weights.values() if leaf.grad is not None):
             for leaf in self._weights.values():
@@ -93,16 +93,16 @@ class Bottoms:
 def local(
     settings: SemisflSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Session:
-    """Device half: see `Algorithm.local`. Labels, if the batches had any, are not looked at.
+    """Device half: see `Algorithm.local`. Labels are not read.
 
     Raises:
         TaskFailed: There are no examples, or the bottom has diverged.
-        WireError: The server sent other parameters, or a gradient of other features.
+        WireError: The server sent other parameters, or a gradient of another shape.
     """
     if not batches.num_examples:
         raise TaskFailed("no examples to train on")
     bottoms, due, missed, refused = Bottoms(settings, model, start), 1, 0, 0
-    del start  # a file's pages
+    del start  # frees a file's pages
     for step, (inputs, _) in enumerate(islice(batches, assignment.steps), 1):
         if step < due:
             continue
@@ -122,6 +122,6 @@ def local(
             if down["gradient"].shape != features.shape:
                 raise WireError(f"gradient of shape {tuple(down['gradient'].shape)}", reason="shape")
             refused += not bottoms.step(features, down["gradient"], buffers, assignment.hyper)
-        del features, buffers  # before the next batch needs the room
+        del features, buffers  # before the next batch needs the memory
     metrics = {"missed_steps": float(missed), "refused_batches": float(refused)}
     return state, Result(bottoms.student(), 1.0, batches.num_examples, metrics=metrics)

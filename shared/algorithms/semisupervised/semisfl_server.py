@@ -1,7 +1,7 @@
-"""The server half of SemiSFL: supervised steps before a round, then one step of the server part at every barrier.
+"""Server half of SemiSFL: supervised steps, then a step of the server part per barrier.
 
-Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Optimizers begin anew with every round, and the session's
-is not the supervised steps' one.
+Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Every round starts with new optimizers, and the session
+does not share that of the supervised steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.learner import Learner, SessionPass
-from shared.algorithms.semisupervised.round_terms import added, begun, number_fact
+from shared.algorithms.semisupervised.round_terms import add_terms, begin_terms, number_fact
 from shared.algorithms.semisupervised.settings import (
     HEAD,
     MOMENTUM,
@@ -38,11 +38,11 @@ from shared.tensors.tree import State, Tree, check_like
 HISTORY = "history/"
 FOLLOWED, LABELLED = "followed", "labelled"
 SUPERVISED_LOSS, UNLABELLED_LOSS, SESSION_STEPS = "supervised_loss", "unlabelled_loss", "session_steps"
-"""Facts of the state: steps that the teacher followed, examples of the server, and the open round's losses."""
+"""Facts: steps that the teacher followed, the server's examples, and the losses of the open round."""
 LABELLER, STUDENT = "labeller/", "student"
-"""Begins the facts that say of which devices the student labels the examples; of all others the teacher does."""
+"""Prefix and value of the facts for devices whose examples the student labels instead of the teacher."""
 ANSWERS = "answers/"
-"""Begins the leaves that sum up the classes' shares that were predicted of a device's examples in the open session."""
+"""Prefix of the leaves with a device's class probabilities, summed over the open session."""
 
 
 def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int) -> State:
@@ -51,11 +51,9 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
     Args:
         model: The whole network, without storage.
         state: The server's before the round; not changed.
-        labelled: The server's own examples.
-        cohort: Hyperparameters, seed, and rounds of the run.
 
     Raises:
-        ConfigError: A class has no example, or there is a class that the network does not know.
+        ConfigError: A class has no example, or is unknown to the network.
     """
     require_classes(model, labelled)
     tree = {name: leaf.clone() for name, leaf in state.tree.items() if not name.startswith(MOMENTUM)}
@@ -71,7 +69,7 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
             sums[name] += term
     learner.momenta = {}
     facts: dict[str, Scalar] = {
-        **begun(state.facts, steps, {name: total / len(losses) for name, total in sums.items()}),
+        **begin_terms(state.facts, steps, {name: total / len(losses) for name, total in sums.items()}),
         FOLLOWED: learner.followed,
         LABELLED: len(labelled[1]),
         SUPERVISED_LOSS: math.fsum(losses) / len(losses),
@@ -84,13 +82,9 @@ def train(settings: SemisflSettings, model: Model, state: State, labelled: Batch
 def labelled_batches(
     settings: SteppedSettings, labelled: Batch, cohort: Cohort, number: int, *, count: int = 1
 ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-    """Yield views of a batch of labelled examples and their labels, for one supervised step of a round after the other.
+    """Yield views of a labelled batch and their labels, for one supervised step of a round after the other.
 
-    Every method that takes such steps draws alike, so that a difference between two is not one of batches.
-
-    Args:
-        settings: How many examples a step takes, and which views.
-        labelled: The server's own examples.
+    All methods with such steps draw alike, so that batches cause no difference between them.
     """
     seed, size = mix(cohort.seed, number, "supervised"), settings.server_batch_of(cohort.hyper, len(labelled[1]))
     places = enumerate(batch_places(len(labelled[1]), size, seed))
@@ -104,13 +98,11 @@ def view_batches(
     strengths: tuple[Strength, ...],
     seed: int,
 ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-    """Yield views of one batch of labelled examples after the other, and their labels.
+    """Yield views of one labelled batch after the other, and their labels.
 
     Args:
-        settings: Whether views may be mirrored.
-        labelled: The server's own examples.
-        places: Of each batch, with the number of its step.
-        seed: Of the round's views.
+        places: Positions of each batch, with the number of its step.
+        seed: Seed of the round's views.
     """
     inputs, labels = labelled
     for step, index in places:
@@ -118,58 +110,52 @@ def view_batches(
 
 
 def batch_places(count: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Yield the places of one batch after the other, all of a size, of example orders strung together."""
-    generator, left = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
+    """Yield the positions of batches of equal size, from concatenated random orders."""
+    generator, remaining = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.int64)
     while True:
-        while len(left) < size:
-            left = torch.cat([left, torch.randperm(count, generator=generator)])
-        yield left[:size]
-        left = left[size:]
+        while len(remaining) < size:
+            remaining = torch.cat([remaining, torch.randperm(count, generator=generator)])
+        yield remaining[:size]
+        remaining = remaining[size:]
 
 
 def require_classes(model: Model, labelled: Batch, _hyper: Hyper | None = None) -> None:
-    """Refuse labelled examples of other classes than the network has: see `ServerTraining.check`.
-
-    Args:
-        labelled: The server's own examples.
+    """Reject labelled examples whose classes differ from the network's: see `ServerTraining.check`.
 
     Raises:
-        ConfigError: They are such.
+        ConfigError: They differ.
     """
     sizes = labelled[1].bincount().tolist()
     outputs = next(leaf for leaf in reversed([*model.layers.parameters()])).shape[0]
     if len(sizes) > outputs:
-        raise ConfigError(f"server_data: labels up to {len(sizes) - 1}, and the model has {outputs} outputs")
+        raise ConfigError(f"server_data: labels go up to {len(sizes) - 1}, but the model has {outputs} outputs")
     if missing := [number for number in range(outputs) if number >= len(sizes) or not sizes[number]]:
         raise ConfigError(f"server_data: class {missing[0]} has no labelled example; the model has {outputs} outputs")
 
 
 def check_labelled(settings: SemisflSettings, model: Model, labelled: Batch, hyper: Hyper) -> None:
-    """Refuse labelled examples that the method could not train on, and a queue that holds no batch: `check` of it.
-
-    Args:
-        labelled: The server's own examples.
+    """Reject labelled examples that the method cannot train on, and a queue smaller than a batch.
 
     Raises:
-        ConfigError: As `require_classes`; or a queue has less room than a batch whose projections go there.
+        ConfigError: As `require_classes`; or a queue has less room than a batch of projections.
     """
     require_classes(model, labelled)
-    own = settings.server_batch_of(hyper, len(labelled[1]))
+    server_batch = settings.server_batch_of(hyper, len(labelled[1]))
     for key, room, size, is_used in (
-        ("labelled_queue", settings.labelled_queue, own, settings.projects),
+        ("labelled_queue", settings.labelled_queue, server_batch, settings.projects),
         ("unlabelled_queue", settings.unlabelled_queue, hyper.batch_size, settings.clustering),
     ):
         if is_used and 0 < room < size:
-            whose = "the server's" if key == "labelled_queue" else "a device's"
-            raise ConfigError(f"{key}: {room} is less than {whose} batch of {size}; raise it, or set 0")
+            owner = "the server's" if key == "labelled_queue" else "a device's"
+            raise ConfigError(f"{key}: {room} is less than {owner} batch of {size}; raise it, or set 0")
 
 
 def check_features(settings: SemisflSettings, model: Model, state: State, assignment: Assignment, up: Tree) -> float:
-    """Refuse what the server part could not take: see `Split.check_features`.
+    """Reject features that the server part could not use: see `Split.check_features`.
 
     Raises:
-        WireError: A tensor is missing, unknown, or of another dtype or shape; there are more examples than a batch
-            has; a number is NaN or infinite.
+        WireError: A tensor is missing, unknown, or of another dtype or shape; there are more examples than in a batch;
+            a number is NaN or infinite.
     """
     if set(up) != {"features", "teacher"}:
         raise WireError(f"tensors {', '.join(map(repr, sorted(up)))}", reason="unknown-tensor")
@@ -180,8 +166,8 @@ def check_features(settings: SemisflSettings, model: Model, state: State, assign
     if len(shape) < MATRIX or not 1 <= shape[0] <= assignment.largest_batch:
         raise WireError(f"features of shape {shape} for batches of {assignment.largest_batch}", reason="shape")
     norm = check_like(up, {"features": features, "teacher": features})
-    if model.example and shape[1:] != (own := features_at_cut(model, cut, state.tree)):
-        raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {own}", reason="shape")
+    if model.example and shape[1:] != (expected := features_at_cut(model, cut, state.tree)):
+        raise WireError(f"an example has features of shape {shape[1:]}, one of the server's {expected}", reason="shape")
     head = select(state.tree, HEAD)
     if head and math.prod(shape[1:]) != head["0.weight"].shape[1]:
         raise WireError(f"features of shape {shape[1:]}, the head takes {head['0.weight'].shape[1]}", reason="shape")
@@ -198,40 +184,43 @@ def serve(
 ) -> tuple[State, dict[str, Tree]]:
     """Server half of a step: see `Split.serve`.
 
-    A device without which all numbers are finite, and with which they are not, is answered with nothing, and does not
-    move.
+    Devices with non-finite numbers are excluded, get an empty answer and do not move.
     """
     learner = Learner.from_tree(settings, model, state.tree, int(number_fact(state.facts, FOLLOWED)))
-    sent = {device: (up["features"], up["teacher"]) for device, up in ups.items()}
+    features = {device: (up["features"], up["teacher"]) for device, up in ups.items()}
     by_student = {device for device in ups if state.facts.get(LABELLER + device) == STUDENT}
-    found = learner.session_pass(sent, by_student)
-    if not _counts(found):
-        sent = {device: one for device, one in sent.items() if _counts(learner.session_pass({device: one}, by_student))}
-        if not sent or not _counts(found := learner.session_pass(sent, by_student)):
+    result = learner.session_pass(features, by_student)
+    if not _is_finite_pass(result):
+        features = {
+            device: pair
+            for device, pair in features.items()
+            if _is_finite_pass(learner.session_pass({device: pair}, by_student))
+        }
+        if not features or not _is_finite_pass(result := learner.session_pass(features, by_student)):
             return state, {device: {} for device in ups}
-    learner.take(found, assignments[next(iter(ups))].hyper)
+    learner.take(result, assignments[next(iter(ups))].hyper)
     facts: dict[str, Scalar] = {
-        **added(state.facts, found.terms),
-        UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + found.loss,
+        **add_terms(state.facts, result.terms),
+        UNLABELLED_LOSS: number_fact(state.facts, UNLABELLED_LOSS) + result.loss,
         SESSION_STEPS: int(number_fact(state.facts, SESSION_STEPS)) + 1,
     }
-    answers = _added_answers(state.tree, found) if settings.switch else {}
+    answers = _sum_answers(state.tree, result) if settings.switch else {}
     return State({**learner.tree(), **answers}, facts), {
-        device: {"gradient": found.down[device]} if device in found.down else {} for device in ups
+        device: {"gradient": result.down[device]} if device in result.down else {} for device in ups
     }
 
 
-def _added_answers(tree: Tree, found: SessionPass) -> Tree:
-    """Return what was predicted of all devices' examples so far in a session, summed by class."""
+def _sum_answers(tree: Tree, result: SessionPass) -> Tree:
+    """Return the class probabilities of all devices' examples, summed over the session so far."""
     sums = {name: leaf for name, leaf in tree.items() if name.startswith(ANSWERS)}
-    for device, shares in found.answers.items():
+    for device, shares in result.answers.items():
         before = sums.get(ANSWERS + device)
         sums[ANSWERS + device] = shares.sum(0) if before is None else before + shares.sum(0)
     return sums
 
 
 def decide_labellers(settings: SemisflSettings, tree: Tree) -> dict[str, Scalar]:
-    """Return who labels each device's examples in its next session, as facts, by what was predicted in this one."""
+    """Return the labeller of each device in its next session, as facts, from the predictions of this session."""
     return {
         LABELLER + name.removeprefix(ANSWERS): "teacher" if use_teacher(leaf, settings.switch_divergence) else STUDENT
         for name, leaf in tree.items()
@@ -239,6 +228,6 @@ def decide_labellers(settings: SemisflSettings, tree: Tree) -> dict[str, Scalar]
     }
 
 
-def _counts(found: SessionPass) -> bool:
-    """Tell whether every number of a pass can be used."""
-    return math.isfinite(found.loss) and all(map(is_finite, (*found.down.values(), *found.gradients.values())))
+def _is_finite_pass(result: SessionPass) -> bool:
+    """Return True if every number of a pass is finite."""
+    return math.isfinite(result.loss) and all(map(is_finite, (*result.down.values(), *result.gradients.values())))

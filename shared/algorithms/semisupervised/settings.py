@@ -1,4 +1,4 @@
-"""What both halves of a semi-supervised method agree on: settings, step size, and names of what the server keeps.
+"""Semi-supervised settings, step sizes and prefixes of state leaves, common to both halves.
 
 Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data, https://arxiv.org/abs/2307.15870; their
 code is https://github.com/littlefishe/Capsule, whose values the defaults are where the paper gives none.
@@ -26,20 +26,20 @@ from shared.tensors.tree import Tree
 S = TypeVar("S")
 
 TEACHER, HEAD, TEACHER_HEAD, MOMENTUM = "teacher/", "head/", "teacher-head/", "momentum/"
-"""What leaves of the server's state begin with that are not the student's; so do the teacher's on their way down."""
+"""Prefixes of leaves of the server's state other than the student's; the teacher's also in downloads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSettings:
-    """What every method has whose labels are at the server alone, by the names in a plan; symbols are the papers'.
+    """Settings common to methods with labels at the server alone, by their names in a plan; symbols are the papers'.
 
     Attributes:
-        server_batch: Examples of a supervised step, the server's own; 0 for as many as a device takes.
+        server_batch: Labelled examples of a supervised step on the server; 0 for a device's batch size.
         threshold: tau, above which a pseudo-label counts.
-        mirrors: Whether a view of a picture may be mirrored.
-        schedule: Of the step size, over the rounds of the run.
-        least_rate: Where the cosine ends.
-        nesterov: Whether momentum is Nesterov's; it begins anew with every round.
+        mirrors: Whether a view of an image may be mirrored.
+        schedule: Schedule of the step size, over the rounds of the run.
+        least_rate: Final step size of the cosine schedule.
+        nesterov: Whether momentum is Nesterov's; it starts at zero in every round.
     """
 
     server_batch: int = 0
@@ -50,7 +50,7 @@ class LabelledSettings:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -60,22 +60,22 @@ class LabelledSettings:
         if not 0 <= self.least_rate < math.inf:
             raise ValueError("least_rate must be >= 0 and finite")
         for name, hint in get_type_hints(type(self)).items():
-            known = get_args(hint)
-            if known and getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(known)}")
+            choices = get_args(hint)
+            if choices and getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(choices)}")
 
     def server_batch_of(self, hyper: Hyper, labelled: int) -> int:
-        """Return how many examples a supervised step takes, of so many that there are."""
+        """Return the examples of a supervised step, at most all labelled ones."""
         return min(self.server_batch or hyper.batch_size, labelled)
 
     def hyper_of(self, hyper: Hyper, number: int, rounds: int) -> Hyper:
-        """Return the hyperparameters of a round: the step size follows the schedule, whole in the first.
+        """Return the hyperparameters of a round, with the step size of the schedule.
 
-        As half a cosine it falls from the plan's to `least_rate`; where that is no less, it does not fall.
+        The cosine falls from the plan's rate to `least_rate`; if that is not smaller, the rate is constant.
 
         Args:
             number: The round, from 1.
-            rounds: Of the whole run.
+            rounds: Number of rounds of the run.
         """
         most = hyper.learning_rate
         least = most if self.schedule == "constant" else min(self.least_rate, most)
@@ -85,11 +85,11 @@ class LabelledSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedSettings(LabelledSettings):
-    """Those of methods whose server takes a number of supervised steps before a round.
+    """Settings of methods whose server takes a number of supervised steps before a round.
 
     Attributes:
-        supervised_steps: K_s, the server's own steps before a round, at first.
-        warmup_steps: More of them before the first round, so that its pseudo-labels are of some use.
+        supervised_steps: K_s, supervised steps of the server before a round, initially.
+        warmup_steps: Additional steps before the first round, for better pseudo-labels.
         server_views: Both views of a supervised step; a device's are weak and strong.
     """
 
@@ -98,7 +98,7 @@ class SteppedSettings(LabelledSettings):
     server_views: Strength = "strong"
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -109,10 +109,10 @@ class SteppedSettings(LabelledSettings):
 
 
 def require_divergence(nats: float) -> None:
-    """Refuse what `switch_divergence` cannot be: see `switch.use_teacher`.
+    """Check the range of `switch_divergence`: see `switch.use_teacher`.
 
     Raises:
-        ValueError: It is below zero, or not finite, which no journal could keep.
+        ValueError: It is negative, or not finite, which no journal could store.
     """
     if not 0 <= nats < math.inf:
         raise ValueError(f"switch_divergence must be >= 0, in nats, and finite, such as 100 for never; not {nats}")
@@ -125,20 +125,20 @@ class SemisflSettings(SteppedSettings):
     Attributes:
         cut: Where the network is cut, as the model counts its cuts; 0 for its first.
         steps: K_u, steps of a round's session.
-        temperature: kappa.
+        temperature: kappa of the contrastive loss, above zero.
         inertia: gamma of the teacher.
-        head: What projects features: nothing (`none`), one layer (`linear`), or two (`mlp`).
-        hidden: Features between these two.
+        head: Projection of features: `none`, one layer (`linear`), or two layers (`mlp`).
+        hidden: Features between the two layers of `mlp`.
         projections: Numbers of a projection; with head `none` as many as there are features.
-        labelled_queue: Projections of the server's earlier batches that are compared with.
-        unlabelled_queue: Likewise, of the devices'.
-        teacher_update: Whether only the `server` moves the teacher, or each `device` its own in a session too; (8).
+        labelled_queue: Stored projections of the server's earlier batches, as references.
+        unlabelled_queue: Stored projections of the devices' earlier batches, as references.
+        teacher_update: Whether only the `server` moves the teacher, or each `device` its copy in a session too; (8).
         contrastive: Whether the supervised loss has the contrastive term T.
         clustering: Whether the unlabelled loss has the clustering regularization C. Without both there is no head.
-        switch: Whether the student labels the examples of devices whose mean prediction crowds on a few classes.
-        switch_divergence: From which KL divergence of that mean from uniform on it does, in nats: 0 for always, more
-            than log M of M classes, such as 100, for never.
-        adapt: Whether K_s falls, as (9) and (10) say.
+        switch: Whether the student labels the examples of devices whose mean prediction is concentrated on few classes.
+        switch_divergence: KL divergence of that mean from uniform from which the student labels, in nats: 0 for always,
+            more than log M of M classes, such as 100, for never.
+        adapt: Whether K_s falls, by (9) and (10).
     """
 
     cut: int = 0
@@ -159,7 +159,7 @@ class SemisflSettings(SteppedSettings):
     rule: StepRule = field(default_factory=StepRule)
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -174,7 +174,7 @@ class SemisflSettings(SteppedSettings):
 
     @property
     def projects(self) -> bool:
-        """Whether any term of the losses compares projections, so that there are a head and a queue."""
+        """True if a term of the losses compares projections, so that there are a head and a queue."""
         return self.contrastive or self.clustering
 
     def cut_of(self, model: Model) -> int:
@@ -183,12 +183,12 @@ class SemisflSettings(SteppedSettings):
 
 
 def takes_options(settings: type[S]) -> Callable[[Callable[[S], Algorithm]], Callable[..., Algorithm]]:
-    """Return what makes of a builder that takes settings one whose options are these, by name.
+    """Return a decorator that replaces a builder's settings parameter by the fields of the settings as options.
 
-    A plan's options, their defaults and their reference are those of its signature.
+    A plan's options, their defaults and their reference are read from the resulting signature.
 
     Args:
-        settings: A frozen dataclass, whose fields a plan may set.
+        settings: A frozen dataclass with the options of the plan as fields.
     """
 
     def taking(builder: Callable[[S], Algorithm]) -> Callable[..., Algorithm]:
@@ -208,6 +208,6 @@ def select(tree: Mapping[str, Tensor], prefix: str) -> Tree:
     return {name.removeprefix(prefix): leaf for name, leaf in tree.items() if name.startswith(prefix)}
 
 
-def prefixed(tree: Mapping[str, Tensor], prefix: str) -> Tree:
-    """Return leaves under names that begin with a prefix."""
+def add_prefix(tree: Mapping[str, Tensor], prefix: str) -> Tree:
+    """Return leaves with a prefix before their names."""
     return {prefix + name: leaf for name, leaf in tree.items()}

@@ -1,7 +1,7 @@
-"""What labels at the server are worth alone: SemiSFL's supervised steps, and devices that do nothing.
+"""Supervised baseline: SemiSFL's supervised steps on the server, while devices do nothing.
 
 The baseline of Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870: step 1 of its rounds, with the same views, loss
-and teacher, so that any difference is that of the devices' unlabelled examples. Devices send an empty update.
+and teacher, so that any difference is due to the devices' unlabelled examples. Devices send an empty update.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from shared.tensors.tree import State, Tree
 
 
 def assign(state: State, cohort: Cohort, allocation: Allocation, number: int) -> dict[str, Assignment]:
-    """Tell every device to train nothing."""
+    """Assign every device a task without training."""
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=0)
-    told = assign_alike(state, cohort, allocation, number)
-    return {device: msgspec.structs.replace(one, hyper=hyper) for device, one in told.items()}
+    tasks = assign_alike(state, cohort, allocation, number)
+    return {device: msgspec.structs.replace(task, hyper=hyper) for device, task in tasks.items()}
 
 
 def local(_model: Model, state: State, _start: Tree, batches: Batches, _assignment: Assignment) -> Outcome:
-    """Device half: see `Algorithm.local`. There is nothing to do."""
+    """Device half: see `Algorithm.local`. Trains nothing."""
     return state, Result({}, 1.0, batches.num_examples)
 
 
-def check_update(_assignment: Assignment, _sent: Tree, came: Tree) -> None:
-    """Refuse anything at all."""
-    if came:
-        raise WireError(f"{len(came)} tensors came, where none is asked for", reason="unknown-tensor")
+def check_update(_assignment: Assignment, _down: Tree, up: Tree) -> None:
+    """Reject any tensor."""
+    if up:
+        raise WireError(f"{len(up)} tensors in an update that must be empty", reason="unknown-tensor")
 
 
 def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
@@ -72,7 +72,7 @@ def supervised_only(  # noqa: PLR0913 - options of a plan, all by name
     """Build the algorithm; options as in `SemisflSettings`.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
     settings = SemisflSettings(**locals(), unlabelled_queue=0, clustering=False, adapt=False)
     return Algorithm(

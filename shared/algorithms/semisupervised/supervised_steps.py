@@ -1,15 +1,15 @@
-"""How many supervised steps the server takes a round: fewer once the unlabelled loss falls faster; (9) and (10).
+"""Schedule of the server's supervised steps per round: adaptive K_s, equations (9) and (10).
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Of observation period n, some rounds long, f^n is the mean
-loss, and Delta f^n = f^(n-1) - f^n how far it fell:
+loss, and Delta f^n = f^(n-1) - f^n its decrease:
 
     I_n = 1 where Delta f_u^n > Delta f_s^n, else 0                                         (9)
     K_s <- max(floor(K_s / alpha), K_min)   where the mean of the last I_n is 0.5 or more   (10)
     K_min = floor(beta |D_l| / |D| K_u), at least 1
 
-Algorithm 1 of the paper asks (10) every round, and K_s would fall to a third within three; its code asks every
-hundredth, of falls divided by the steps that they took, since K_s itself changes how far a round gets. So does this;
-the learning rate, by which the code divides too, is the same on both sides.
+Algorithm 1 of the paper evaluates (10) every round, and K_s would fall to a third within three; its code evaluates it
+every hundredth, with decreases divided by the number of steps, since K_s itself determines how far a round gets. So
+does this; the learning rate, by which the code divides too, is the same on both sides.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HALF = 0.5
 
 @dataclass(frozen=True)
 class StepRule:
-    """When and how far K_s falls; symbols are the paper's.
+    """Rule by which K_s falls; symbols are the paper's.
 
     Attributes:
-        alpha: What K_s is divided by, above 1.
-        beta: Of K_min.
+        alpha: Divisor of K_s, above 1.
+        beta: Factor of K_min, at least 0.
         period: Rounds of an observation period.
-        window: Periods of which I_n counts; (10) is asked after every `period * window` rounds.
-        per_step: Whether falls are divided by the steps that they took.
+        window: Periods whose I_n count; (10) is evaluated after every `period * window` rounds.
+        per_step: Whether decreases are divided by the number of steps.
     """
 
     alpha: float = 1.5
@@ -42,10 +42,10 @@ class StepRule:
     per_step: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what would raise K_s, or never be asked.
+        """Reject values that would raise K_s, or never evaluate (10).
 
         Raises:
-            ValueError: There is such a value.
+            ValueError: A value is out of range.
         """
         if not 1 < self.alpha < math.inf or not 0 <= self.beta < math.inf:
             raise ValueError("alpha must be above 1 and finite, beta >= 0 and finite")
@@ -57,23 +57,22 @@ def least_steps(rule: StepRule, labelled: int, unlabelled: int, session_steps: i
     """Return K_min.
 
     Args:
-        rule: Its beta.
         labelled: Examples of the server, |D_l|.
-        session_steps: K_u.
+        session_steps: K_u, steps of a session.
     """
-    everybodys = labelled + unlabelled
-    return max(1, math.floor(rule.beta * labelled * session_steps / everybodys)) if everybodys else 1
+    total = labelled + unlabelled
+    return max(1, math.floor(rule.beta * labelled * session_steps / total)) if total else 1
 
 
 @dataclass(frozen=True)
 class StepHistory:
-    """What was observed so far.
+    """Observations so far, and the current K_s.
 
     Attributes:
-        steps: K_s.
+        steps: K_s, supervised steps of a round.
         supervised: Sum of the losses of the open period's rounds.
-        last_supervised: Mean of the period before; NaN where there is none.
-        faster: The last I_n, the oldest first: a letter 0 or 1 each.
+        last_supervised: Mean of the previous period; NaN without one.
+        faster: The last I_n, the oldest first, as letters 0 or 1.
     """
 
     steps: int = 100
@@ -85,13 +84,12 @@ class StepHistory:
     faster: str = ""
 
     def observe(self, rule: StepRule, supervised: float, unlabelled: float, session_steps: int) -> StepHistory:
-        """Return the history with a round more, K_s unchanged.
+        """Return the history with another round, K_s unchanged.
 
         Args:
-            rule: How long periods are.
             supervised: Mean loss f_s of the round.
             unlabelled: Mean loss f_u of the round.
-            session_steps: K_u.
+            session_steps: K_u, steps of a session.
         """
         added = replace(
             self,
@@ -101,8 +99,8 @@ class StepHistory:
         )
         if added.rounds % rule.period:
             return added
-        own, theirs = added.supervised / rule.period, added.unlabelled / rule.period
-        falls = self.last_supervised - own, self.last_unlabelled - theirs
+        supervised_mean, unlabelled_mean = added.supervised / rule.period, added.unlabelled / rule.period
+        falls = self.last_supervised - supervised_mean, self.last_unlabelled - unlabelled_mean
         if rule.per_step:
             falls = falls[0] / self.steps, falls[1] / session_steps
         letter = "" if math.isnan(self.last_supervised) else str(int(falls[1] > falls[0]))
@@ -110,8 +108,8 @@ class StepHistory:
             added,
             supervised=0.0,
             unlabelled=0.0,
-            last_supervised=own,
-            last_unlabelled=theirs,
+            last_supervised=supervised_mean,
+            last_unlabelled=unlabelled_mean,
             faster=(self.faster + letter)[-rule.window :],
         )
 
@@ -119,8 +117,7 @@ class StepHistory:
         """Return the history with the next round's K_s; equation (10). It never rises.
 
         Args:
-            rule: When it is asked.
-            least: K_min.
+            least: K_min, lower limit of K_s.
         """
         due = self.rounds > 0 and self.rounds % (rule.period * rule.window) == 0 and len(self.faster) == rule.window
         if not due or self.faster.count("1") < HALF * rule.window:
@@ -128,7 +125,7 @@ class StepHistory:
         return replace(self, steps=min(self.steps, max(math.floor(self.steps / rule.alpha), least)))
 
     def facts(self, prefix: str) -> dict[str, Scalar]:
-        """Return it as facts whose names begin with `prefix`; what is not there yet is left out."""
+        """Return the history as facts with `prefix` before their names; missing values are omitted."""
         pairs: dict[str, Scalar] = {
             "steps": self.steps,
             "rounds": self.rounds,
@@ -142,6 +139,6 @@ class StepHistory:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Scalar], prefix: str) -> StepHistory:
-        """Return the history that `facts` wrote."""
-        own = {name.removeprefix(prefix): value for name, value in facts.items() if name.startswith(prefix)}
-        return cls(**own)  # type: ignore[arg-type]  # as `facts` wrote them
+        """Read the output of `facts`."""
+        fields = {name.removeprefix(prefix): value for name, value in facts.items() if name.startswith(prefix)}
+        return cls(**fields)  # type: ignore[arg-type]  # types as written by `facts`

@@ -1,4 +1,4 @@
-"""The teacher of SemiSFL: an exponential moving average of the student, running statistics included.
+"""SemiSFL's teacher: exponential moving average of the student, running statistics included.
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. The average is that of A. Tarvainen and H. Valpola, Mean
 teachers are better role models, NeurIPS 2017, https://arxiv.org/abs/1703.01780:
@@ -26,7 +26,7 @@ def follow(teacher: Tree, student: Tree, share: float) -> Tree:
     Args:
         teacher: Its leaves; not changed.
         student: At least leaves of the same names and shapes.
-        share: g, of the teacher that stays.
+        share: g, the weight of the teacher.
     """
     return {name: _follow_leaf(leaf, student[name].detach(), share) for name, leaf in teacher.items()}
 

@@ -1,1 +1,1 @@
-"""Semi-supervised methods whose devices train the whole network, which the split one is compared with."""
+"""Semi-supervised baselines whose devices train the whole network."""

@@ -1,7 +1,7 @@
-"""The device half of FedMatch: psi alone learns, from what device and helpers agree on, and stays close to sigma.
+"""Device half of FedMatch: trains psi towards labels agreed with helpers, and close to sigma.
 
-W. Jeong et al., ICLR 2021, https://arxiv.org/abs/2006.12097; see `fedmatch` for the equations. No label is looked at,
-and no helper is asked: what comes are their parameters, which pass the device's own examples here.
+W. Jeong et al., ICLR 2021, https://arxiv.org/abs/2006.12097; see `fedmatch` for the equations. No label is read, and no
+helper is contacted: the device receives their parameters and passes its examples through them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     PSI_VALUES,
     SIGMA,
     FedmatchSettings,
+    add_psi,
     pack_changes,
-    summed,
     unpack_changes,
     without_small,
 )
@@ -41,36 +41,36 @@ from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like, subtract
 
 AGREEMENT, SPARSITY, CLOSENESS = (f"{name}_loss" for name in ("agreement", "sparsity", "closeness"))
-"""Among the metrics of an update, with `CONSISTENCY`: what the mean loss is the sum of."""
+"""Metrics of an update: terms of the mean loss, together with `CONSISTENCY`."""
 CHANGED = "changed_entries"
-"""Among the metrics of an update: which share of psi's entries travels."""
+"""Metric of an update: share of psi's entries that travel."""
 
 
 def agreed_labels(votes: Sequence[Tensor]) -> Tensor:
-    """Return the class that most of several networks take each example for, int64 of shape (B,); of equals the lowest.
+    """Return the majority class of several networks for each example, int64 of shape (B,); the lowest in a tie.
 
     Args:
-        votes: Outputs of each, of shape (B, classes).
+        votes: Outputs of each network, of shape (B, classes).
     """
-    cast = (functional.one_hot(one.argmax(1), one.shape[1]) for one in votes)
-    return torch.stack([*cast]).sum(0).argmax(1)
+    ballots = (functional.one_hot(outputs.argmax(1), outputs.shape[1]) for outputs in votes)
+    return torch.stack([*ballots]).sum(0).argmax(1)
 
 
 def disagreement(outputs: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Return 1/H sum_h KL(p_h || p), a mean over the batch, in nats.
 
     Args:
-        outputs: The device's own, before softmax, of shape (B, classes).
+        outputs: The device's, before softmax, of shape (B, classes).
         others: Those of the helpers, at least one.
     """
-    own = outputs.log_softmax(1)
-    each = [functional.kl_div(own, other.softmax(1), reduction="batchmean") for other in others]
+    log_shares = outputs.log_softmax(1)
+    each = [functional.kl_div(log_shares, other.softmax(1), reduction="batchmean") for other in others]
     return torch.stack(each).mean()
 
 
 @dataclass(frozen=True)
 class Received:
-    """What comes down.
+    """Download of a device.
 
     Attributes:
         sigma: Trained leaves by name, in the order of names.
@@ -86,7 +86,7 @@ class Received:
 
     @classmethod
     def of(cls, model: Model, start: Tree) -> Received:
-        """Read the leaves that came.
+        """Read the received leaves.
 
         Raises:
             WireError: They are not those of this network.
@@ -109,25 +109,25 @@ class Received:
 
 @dataclass
 class LocalPsi:
-    """psi on its device, with all that it learns from.
+    """Training state of psi on a device.
 
     Attributes:
-        came: What came down; not changed.
-        psi: What is trained, of shape (N,).
+        download: Received leaves; not changed.
+        psi: Trained vector, of shape (N,).
         statistics: Running statistics, which training passes change in place.
     """
 
     settings: FedmatchSettings
     model: Model
-    came: Received
+    download: Received
     psi: Tensor
     statistics: Tree
 
     @classmethod
-    def begin(cls, settings: FedmatchSettings, model: Model, came: Received) -> LocalPsi:
-        """Return it as it came."""
-        statistics = {name: leaf.clone() for name, leaf in came.others.items()}
-        return cls(settings, model, came, came.psi.clone().requires_grad_(), statistics)
+    def begin(cls, settings: FedmatchSettings, model: Model, download: Received) -> LocalPsi:
+        """Start from the received psi and statistics."""
+        statistics = {name: leaf.clone() for name, leaf in download.others.items()}
+        return cls(settings, model, download, download.psi.clone().requires_grad_(), statistics)
 
     def predict(self, theta: Tree, inputs: Tensor) -> Tensor:
         """Return a network's outputs in evaluation mode, of shape (B, classes)."""
@@ -135,58 +135,59 @@ class LocalPsi:
         return run_part(self.model, self.model.layers, leaves, inputs, train=False)
 
     def objective(self, inputs: Tensor, strong: Tensor) -> Objective:
-        """Return the objective of a batch over lambda_s, and of how many examples the device is sure.
+        """Return the objective of a batch divided by lambda_s, and the number of confident examples.
 
         Args:
-            inputs: Examples as they are, of shape (B, ...).
+            inputs: Examples without augmentation, of shape (B, ...).
+            strong: A view of the same examples.
         """
-        own, sigma = self.settings, self.came.sigma
-        theta = summed(sigma, self.psi)
-        with torch.set_grad_enabled(bool(self.came.helpers)):
+        settings, sigma = self.settings, self.download.sigma
+        theta = add_psi(sigma, self.psi)
+        with torch.set_grad_enabled(bool(self.download.helpers)):
             outputs = self.predict(theta, inputs)
-        places = (outputs.detach().softmax(1).amax(1) >= own.threshold).nonzero().flatten()
+        places = (outputs.detach().softmax(1).amax(1) >= settings.threshold).nonzero().flatten()
         flat = torch.cat([leaf.flatten() for leaf in sigma.values()])
         terms = {
-            SPARSITY: own.sparsity_weight * self.psi.abs().sum(),
-            CLOSENESS: own.closeness_weight * (flat - self.psi).square().sum(),
+            SPARSITY: settings.sparsity_weight * self.psi.abs().sum(),
+            CLOSENESS: settings.closeness_weight * (flat - self.psi).square().sum(),
         }
         if len(places):
             with torch.no_grad():
-                others = [self.predict(summed(sigma, helper), inputs[places]) for helper in self.came.helpers]
+                others = [self.predict(add_psi(sigma, helper), inputs[places]) for helper in self.download.helpers]
             labels = agreed_labels([outputs.detach()[places], *others])
             leaves = {**theta, **self.statistics}
             hard = run_part(self.model, self.model.layers, leaves, strong, train=True)[places]
-            terms[AGREEMENT] = own.agreement_weight * functional.cross_entropy(hard, labels)
+            terms[AGREEMENT] = settings.agreement_weight * functional.cross_entropy(hard, labels)
             if others:
-                terms[CONSISTENCY] = own.consistency_weight * disagreement(outputs[places], others)
-        told = {name: term.item() / own.supervised_weight for name, term in terms.items()}
-        nothing = dict.fromkeys((CONSISTENCY, AGREEMENT), 0.0)  # of a batch of which the device is sure of nothing
-        loss = reduce(add, terms.values()) / own.supervised_weight
-        return Objective(loss, len(inputs), nothing | told, len(places))
+                terms[CONSISTENCY] = settings.consistency_weight * disagreement(outputs[places], others)
+        values = {name: term.item() / settings.supervised_weight for name, term in terms.items()}
+        nothing = dict.fromkeys((CONSISTENCY, AGREEMENT), 0.0)  # of a batch without confident examples
+        loss = reduce(add, terms.values()) / settings.supervised_weight
+        return Objective(loss, len(inputs), nothing | values, len(places))
 
-    def moved(self) -> Tree:
-        """Return what travels: changes of psi's entries, and of running statistics."""
+    def changes(self) -> Tree:
+        """Return the tensors of the update: changes of psi's entries, and of running statistics."""
         least = self.settings.least_value
-        changes = without_small(self.psi.detach(), least) - self.came.psi
-        return pack_changes(changes, self.settings.least_change, PSI) | subtract(self.statistics, self.came.others)
+        changes = without_small(self.psi.detach(), least) - self.download.psi
+        return pack_changes(changes, self.settings.least_change, PSI) | subtract(self.statistics, self.download.others)
 
 
 def local(
     settings: FedmatchSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half: see `Algorithm.local`. Labels, if the batches had any, are not looked at.
+    """Device half: see `Algorithm.local`. Labels are not read.
 
     Raises:
         TaskFailed: There are no examples, or the training has diverged.
         WireError: The server sent other parameters.
     """
     require_examples(batches)
-    here = LocalPsi.begin(settings, model, Received.of(model, start))
+    training = LocalPsi.begin(settings, model, Received.of(model, start))
     views = unlabelled_views(settings, batches, assignment, "strong")
-    descent = Descent([("psi", here.psi)], assignment.hyper, settings.nesterov)
-    taken = descent.take(here.objective(inputs, strong) for inputs, (strong,) in views)
-    moved = here.moved()
-    metrics = {CHANGED: moved[PSI_VALUES].numel() / here.psi.numel(), **taken.terms}
-    if taken.examples:
-        metrics["sure_labels"] = taken.sure / taken.examples
-    return state, Result(moved, 1.0, batches.num_examples, taken.loss, metrics=metrics)
+    descent = Descent([("psi", training.psi)], assignment.hyper, settings.nesterov)
+    summary = descent.take(training.objective(inputs, strong) for inputs, (strong,) in views)
+    update = training.changes()
+    metrics = {CHANGED: update[PSI_VALUES].numel() / training.psi.numel(), **summary.terms}
+    if summary.examples:
+        metrics["sure_labels"] = summary.sure / summary.examples
+    return state, Result(update, 1.0, batches.num_examples, summary.loss, metrics=metrics)

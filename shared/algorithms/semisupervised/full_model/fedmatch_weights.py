@@ -1,10 +1,10 @@
-"""What both halves of FedMatch agree on: its settings, weights that are the sum of two parts, and how they travel.
+"""FedMatch settings, and weights as the sum of two parts, common to both halves.
 
 W. Jeong, J. Yoon, E. Yang, S. J. Hwang. Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
 Learning, ICLR 2021, https://arxiv.org/abs/2006.12097; the defaults are those of their code,
-https://github.com/wyjeong/FedMatch. Of the two parts sigma is a tree, and psi one vector of shape (N,), all leaves' one
-after the other in the order of their names. Of a vector that is known on the other side, only what has changed by more
-than `least_change` travels, as in `sparse_update`: those changes, and which entries they are of.
+https://github.com/wyjeong/FedMatch. Of the two parts sigma is a tree, and psi one vector of shape (N,), the leaves
+concatenated in the order of their names. Of a vector that the other side knows, only changes larger than `least_change`
+travel, with their positions, as in `sparse_update`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from shared.algorithms.personal.sparse_update import INDEX, MASK, VALUES, pack_sparse, unpack_sparse, view_shaped
-from shared.algorithms.semisupervised.settings import SteppedSettings, prefixed, select
+from shared.algorithms.semisupervised.settings import SteppedSettings, add_prefix, select
 from shared.errors import ConfigError, WireError
 from shared.protocol.messages import Hyper
 from shared.tensors import bits
 from shared.tensors.tree import Tree, check_like
 
 SIGMA, PSI, HELPER, LAST = "sigma/", "psi/", "helper/", "last/"
-"""What leaves begin with: of the sum's parts; of a helper's psi, on its way down; of a device's psi that the server
-keeps. Running statistics, and parameters that are not trained, have their own names."""
+"""Prefixes of leaves: the two parts; a helper's psi in a download; a device's psi stored on the server. Running
+statistics and untrained parameters have no prefix."""
 PSI_VALUES = PSI + VALUES
-"""All of psi: a leaf of the server's state, and of what goes down."""
+"""Leaf with all of psi, in the server's state and the download."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,17 @@ class FedmatchSettings(SteppedSettings):
     """FedMatch's settings, by their names in a plan; symbols are the paper's.
 
     Attributes:
-        helpers: H, devices whose predictions a device compares its own with; 0 for none.
-        helper_period: Every how many rounds devices are sent helpers, those nearest to them.
+        helpers: H, devices with whose predictions a device compares its own; 0 for none.
+        helper_period: Rounds between two with helpers, those nearest to each device.
         supervised_weight: lambda_s of the labels' cross-entropy, by which the whole objective is divided, so that
             `learning_rate` is that of this cross-entropy.
         consistency_weight: lambda_ICCS of the divergence from helpers' predictions.
-        agreement_weight: Of the cross-entropy of strong views with the labels that device and helpers agree on.
+        agreement_weight: Weight of the cross-entropy of strong views with the labels agreed between device and helpers.
         sparsity_weight: lambda_L1 of psi's absolute values.
         closeness_weight: lambda_L2 of the squares of sigma - psi.
-        psi_share: Of sigma, what psi is at first.
-        least_value: Entries of psi no larger than this are taken for zero when it is sent, tested or served.
-        least_change: Entries that have changed no more than this do not travel.
+        psi_share: Initial psi as a share of sigma.
+        least_value: Entries of psi up to this size are treated as zero when it is sent, tested or served.
+        least_change: Entries with changes up to this size are not sent.
     """
 
     threshold: float = 0.75
@@ -61,7 +61,7 @@ class FedmatchSettings(SteppedSettings):
     least_change: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -77,13 +77,13 @@ class FedmatchSettings(SteppedSettings):
                 raise ValueError(f"{name} must be >= 0 and finite, not {value}")
 
     def check_hyper(self, hyper: Hyper) -> None:
-        """Refuse a step size by which psi moves away from sigma, ever farther, in place of towards it.
+        """Reject a step size with which psi would move ever farther away from sigma instead of towards it.
 
-        Of the term lambda_L2 (sigma - psi)^2 alone, steps of a size r converge where r h < 2 (1 + m) with a momentum m,
-        or 2 (1 + m) / (1 + 2 m) where that is Nesterov's; h is the term's curvature.
+        For the term lambda_L2 (sigma - psi)^2 alone, steps of size r converge where r h < 2 (1 + m) with momentum m, or
+        2 (1 + m) / (1 + 2 m) with Nesterov momentum; h is the term's curvature.
 
         Raises:
-            ConfigError: It is such a one.
+            ConfigError: The step size is too large.
         """
         curvature = 2 * self.closeness_weight / self.supervised_weight + hyper.weight_decay
         most = 2 * (1 + hyper.momentum) / (1 + 2 * hyper.momentum * self.nesterov)
@@ -95,11 +95,10 @@ class FedmatchSettings(SteppedSettings):
             )
 
 
-def summed(sigma: Mapping[str, Tensor], psi: Tensor) -> Tree:
+def add_psi(sigma: Mapping[str, Tensor], psi: Tensor) -> Tree:
     """Return theta = sigma + psi, leaf by leaf, in the order of names.
 
     Args:
-        sigma: Trained leaves by name.
         psi: Of shape (N,).
     """
     ordered = {name: sigma[name] for name in sorted(sigma)}
@@ -107,20 +106,15 @@ def summed(sigma: Mapping[str, Tensor], psi: Tensor) -> Tree:
 
 
 def without_small(psi: Tensor, least: float) -> Tensor:
-    """Return psi with zeros where it is no larger than `least`."""
+    """Return psi with zeros where it is at most `least`."""
     return torch.where(psi.abs() > least, psi, 0.0)
 
 
 def pack_changes(changes: Tensor, least: float, prefix: str) -> Tree:
-    """Return what travels of changes of shape (N,): those larger than `least`, and which they are; one at least.
-
-    Args:
-        least: Below it, or at it, a change does not travel.
-        prefix: Of the leaves' names.
-    """
+    """Return the tensors of changes of shape (N,) larger than `least`, with their positions; at least one change."""
     mask = changes.abs() > least
-    mask[0] |= not mask.any()  # so that nothing at all is not taken for nobody
-    return prefixed(pack_sparse(changes, None if mask.all() else mask), prefix)
+    mask[0] |= not mask.any()  # an empty update would mean that the device took no part
+    return add_prefix(pack_sparse(changes, None if mask.all() else mask), prefix)
 
 
 def unpack_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Tensor:
@@ -128,32 +122,32 @@ def unpack_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Ten
 
     Args:
         tree: Leaves with that prefix, and perhaps others.
-        like: What changed, of shape (N,).
+        like: The changed vector, of shape (N,).
 
     Raises:
-        WireError: They are no such changes.
+        WireError: They are not valid changes.
     """
     return unpack_sparse(check_changes(tree, prefix, like), len(like))[0]
 
 
 def check_changes(tree: Mapping[str, Tensor], prefix: str, like: Tensor) -> Tree:
-    """Refuse what `pack_changes` does not give, storage or not; return it without the prefix.
+    """Reject an invalid result of `pack_changes`, with or without storage; return it without the prefix.
 
     Args:
         tree: Leaves with that prefix, and perhaps others.
-        like: What changed, of shape (N,).
+        like: The changed vector, of shape (N,).
 
     Raises:
-        WireError: They are no such changes.
+        WireError: They are not valid changes.
     """
     packed = select(tree, prefix)
     if set(packed) not in ({VALUES}, {VALUES, MASK}, {VALUES, INDEX}):
-        raise WireError(f"tensors {sorted(packed)[:8]} are no changes of some entries", reason="unknown-tensor")
-    whole, count = len(packed) == 1, packed[VALUES].numel()
+        raise WireError(f"tensors {sorted(packed)[:8]} are not changes of entries", reason="unknown-tensor")
+    complete, count = len(packed) == 1, packed[VALUES].numel()
     if not 1 <= count <= len(like):
         raise WireError(f"{count} changes of {len(like)} entries", reason="shape")
     outlines = {
-        VALUES: torch.empty(len(like) if whole else count, dtype=like.dtype, device="meta"),
+        VALUES: torch.empty(len(like) if complete else count, dtype=like.dtype, device="meta"),
         MASK: torch.empty(bits.packed_bytes(len(like), 1), dtype=torch.uint8, device="meta"),
         INDEX: torch.empty(count, dtype=torch.int32, device="meta"),
     }

@@ -1,23 +1,23 @@
-"""FedSwitch: labels at the server alone; devices train the whole network by a teacher, or by the student itself.
+"""FedSwitch: devices train the whole network on pseudo-labels of teacher or student.
 
 J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma. When does the student surpass the teacher? Federated Semi-supervised Learning
-with Teacher-Student EMA, https://arxiv.org/abs/2301.10114. **A reconstruction**: no code of it is public, and what is
-known here are its abstract and what Y. Xu et al., SemiSFL, https://arxiv.org/abs/2307.15870, say of it. In every round
+with Teacher-Student EMA, https://arxiv.org/abs/2301.10114. **A reconstruction**: none of its code is public, and this
+relies on its abstract and on what Y. Xu et al., SemiSFL, https://arxiv.org/abs/2307.15870, say of it. In every round
 the server takes supervised steps, and its teacher follows:
 
     w <- w - eta dCE/dw        w~ <- g w~ + (1 - g) w
 
-Student and teacher go down. With q~ the teacher's mean prediction over a device's examples,
+Devices receive student and teacher. With q~ the teacher's mean prediction over a device's examples,
 
     the teacher labels where KL(q~ || uniform) < switch_divergence, else the student does
 
 and the device takes FixMatch's steps: cross-entropy of a strong view with the label of the weak one, where that is
-sure, as a mean over the whole batch. Where the teacher labels, it follows the student there as well; that copy stays on
-the device. Changes of the students go up, and their mean moves the server's. Judged and served is the teacher.
+confident, as a mean over the whole batch. If the teacher labels, it follows the student on the device as well; that
+copy stays there. Changes of the students go up, and their mean moves the server's. Evaluated and served is the teacher.
 
-Only what is needed travels: a device whose student labelled is sent the student alone from then on, whose mean
-prediction is tested in the teacher's place, until that is even enough again. The divergence goes up with the update: a
-number that says how uneven a device's classes seem, and not which they are.
+Only necessary models travel: after its student labelled, a device receives the student alone, whose mean prediction
+is tested in the teacher's place, until it is even enough again. The divergence is sent with the update: a number that
+tells how uneven a device's classes seem, but not which classes they are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl import check_update, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import FOLLOWED, require_classes
-from shared.algorithms.semisupervised.settings import TEACHER, prefixed, select, takes_options
+from shared.algorithms.semisupervised.settings import TEACHER, add_prefix, select, takes_options
 from shared.algorithms.semisupervised.teacher import follow, inertia
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -50,9 +50,9 @@ from shared.tensors.tree import Mean, State, Tree
 
 
 def init(model: Model, _seed: int) -> State:
-    """Return student and teacher, which begin alike."""
+    """Return student and teacher, initially equal."""
     student = model.tree()
-    teacher = prefixed({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
+    teacher = add_prefix({name: leaf.clone() for name, leaf in student.items()}, TEACHER)
     return State({name: leaf.clone() for name, leaf in student.items()} | teacher, {FOLLOWED: 0})
 
 
@@ -60,9 +60,9 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
     """Take the supervised steps of a round: see `ServerTraining.train`.
 
     Raises:
-        ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
+        ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
-    student, teacher = Leaves.copied(model, state.tree), select(state.tree, TEACHER)
+    student, teacher = Leaves.copy_from(model, state.tree), select(state.tree, TEACHER)
     followed, hyper = int(number_fact(state.facts, FOLLOWED)), settings.hyper_of(cohort.hyper, number, cohort.rounds)
     views = labelled_views(settings, model, labelled, cohort, number, first=not followed)
 
@@ -76,11 +76,11 @@ def train(settings: SwitchSettings, model: Model, state: State, labelled: Batch,
 
     descent = Descent([*student.weights.items()], hyper, settings.nesterov)
     facts = supervise(descent, views, network, state.facts, teach)
-    return State({**student.detached(), **prefixed(teacher, TEACHER)}, {**facts, FOLLOWED: followed})
+    return State({**student.detached(), **add_prefix(teacher, TEACHER)}, {**facts, FOLLOWED: followed})
 
 
 def broadcast(settings: SwitchSettings, state: State, device: str, _assignment: Assignment) -> Tree:
-    """Return student and teacher; the student alone where that labels the device's examples."""
+    """Return student and teacher; the student alone if it labels the device's examples."""
     divergence = state.facts.get(f"{DIVERGENCE}/{device}", 0.0)
     assert isinstance(divergence, float)
     if divergence < settings.switch_divergence:
@@ -94,21 +94,21 @@ def student_of(state: State) -> Tree:
 
 
 def absorb(settings: SwitchSettings, mean: Mean, device: str, _assignment: Assignment, result: Result) -> Mean:
-    """Add a student's change, and note its loss and how even its labeller's answers were."""
+    """Add a student's change, and record its loss and the divergence of its labels."""
     added = tree.accumulate(mean, result.tree, result.weight if settings.weighting == "examples" else 1.0)
     noted = {f"{DIVERGENCE}/{device}": float(result.metrics[DIVERGENCE])} if DIVERGENCE in result.metrics else {}
-    told = {} if result.loss is None else {CONSISTENCY: result.loss}
-    return absorb_terms(Mean(added.total, added.weight, {**added.facts, **noted}), told)
+    terms = {} if result.loss is None else {CONSISTENCY: result.loss}
+    return absorb_terms(Mean(added.total, added.weight, {**added.facts, **noted}), terms)
 
 
 def aggregate(state: State, mean: Mean) -> State:
     """Move the student by the mean change."""
-    moved = tree.add(student_of(state), tree.finish_mean(mean))
-    return State({**state.tree, **moved}, {**state.facts, **mean.facts})
+    student = tree.add(student_of(state), tree.finish_mean(mean))
+    return State({**state.tree, **student}, {**state.facts, **mean.facts})
 
 
 def step_share(_model: Model, assignment: Assignment) -> float:
-    """Return what a step takes with the pass that labels, and its share of the pass that tests who does."""
+    """Return the relative cost of a step, with the pass for labels and a share of the pass for the divergence."""
     return 1 + FORWARD + FORWARD / max(1, assignment.hyper.local_epochs)
 
 
@@ -117,7 +117,7 @@ def fedswitch(settings: SwitchSettings) -> Algorithm:
     """Build the algorithm; options as in `SwitchSettings`.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
     return Algorithm(
         init=init,

@@ -1,4 +1,4 @@
-"""The device half of FedSwitch: FixMatch by whoever labels best, the teacher or the student, and a teacher that adapts.
+"""Device half of FedSwitch: FixMatch steps with labels of teacher or student.
 
 J. Zhao et al., https://arxiv.org/abs/2301.10114; a reconstruction, see `fedswitch`. FixMatch: K. Sohn et al., 2020,
 https://arxiv.org/abs/2001.07685.
@@ -33,7 +33,7 @@ from shared.protocol.messages import Assignment
 from shared.tensors.tree import State, Tree, check_like, subtract
 
 DIVERGENCE = "divergence"
-"""What a device says of its labeller's answers: how far their mean is from equal shares of the classes, in nats."""
+"""Metric of an update: divergence of the labeller's mean prediction from uniform, in nats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class SwitchSettings(SteppedSettings):
     """FedSwitch's settings, by their names in a plan.
 
     Attributes:
-        inertia: g of the teacher, the server's and a device's.
-        switch_divergence: From which divergence on the student labels, in nats: 0 for always, more than log M of M
+        inertia: g of the teacher, on the server and on a device.
+        switch_divergence: Divergence from which the student labels, in nats: 0 for always, more than log M of M
             classes, such as 100, for never.
-        weighting: Whether every student counts as much in the mean, or by its device's examples.
+        weighting: Weight of a student in the mean: equal for all, or by its device's examples.
     """
 
     inertia: float = 0.99
@@ -52,7 +52,7 @@ class SwitchSettings(SteppedSettings):
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -68,9 +68,9 @@ def mean_prediction(model: Model, leaves: Mapping[str, Tensor], batches: Batches
     """Return the mean of a network's predictions over a device's examples, of shape (M,); None without a batch.
 
     Args:
-        model: The network, of any storage.
+        model: The network, with or without storage.
         leaves: Its parameters and buffers.
-        batches: Of which the first epoch is looked at, as it is, without a view.
+        batches: The first epoch is used, without augmentation.
     """
     total = None
     for inputs, _ in next(epochs(batches), iter(())):
@@ -80,10 +80,10 @@ def mean_prediction(model: Model, leaves: Mapping[str, Tensor], batches: Batches
 
 
 def read_models(model: Model, start: Tree) -> tuple[Tree, Tree]:
-    """Return the student and the teacher that came, the latter empty where only the student did.
+    """Return the received student and teacher, the latter empty where only the student was sent.
 
     Raises:
-        WireError: It is not that, of this network.
+        WireError: They are not of this network.
     """
     like = model.layers.state_dict()
     teacher, student = select(start, TEACHER), {name: start[name] for name in start.keys() & like.keys()}
@@ -96,7 +96,7 @@ def read_models(model: Model, start: Tree) -> tuple[Tree, Tree]:
 
 @dataclass
 class Adaptation:
-    """A student on its device, with the teacher that follows it where that labels.
+    """A student on its device, and the teacher that follows it.
 
     Attributes:
         teacher: Weights and buffers; empty where the student labels.
@@ -108,7 +108,7 @@ class Adaptation:
     teacher: Tree
 
     def objective(self, weak: Tensor, strong: Tensor) -> Objective:
-        """Return the mean loss of a batch, zero for examples whose label is not sure.
+        """Return the mean loss of a batch, zero for examples without a confident label.
 
         Args:
             weak: The view that is labelled, of shape (B, ...).
@@ -122,14 +122,14 @@ class Adaptation:
         return Objective(losses.mean(), len(losses), sure=int(pseudo.confident.sum()))
 
     def adapt(self) -> None:
-        """Move the teacher after the student, if there is one."""
+        """Move the teacher towards the student, if there is a teacher."""
         self.teacher = follow(self.teacher, self.student.all, self.settings.inertia)
 
 
 def local(
     settings: SwitchSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half: see `Algorithm.local`. Labels, if the batches had any, are not looked at.
+    """Device half: see `Algorithm.local`. Labels are not read.
 
     Raises:
         TaskFailed: There are no examples, or the training has diverged.
@@ -141,11 +141,11 @@ def local(
     if mean is not None:
         metrics[DIVERGENCE] = divergence_from_uniform(mean)
         teacher = teacher if use_teacher(mean, settings.switch_divergence) else {}
-    here = Adaptation(settings, model, Leaves.copied(model, student), teacher)
+    adaptation = Adaptation(settings, model, Leaves.copy_from(model, student), teacher)
     views = unlabelled_views(settings, batches, assignment, "weak", "strong")
-    descent = Descent([*here.student.weights.items()], assignment.hyper, settings.nesterov)
-    taken = descent.take((here.objective(weak, strong) for _, (weak, strong) in views), after=here.adapt)
-    if taken.examples:
-        metrics |= {"sure_labels": taken.sure / taken.examples, "teacher_labels": float(bool(teacher))}
-    moved, count = subtract(here.student.detached(), student), batches.num_examples
-    return state, Result(moved, float(count), count, taken.loss, metrics=metrics)
+    descent = Descent([*adaptation.student.weights.items()], assignment.hyper, settings.nesterov)
+    summary = descent.take((adaptation.objective(weak, strong) for _, (weak, strong) in views), after=adaptation.adapt)
+    if summary.examples:
+        metrics |= {"sure_labels": summary.sure / summary.examples, "teacher_labels": float(bool(teacher))}
+    change, count = subtract(adaptation.student.detached(), student), batches.num_examples
+    return state, Result(change, float(count), count, summary.loss, metrics=metrics)

@@ -1,8 +1,8 @@
-"""The server's supervised steps on a whole network: the same labelled batches and views as SemiSFL's own.
+"""Supervised steps of the server on a whole network, with SemiSFL's batches and views.
 
-Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, compare with methods whose devices train the whole network, at
-as many supervised steps of as many examples; so that a difference is not one of batches, these are drawn alike. The
-loss is the method's.
+Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, compare with methods whose devices train the whole network, with
+equally many supervised steps and examples. Batches are drawn alike, so that they cause no difference. The loss is the
+method's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from shared.algorithms.base import Batch, Cohort
 from shared.algorithms.semisupervised.full_model.network_steps import Descent, Objective
-from shared.algorithms.semisupervised.round_terms import SUPERVISED, begun
+from shared.algorithms.semisupervised.round_terms import SUPERVISED, begin_terms
 from shared.algorithms.semisupervised.semisfl_server import labelled_batches, require_classes
 from shared.algorithms.semisupervised.settings import SteppedSettings
 from shared.errors import ConfigError
@@ -27,16 +27,14 @@ from shared.protocol.messages import Scalar
 def labelled_views(
     settings: SteppedSettings, model: Model, labelled: Batch, cohort: Cohort, number: int, *, first: bool
 ) -> Iterator[Batch]:
-    """Yield a view of a batch of labelled examples and their labels, for each supervised step of a round.
+    """Yield a view of a labelled batch and its labels, for each supervised step of a round.
 
     Args:
-        settings: How many steps, of how many examples, and which views.
         model: The whole network, without storage.
-        labelled: The server's own examples.
-        first: Whether it is the first that trains, which takes the steps of warm-up too.
+        first: Whether this is the first training, which includes the warm-up steps.
 
     Raises:
-        ConfigError: A class has no example, or there is a class that the network does not know.
+        ConfigError: A class has no example, or is unknown to the network.
     """
     require_classes(model, labelled)
     steps = settings.supervised_steps + (settings.warmup_steps if first else 0)
@@ -51,21 +49,21 @@ def supervise(
     facts: Mapping[str, Scalar],
     after: Callable[[], None] = lambda: None,
 ) -> dict[str, Scalar]:
-    """Take a step down the cross-entropy of each batch; return facts as the round begins with them.
+    """Take a step down the cross-entropy of each batch; return the facts for the start of the round.
 
     Args:
-        views: Of labelled examples, a batch a step.
-        network: Returns the outputs of a batch, of shape (B, classes).
+        views: Labelled batches, one per step.
+        network: From a batch to outputs of shape (B, classes).
         facts: The state's before the round.
-        after: What follows each step.
+        after: Called after each step.
 
     Raises:
         ConfigError: Training diverges.
     """
     objectives = (Objective(functional.cross_entropy(network(view), labels), len(labels)) for view, labels in views)
-    taken = descent.take(objectives, require=_require_finite, after=after)
-    means = {} if taken.loss is None else {SUPERVISED: taken.loss}
-    return begun(facts, taken.steps, means)
+    summary = descent.take(objectives, require=_require_finite, after=after)
+    means = {} if summary.loss is None else {SUPERVISED: summary.loss}
+    return begin_terms(facts, summary.steps, means)
 
 
 def _require_finite(loss: float, step: int) -> float:

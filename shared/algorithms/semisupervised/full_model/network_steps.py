@@ -1,8 +1,8 @@
-"""Steps of a method whose devices train the whole network: an objective, a way down it, and what both came to.
+"""SGD steps on a whole network: objectives, descent and summary of the steps.
 
 SemiFL (https://arxiv.org/abs/2106.01432), FedMatch (https://arxiv.org/abs/2006.12097) and FedSwitch
-(https://arxiv.org/abs/2301.10114) differ in the loss of a step and in what moves along it; a device's steps, and the
-server's, are otherwise the same.
+(https://arxiv.org/abs/2301.10114) differ in the loss of a step and in the leaves that it moves; the steps of devices
+and server are otherwise the same.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree
 
 FORWARD = 1 / 3
-"""Of a training step's operations, its forward pass's."""
+"""Share of the forward pass in the operations of a training step."""
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """A network's parameters as a training moves them, none of them anybody else's.
+    """Private copy of a network's parameters for training.
 
     Attributes:
-        weights: Those that have a gradient.
+        weights: Leaves with a gradient.
         buffers: All others, such as running statistics, which a forward pass in training mode changes in place.
     """
 
@@ -42,8 +42,8 @@ class Leaves:
     buffers: Tree
 
     @classmethod
-    def copied(cls, model: Model, tree: Mapping[str, Tensor]) -> Leaves:
-        """Return copies of a network's leaves in a tree; others are left out."""
+    def copy_from(cls, model: Model, tree: Mapping[str, Tensor]) -> Leaves:
+        """Return copies of a network's leaves in a tree; others are omitted."""
         trainable = {name for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
         names = model.layers.state_dict().keys()
         return cls(
@@ -57,19 +57,19 @@ class Leaves:
         return {**self.weights, **self.buffers}
 
     def detached(self) -> Tree:
-        """Return all of them without gradients; they share their storage."""
+        """Return all leaves without gradients; they share their storage."""
         return {name: leaf.detach() for name, leaf in self.all.items()}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a step goes down.
+    """Loss of a step.
 
     Attributes:
         loss: Of shape (), with its gradient.
-        examples: Of how many it is.
-        terms: What it is the sum of, by name.
-        sure: Of how many examples the label is sure.
+        examples: Number of examples in the loss.
+        terms: Terms of the loss, by name.
+        sure: Number of examples with a confident label.
     """
 
     loss: Tensor
@@ -79,15 +79,15 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What steps came to.
+class StepSummary:
+    """Summary of several steps.
 
     Attributes:
-        steps: How many there were.
-        examples: That they saw, each as often as it was seen.
-        sure: Of these, those whose label was sure.
-        loss: Mean of an example's; None without a step.
-        terms: Likewise, of what it is the sum of.
+        steps: Number of steps.
+        examples: Examples seen, each as often as it was seen.
+        sure: Examples among these with a confident label.
+        loss: Mean per example; None without a step.
+        terms: Mean per example of each term.
     """
 
     steps: int
@@ -97,18 +97,16 @@ class Taken:
     terms: dict[str, float]
 
 
-def _goes_on() -> None:
-    """Do nothing between two steps."""
+def _do_nothing() -> None:
+    """Do nothing after a step."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """SGD of one round; its momentum begins and ends with it.
+    """SGD of one round, with a momentum that starts at zero.
 
     Attributes:
-        weights: What moves, by name, in place.
-        hyper: Step size, momentum and decay.
-        nesterov: Whether momentum is Nesterov's.
+        weights: Trained in place, by name.
         clip: Largest norm of a step's gradient.
     """
 
@@ -122,35 +120,34 @@ class Descent:
         objectives: Iterable[Objective],
         *,
         require: Callable[[float, int], float] = require_finite_loss,
-        after: Callable[[], None] = _goes_on,
-    ) -> Taken:
-        """Take a step down each objective, which is asked for when the one before is taken.
+        after: Callable[[], None] = _do_nothing,
+    ) -> StepSummary:
+        """Take a step down each objective; each is requested after the previous step.
 
         Args:
-            objectives: Of one step each.
-            require: (loss, step) -> the loss; refuses what is none, in words for whoever trains.
-            after: What follows each step.
+            require: (loss, step) -> the loss; raises an error that fits the caller where it is not finite.
+            after: Called after each step.
 
         Raises:
-            Diverged: By `require`, unless another is given: the loss of a step is not finite.
+            Diverged: By the default `require`: the loss of a step is not finite.
         """
         momenta, leaves = Tree(), [leaf for _, leaf in self.weights]
         steps, examples, sure, losses = 0, 0, 0, list[float]()
         terms: dict[str, list[float]] = {}
-        for steps, one in enumerate(objectives, 1):
-            losses.append(require(one.loss.item(), steps) * one.examples)
-            torch.autograd.backward(one.loss, inputs=leaves)
+        for steps, objective in enumerate(objectives, 1):
+            losses.append(require(objective.loss.item(), steps) * objective.examples)
+            torch.autograd.backward(objective.loss, inputs=leaves)
             descend(self.weights, momenta, self.hyper, nesterov=self.nesterov, clip=self.clip)
             after()
-            examples, sure = examples + one.examples, sure + one.sure
-            for name, term in one.terms.items():
-                terms.setdefault(name, []).append(term * one.examples)
+            examples, sure = examples + objective.examples, sure + objective.sure
+            for name, term in objective.terms.items():
+                terms.setdefault(name, []).append(term * objective.examples)
         means = {name: math.fsum(each) / examples for name, each in terms.items()}
-        return Taken(steps, examples, sure, math.fsum(losses) / examples if examples else None, means)
+        return StepSummary(steps, examples, sure, math.fsum(losses) / examples if examples else None, means)
 
 
 def require_examples(batches: Batches) -> None:
-    """Refuse a task that nothing can be learned in.
+    """Reject a task without examples.
 
     Raises:
         TaskFailed: There are no examples.
@@ -162,11 +159,7 @@ def require_examples(batches: Batches) -> None:
 def unlabelled_views(
     settings: LabelledSettings, batches: Batches, assignment: Assignment, *strengths: Strength
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Yield each batch of a device's examples as it is, and views of it; labels, if it had any, are not looked at.
-
-    Args:
-        settings: Whether views may be mirrored.
-    """
+    """Yield each batch of a device's examples, and views of it; labels are not read."""
     for step, (inputs, _) in enumerate(batches, 1):
         yield inputs, make_views(inputs, strengths, mix(assignment.seed, step, "views"), mirrors=settings.mirrors)
 
@@ -180,9 +173,9 @@ def assign(
     *,
     epochs: int | None = None,
 ) -> dict[str, Assignment]:
-    """Tell every device the round's step size, and a number of epochs that is the method's own."""
+    """Assign every device the round's step size, and the method's number of epochs."""
     hyper = settings.hyper_of(cohort.hyper, number, cohort.rounds)
     if epochs is not None:
         hyper = msgspec.structs.replace(hyper, local_epochs=epochs)
-    told = assign_alike(state, cohort, allocation, number)
-    return {device: msgspec.structs.replace(one, hyper=hyper) for device, one in told.items()}
+    tasks = assign_alike(state, cohort, allocation, number)
+    return {device: msgspec.structs.replace(task, hyper=hyper) for device, task in tasks.items()}

@@ -1,28 +1,29 @@
-"""SemiFL: labels at the server alone; devices train the whole network towards what the global model is sure of.
+"""SemiFL: devices train the whole network on confident pseudo-labels of the global model.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training,
 NeurIPS 2022, https://arxiv.org/abs/2106.01432; their code is
 https://github.com/diaoenmao/SemiFL-Semi-Supervised-Federated-Learning-for-Unlabeled-Clients-with-Alternate-Training. A
 baseline of Y. Xu et al., SemiSFL, https://arxiv.org/abs/2307.15870. In every round the server takes some epochs of SGD
-on weak views of its labelled examples, and measures BatchNorm's running statistics anew on these (static ones, "sBN").
-A device is sent the model f and labels all of its examples with it, in evaluation mode:
+on weak views of its labelled examples, and measures BatchNorm's running statistics on them (static ones, "sBN"). A
+device receives the model f and labels all of its examples with it, in evaluation mode:
 
     y^ = argmax f(x)        fix set: those with max softmax f(x) >= tau
 
-If there are none, its round is skipped. Else it takes E epochs over the fix set, with as many x' drawn from all:
+If the fix set is empty, the device skips the round. Else it takes E epochs over the fix set, with as many x' drawn from
+all examples:
 
     x_mix = lambda a_w(x) + (1 - lambda) a_w(x')        lambda ~ Beta(0.75, 0.75), one a batch
     CE(f(a_s(x)), y^) + lambda CE(f(x_mix), y^) + (1 - lambda) CE(f(x_mix), y^')        gradient clipped to norm 1
 
-The mean of the devices that trained, each counting as much, gives the server a gradient, with a momentum:
+The mean of the devices that trained, with equal weights, gives the server a gradient, with momentum:
 
     v <- 0.5 v + (w - mean_i w_i)        w <- w - v
 
-**What is tested** is what the server's epochs left, as in the paper. There they end a round, here they begin the next
-one, so that devices are always sent what is tested: the figure of a round here is that of the paper's round before, and
-what devices trained in the last round does not count in what is kept and served. The mean itself is not tested: its
-statistics would be those of other weights. The code labels a weak view of each example, this the example itself; the
-code measures statistics on the devices' examples as well, where it is told to, and this on the server's alone.
+**What is tested** is the model after the server's epochs, as in the paper. There they end a round, here they begin the
+next one, so that devices always receive the tested model: the figure of a round here is that of the paper's previous
+round, and training on the devices in the last round does not enter the stored and served model. The mean itself is not
+tested: its statistics would belong to other weights. The authors' code labels a weak view of each example, this the
+example itself; their code can measure statistics on the devices' examples as well, this only on the server's.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSe
 from shared.algorithms.semisupervised.learner import run_part
 from shared.algorithms.semisupervised.round_terms import absorb_terms, number_fact, round_terms, terms_of
 from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
-from shared.algorithms.semisupervised.settings import MOMENTUM, prefixed, select, takes_options
+from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, select, takes_options
 from shared.models.base import Model
 from shared.models.running_statistics import measure_statistics
 from shared.protocol.messages import Assignment, mix
@@ -56,19 +57,19 @@ from shared.tensors import tree
 from shared.tensors.tree import Mean, State, Tree
 
 TESTED = "tested/"
-"""Begins the leaves of the model that the server's epochs left."""
+"""Prefix of the leaves of the model after the server's epochs."""
 ROUNDS = "server_rounds"
-"""Fact: rounds before which the server has trained, but for those that were missed."""
+"""Fact: rounds, without missed ones, for which the server has trained."""
 STATISTICS_BATCH = 250
-"""Most labelled examples of which running statistics are measured at a time, as in the code."""
+"""Maximum labelled examples of a pass that measures running statistics, as in the authors' code."""
 
 
 def init(model: Model, _seed: int) -> State:
-    """Return the model, also as the one that is tested, and a server's momentum of zero."""
+    """Return the model, a second copy as the tested one, and a server momentum of zero."""
     leaves = model.tree()
-    moved = {name: torch.zeros_like(leaf) for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
+    momentum = {name: torch.zeros_like(leaf) for name, leaf in model.layers.named_parameters() if leaf.requires_grad}
     first = ({name: leaf.clone() for name, leaf in leaves.items()} for _ in range(2))
-    return State(next(first) | prefixed(next(first), TESTED) | prefixed(moved, MOMENTUM), {ROUNDS: 0})
+    return State(next(first) | add_prefix(next(first), TESTED) | add_prefix(momentum, MOMENTUM), {ROUNDS: 0})
 
 
 def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch, cohort: Cohort, number: int) -> State:
@@ -77,37 +78,33 @@ def train(settings: SemiflSettings, model: Model, state: State, labelled: Batch,
     Args:
         model: The whole network, without storage.
         state: The server's before the round; not changed.
-        labelled: The server's own examples.
-        cohort: Hyperparameters, seed, and rounds of the run.
 
     Raises:
-        ConfigError: A class has no example, or there is a class that the network does not know; or training diverges.
+        ConfigError: A class has no example, or is unknown to the network; or training diverges.
     """
     require_classes(model, labelled)
     sent, rounds = broadcast(state), int(number_fact(state.facts, ROUNDS))
-    leaves, hyper = Leaves.copied(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
+    leaves, hyper = Leaves.copy_from(model, sent), settings.hyper_of(cohort.hyper, number, cohort.rounds)
 
     def network(view: Tensor) -> Tensor:
         return run_part(model, model.layers, leaves.all, view, train=True)
 
     views = labelled_epochs(settings, labelled, cohort, number, first=not rounds)
     facts = supervise(settings.descent([*leaves.weights.items()], hyper), views, network, state.facts)
-    left = leaves.detached()
+    trained_leaves = leaves.detached()
     batches = labelled[0].tensor_split(-(-len(labelled[0]) // STATISTICS_BATCH))
-    trained = measure_statistics(model.layers, {name: left[name] for name in sent}, batches)
-    momentum = prefixed(select(state.tree, MOMENTUM), MOMENTUM)
-    return State(trained | prefixed(trained, TESTED) | momentum, {**facts, ROUNDS: rounds + 1})
+    trained = measure_statistics(model.layers, {name: trained_leaves[name] for name in sent}, batches)
+    momentum = add_prefix(select(state.tree, MOMENTUM), MOMENTUM)
+    return State(trained | add_prefix(trained, TESTED) | momentum, {**facts, ROUNDS: rounds + 1})
 
 
 def labelled_epochs(
     settings: SemiflSettings, labelled: Batch, cohort: Cohort, number: int, *, first: bool
 ) -> Iterator[Batch]:
-    """Yield a weak view of a batch of labelled examples and their labels, for each step of a round's epochs.
+    """Yield a weak view of a labelled batch and its labels, for each step of a round's epochs.
 
     Args:
-        settings: How many epochs, and examples of a step.
-        labelled: The server's own examples.
-        first: Whether it is the first that trains, which takes the epochs of warm-up too.
+        first: Whether this is the first training, which includes the warm-up epochs.
     """
     seed, count = mix(cohort.seed, number, "supervised"), len(labelled[1])
     generator, size = torch.Generator().manual_seed(seed), settings.server_batch_of(cohort.hyper, count)
@@ -118,18 +115,18 @@ def labelled_epochs(
 
 
 def broadcast(state: State, _device: str = "", _assignment: Assignment | None = None) -> Tree:
-    """Return the model that the server's epochs left, with its running statistics."""
+    """Return the model after the server's epochs, with its running statistics."""
     return {name: leaf for name, leaf in state.tree.items() if not name.startswith((TESTED, MOMENTUM))}
 
 
 def absorb(mean: Mean, _device: str, _assignment: Assignment, result: Result) -> Mean:
-    """Add how far a device moved; those that trained count as much as each other, and those that skipped do not."""
-    told = {name: result.metrics[name] for name in (FIX, MIX) if name in result.metrics}
-    return absorb_terms(tree.accumulate(mean, result.tree, 1.0, result.coverage), told)
+    """Add a device's change; devices that trained have equal weights, those that skipped none."""
+    terms = {name: result.metrics[name] for name in (FIX, MIX) if name in result.metrics}
+    return absorb_terms(tree.accumulate(mean, result.tree, 1.0, result.coverage), terms)
 
 
 def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
-    """Return the state after a step along the mean change; where nobody trained, as it is, its momentum too."""
+    """Return the state after a step along the mean change; unchanged, momentum included, where no device trained."""
     changes = tree.finish_mean(mean)
     after = dict(state.tree)
     for name, momentum in select(state.tree, MOMENTUM).items():
@@ -139,8 +136,8 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
     return State(after, {**state.facts, **terms_of(mean)})
 
 
-def tested(state: State) -> Tree:
-    """Return the model that the server's epochs left: what is evaluated, exported and served."""
+def tested_parameters(state: State) -> Tree:
+    """Return the model after the server's epochs, which is evaluated, exported and served."""
     return select(state.tree, TESTED)
 
 
@@ -149,9 +146,9 @@ def semifl(settings: SemiflSettings) -> Algorithm:
     """Build the algorithm; options as in `SemiflSettings`.
 
     Raises:
-        ValueError: One is out of range.
+        ValueError: An option is out of range.
     """
-    share = 2 + FORWARD / settings.epochs  # two batches a step, and all examples once to label them
+    share = 2 + FORWARD / settings.epochs  # two batches per step, and one pass over all examples for labels
     return Algorithm(
         init=init,
         assign=partial(assign, settings, epochs=settings.epochs),
@@ -159,7 +156,7 @@ def semifl(settings: SemiflSettings) -> Algorithm:
         local=partial(local, settings),
         absorb=absorb,
         aggregate=partial(aggregate, settings),
-        server=ServerTraining(partial(train, settings), tested, require_classes, round_terms),
-        resources=Resources(step_share=lambda _model, _told: share, timed_step=partial(timed_step, settings)),
+        server=ServerTraining(partial(train, settings), tested_parameters, require_classes, round_terms),
+        resources=Resources(step_share=lambda _model, _assignment: share, timed_step=partial(timed_step, settings)),
         reads_labels=False,
     )

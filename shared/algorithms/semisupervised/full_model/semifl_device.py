@@ -1,7 +1,7 @@
-"""The device half of SemiFL: what the global model is sure of, labelled once a round, and mixed with all the others.
+"""Device half of SemiFL: pseudo-labels once a round, and mixing of confident with arbitrary examples.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432. See `semifl` for the equations. No
-label is looked at. A device that has nothing to learn from sends nothing, says so, and does not count in the mean.
+label is read. A device without confident examples sends no tensor, reports that, and does not count in the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from shared.algorithms.base import Batches, Outcome, Result
 from shared.algorithms.fedavg import REMEDY
-from shared.algorithms.semisupervised.full_model.network_steps import Objective, Taken, require_examples
+from shared.algorithms.semisupervised.full_model.network_steps import Objective, StepSummary, require_examples
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
 from shared.data.views.pair import make_views
 from shared.errors import Diverged
@@ -27,18 +27,18 @@ from shared.tensors import tree
 from shared.tensors.tree import State, Tree
 
 KEPT = "kept_examples"
-"""Among the metrics of an update: on how many examples its device was sure of the class."""
+"""Metric of an update: number of examples with a confident label."""
 FIX, MIX = "fix_loss", "mix_loss"
-"""Likewise: what the mean loss is the sum of, that of sure examples and that of mixed ones."""
+"""Metrics of an update: terms of the mean loss, from confident and from mixed examples."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What the global model takes a device's examples for.
+    """Pseudo-labels of a device's examples.
 
     Attributes:
-        labels: The likeliest class of each, int64 of shape (N,).
-        kept: Places of those of the fix set, int64 of shape (K,), ascending.
+        labels: Likeliest class of each, int64 of shape (N,).
+        kept: Positions of the fix set, int64 of shape (K,), ascending.
     """
 
     labels: Tensor
@@ -47,13 +47,13 @@ class Labelled:
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """A batch of kept examples, and of as many drawn from all.
+    """A batch of the fix set, and equally many examples drawn from all.
 
     Attributes:
-        strong: a_s(x) of the kept ones, of shape (B, ...).
+        strong: a_s(x) of the fix set, of shape (B, ...).
         mixed: lambda a_w(x) + (1 - lambda) a_w(x'), of the same shape.
-        labels: y^ of the kept ones, of shape (B,).
-        others: y^ of the drawn ones x', of shape (B,).
+        labels: y^ of the fix set, of shape (B,).
+        others: y^ of the drawn examples x', of shape (B,).
         share: lambda.
     """
 
@@ -67,44 +67,45 @@ class MixedBatch:
         """Return the loss of fix and mix together."""
         fixed = functional.cross_entropy(network(self.strong), self.labels)
         outputs = network(self.mixed)
-        own = functional.cross_entropy(outputs, self.labels)
-        loss = fixed + self.share * own + (1 - self.share) * functional.cross_entropy(outputs, self.others)
+        mixed_loss = functional.cross_entropy(outputs, self.labels)
+        loss = fixed + self.share * mixed_loss + (1 - self.share) * functional.cross_entropy(outputs, self.others)
         return Objective(loss, len(self.labels), {FIX: fixed.item(), MIX: loss.item() - fixed.item()})
 
 
 def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
-    """Return the convex combination of two batches of one shape.
+    """Return the convex combination of two batches of the same shape.
 
     Args:
-        weak: Counts `share`.
-        share: In [0, 1].
+        weak: Batch with weight `share`.
+        share: Weight in [0, 1].
     """
     return share * weak + (1 - share) * other
 
 
 def mix_views(
-    settings: SemiflSettings, inputs: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], seed: int
+    settings: SemiflSettings, inputs: tuple[Tensor, Tensor], label_pair: tuple[Tensor, Tensor], seed: int
 ) -> MixedBatch:
-    """Return the views of a step, and what of them is mixed; a function of the seed.
+    """Return the views of a step and their mixture, deterministic in the seed.
 
     Args:
-        inputs: Of kept examples, and of drawn ones; of one shape.
-        seed: Of views and share.
+        inputs: Examples of the fix set and drawn ones, of the same shape.
+        label_pair: Labels of both, each of shape (B,).
+        seed: Seed of views and share.
     """
     weak, strong = make_views(inputs[0], ("weak", "strong"), mix(seed, 0, "views"), mirrors=settings.mirrors)
     (other,) = make_views(inputs[1], ("weak",), mix(seed, 1, "views"), mirrors=settings.mirrors)
     share = random.Random(seed).betavariate(settings.mixing, settings.mixing)  # noqa: S311 - no secret
-    return MixedBatch(strong, blend(weak, other, share), *labels, share)
+    return MixedBatch(strong, blend(weak, other, share), *label_pair, share)
 
 
 @torch.no_grad()
 def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: float) -> Labelled:
-    """Return what a network takes all of a device's examples for; it evaluates, by the statistics that came with it.
+    """Return a network's pseudo-labels for all of a device's examples, in evaluation mode with the received statistics.
 
     Args:
-        layers: The network, with the parameters that came.
-        size: How many are passed at a time.
-        threshold: tau.
+        layers: The network, with the received parameters.
+        size: Examples per pass.
+        threshold: tau, the least probability of a confident label.
 
     Raises:
         Diverged: An output is NaN or infinite.
@@ -114,7 +115,7 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
     for places in torch.arange(batches.num_examples).split(size):
         outputs = layers(batches.inputs_at(places))
         if not outputs.isfinite().all():
-            raise Diverged(f"the model that came gives outputs that are NaN or infinite: {REMEDY}")
+            raise Diverged(f"the received model gives outputs that are NaN or infinite: {REMEDY}")
         share, label = outputs.softmax(1).max(1)
         likeliest.append(share)
         labels.append(label)
@@ -122,40 +123,43 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
 
 
 def mixed_batches(
-    settings: SemiflSettings, batches: Batches, found: Labelled, assignment: Assignment
+    settings: SemiflSettings, batches: Batches, pseudo: Labelled, assignment: Assignment
 ) -> Iterator[MixedBatch]:
-    """Yield the batches of a device's epochs: of what is kept, with as many draws from all.
+    """Yield the batches of a device's epochs: the fix set, with equally many draws from all.
 
     Args:
-        found: Their labels; at least one is kept.
+        pseudo: Pseudo-labels; the fix set is not empty.
     """
-    kept = found.kept
-    kept = kept.repeat(2) if len(kept) == 1 else kept  # of a single one BatchNorm has no variance; its views differ
+    fix_set = pseudo.kept
+    fix_set = (
+        fix_set.repeat(2) if len(fix_set) == 1 else fix_set
+    )  # BatchNorm has no variance of a single example; two views of it differ
     generator = torch.Generator().manual_seed(mix(assignment.seed, 0, "orders"))
     step = 0
     for _ in range(assignment.hyper.local_epochs):
-        for order in split_epoch(len(kept), assignment.hyper.batch_size, generator):
+        for order in split_epoch(len(fix_set), assignment.hyper.batch_size, generator):
             step += 1
-            own = kept[order]
-            drawn = torch.randint(batches.num_examples, (len(own),), generator=generator)
-            inputs = batches.inputs_at(own), batches.inputs_at(drawn)
+            places = fix_set[order]
+            drawn = torch.randint(batches.num_examples, (len(places),), generator=generator)
+            inputs = batches.inputs_at(places), batches.inputs_at(drawn)
             yield mix_views(
-                settings, inputs, (found.labels[own], found.labels[drawn]), mix(assignment.seed, step, "mixed")
+                settings, inputs, (pseudo.labels[places], pseudo.labels[drawn]), mix(assignment.seed, step, "mixed")
             )
 
 
-def train_on(settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedBatch], assignment: Assignment) -> Taken:
-    """Train a network in place on mixed batches.
+def train_on(
+    settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedBatch], assignment: Assignment
+) -> StepSummary:
+    """Train a network in place on mixed batches, one per step.
 
     Args:
-        layers: The network, with the parameters that came.
-        mixed: A batch a step.
+        layers: The network, with the received parameters.
 
     Raises:
         Diverged: The loss of a step is not finite.
     """
     layers.train()
-    layers.zero_grad()  # of a task that was cut short in the middle of a step
+    layers.zero_grad()  # gradients of a task interrupted within a step
     descent = settings.descent([*layers.named_parameters()], assignment.hyper)
     return descent.take(batch.objective(layers) for batch in mixed)
 
@@ -163,25 +167,25 @@ def train_on(settings: SemiflSettings, layers: nn.Module, mixed: Iterator[MixedB
 def local(
     settings: SemiflSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half: see `Algorithm.local`. What is sent is how far the weights moved; running statistics are not.
+    """Device half: see `Algorithm.local`. The update is the change of the weights, without running statistics.
 
     Raises:
         TaskFailed: There are no examples.
-        Diverged: The model that came, or a step, gives what is no number.
+        Diverged: An output of the received model or the loss of a step is not finite.
     """
     require_examples(batches)
     layers = model.layers
     layers.load_state_dict(start)
-    found = label_examples(layers, batches, assignment.hyper.batch_size, settings.threshold)
-    metrics = {KEPT: float(len(found.kept)), SKIPPED: float(not len(found.kept))}
-    if not len(found.kept):
+    pseudo = label_examples(layers, batches, assignment.hyper.batch_size, settings.threshold)
+    metrics = {KEPT: float(len(pseudo.kept)), SKIPPED: float(not len(pseudo.kept))}
+    if not len(pseudo.kept):
         return state, Result({}, 1.0, 0, metrics=metrics)
-    taken = train_on(settings, layers, mixed_batches(settings, batches, found, assignment), assignment)
-    metrics |= taken.terms
-    return state, Result(_moved(layers, start), 1.0, batches.num_examples, taken.loss, metrics=metrics)
+    summary = train_on(settings, layers, mixed_batches(settings, batches, pseudo, assignment), assignment)
+    metrics |= summary.terms
+    return state, Result(_weight_changes(layers, start), 1.0, batches.num_examples, summary.loss, metrics=metrics)
 
 
-def _moved(layers: nn.Module, start: Tree) -> Tree:
+def _weight_changes(layers: nn.Module, start: Tree) -> Tree:
     weights = {name: leaf.detach() for name, leaf in layers.named_parameters() if leaf.requires_grad}
     return tree.subtract(weights, start)
 
@@ -189,21 +193,18 @@ def _moved(layers: nn.Module, start: Tree) -> Tree:
 def timed_step(
     settings: SemiflSettings, model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment
 ) -> Outcome:
-    """Device half where steps are timed: one on every batch, as if all of it were kept; labels cost nothing.
+    """Device half for timing: one step on every batch, with all examples in the fix set; labels cost nothing.
 
     Args:
-        state: What the device kept.
-        start: The parameters that came.
-        batches: Of any number.
-        assignment: Step size and seed.
+        batches: Any number of batches.
     """
     model.layers.load_state_dict(start)
 
-    def mixed() -> Iterator[MixedBatch]:
+    def step_batches() -> Iterator[MixedBatch]:
         for step, (inputs, _) in enumerate(batches, start=1):
             labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
             seed = mix(assignment.seed, step, "mixed")
             yield mix_views(settings, (inputs, inputs.flip(0)), (labels, labels), seed)
 
-    train_on(settings, model.layers, mixed(), assignment)
-    return state, Result(_moved(model.layers, start), 1.0, batches.num_examples)
+    train_on(settings, model.layers, step_batches(), assignment)
+    return state, Result(_weight_changes(model.layers, start), 1.0, batches.num_examples)

@@ -1,7 +1,7 @@
-"""What both halves of SemiFL agree on: its settings, and the batches of an epoch.
+"""SemiFL settings and epoch batches, common to both halves.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training,
-NeurIPS 2022, https://arxiv.org/abs/2106.01432; the defaults are those of their code, which `semifl` names.
+NeurIPS 2022, https://arxiv.org/abs/2106.01432; the defaults are those of their code, linked in `semifl`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class SemiflSettings(LabelledSettings):
     """SemiFL's settings, by their names in a plan; symbols are the paper's.
 
     Attributes:
-        epochs: E, a device's passes over the examples that it keeps.
+        epochs: E, a device's passes over its fix set of confident examples.
         server_epochs: The server's passes over its labelled examples, before each round.
-        warmup_epochs: More of them before the first round, so that its pseudo-labels are of some use.
-        threshold: tau; a device keeps an example where the likeliest class is at least as likely.
+        warmup_epochs: Additional passes before the first round, for better pseudo-labels.
+        threshold: tau; an example belongs to the fix set if its likeliest class is at least as likely.
         mixing: a of Beta(a, a), from which the shares of mixed examples are drawn.
-        server_momentum: Of the server's step along the mean change of devices.
-        clip: The largest norm of a step's gradient; what is longer is shortened to it.
+        server_momentum: Momentum of the server's step along the devices' mean change.
+        clip: The largest norm of a step's gradient; larger ones are scaled down to it.
     """
 
     epochs: int = 5
@@ -41,7 +41,7 @@ class SemiflSettings(LabelledSettings):
     least_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no such method.
+        """Check the ranges.
 
         Raises:
             ValueError: A setting is out of range, or unknown.
@@ -58,18 +58,18 @@ class SemiflSettings(LabelledSettings):
         """Return the SGD of a round.
 
         Args:
-            weights: What it moves, by name; what has no gradient stays.
+            weights: By name; those without a gradient are not trained.
         """
         return Descent([pair for pair in weights if pair[1].requires_grad], hyper, self.nesterov, self.clip)
 
 
 def split_epoch(count: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
-    """Return the places 0 to count - 1 in a new order, in as few batches as there must be, and these about equal.
+    """Split the positions 0 to count - 1, in random order, into the fewest batches of about equal size.
 
-    How many examples a device keeps nobody plans, and a last batch of one has no variance for BatchNorm.
+    The size of the fix set cannot be planned, and BatchNorm has no variance of a last batch of one example.
 
     Args:
         count: Examples, at least one.
-        size: Of the largest batch.
+        size: Maximum batch size.
     """
     return torch.randperm(count, generator=generator).tensor_split(-(-count // size))

@@ -94,7 +94,7 @@ def test_contrast_stays_finite_at_a_small_temperature():
 def test_unsure_references_are_no_positives_but_count_as_others():
     anchors, labels, references = draw(4, 12, 5)
     unsure = References(references.projections, references.labels, torch.zeros(12, dtype=torch.bool))
-    more = References.joined(references, unsure)
+    more = References.concatenate(references, unsure)
     assert not contrast(anchors, labels, unsure, 0.2).any()
     doubled = contrast(anchors, labels, more, 0.2)
     some = contrast(anchors, labels, references, 0.2)

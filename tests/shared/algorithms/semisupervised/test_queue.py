@@ -45,9 +45,13 @@ def test_empty_slots_have_no_part_in_the_sum():
     labels = torch.tensor([0, 1, 0, 1])
     current = References(anchors, labels, torch.ones(4, dtype=torch.bool))
     queue = Queue(Ring.empty(8, 2), Ring.empty(8, 2))
-    assert torch.equal(contrast(anchors, labels, queue.among(current), 0.2), contrast(anchors, labels, current, 0.2))
+    assert torch.equal(
+        contrast(anchors, labels, queue.with_current(current), 0.2), contrast(anchors, labels, current, 0.2)
+    )
     cleared = queue.push_unlabelled(numbered(0, 5)).after_session()
-    assert torch.equal(contrast(anchors, labels, cleared.among(current), 0.2), contrast(anchors, labels, current, 0.2))
+    assert torch.equal(
+        contrast(anchors, labels, cleared.with_current(current), 0.2), contrast(anchors, labels, current, 0.2)
+    )
 
 
 def test_unlabelled_entries_push_no_labelled_one_out_and_end_with_the_session():
@@ -55,6 +59,6 @@ def test_unlabelled_entries_push_no_labelled_one_out_and_end_with_the_session():
     for step in range(5):
         queue = queue.push_unlabelled(numbered(10 * step, 4))
     assert (held(queue.labelled), held(queue.unlabelled)) == ([0, 1, 2], [40, 41, 42, 43])
-    assert len(queue.among(numbered(90, 2)).labels) == 9
+    assert len(queue.with_current(numbered(90, 2)).labels) == 9
     after = Queue.from_tree(queue.after_session().tree())
     assert (held(after.labelled), held(after.unlabelled)) == ([0, 1, 2], [])

@@ -110,7 +110,7 @@ def monolithic(fleet, begun, told):
     seen = functional_call(skeleton.below(1), bottom(skeleton, learner.teacher), (weak,)).detach()
     sure, labels = logits.softmax(1).max(1)
     assert 0 < int((sure > 0.34).sum()) <= len(sure)
-    queued = learner.queue.among(References(project(learner.teacher_head, seen), labels, sure > 0.34))
+    queued = learner.queue.with_current(References(project(learner.teacher_head, seen), labels, sure > 0.34))
     skeleton.layers.train()
     leaves = {**learner.weights, **learner.buffers}
     features = functional_call(skeleton.below(1), bottom(skeleton, leaves), (strong,))
@@ -280,7 +280,7 @@ def test_labels_at_the_server_are_of_every_class_and_of_no_other():
     with pytest.raises(ConfigError, match="class 1 has no labelled example"):
         fleet.begin()
     fleet.labelled = Examples(fleet.labelled.inputs, torch.full_like(fleet.labelled.labels, 3))
-    with pytest.raises(ConfigError, match="labels up to 3, and the model has 3 outputs"):
+    with pytest.raises(ConfigError, match="labels go up to 3, but the model has 3 outputs"):
         fleet.begin()
 
 

@@ -359,7 +359,7 @@ def test_a_device_refuses_what_are_not_the_parts_of_its_network():
     assert "helper/0/values" in down
     for name in ("sigma/0.weight", "psi/values", "1.running_mean", "helper/0/values"):
         spoilt = {n: leaf for n, leaf in down.items() if n != name} | {"helper/0/odd": VALUES}
-        with pytest.raises(WireError, match="no changes" if "helper" in name else "is missing"):
+        with pytest.raises(WireError, match="not changes" if "helper" in name else "is missing"):
             algorithm.local(fleet.whole, State(), spoilt, Own(fleet.data["a"], told), told)
     nobody = Own(fleet.data["a"].subset(torch.arange(0)), told)
     with pytest.raises(TaskFailed, match="no examples"):
