@@ -1,28 +1,12 @@
-"""Train the active neurons of a network while the rest stays frozen, at the price of what is trained.
+"""Frozen network: train the active neurons at the cost of the trained part alone.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, equations (3) and (4). https://arxiv.org/abs/2403.11464
 
-    w[j] <- w[j] - eta dF/dw[j]  for j active;  w[j] as it was for all others, which take part in F nevertheless
+    w[j] <- w[j] - eta dF/dw[j]  for j active;  w[j] unchanged for all others, which still take part in F
 
-Once a round, neurons change places so that the active ones come first. A trained leaf is a view of the first rows and
-columns of a weight, in its memory: an optimizer moves them in place, has momentum for them alone, and cannot reach the
-rest. Masks and gradient hooks would do the same at more than the price of training everything.
-
-Whether frozen training's own backward pays: what it spares of a step's arithmetic, against what it costs besides.
-
-Torch's own backward of a whole network is one call a layer; ours a few, with bits packed and channels copied. Small
-networks lose more by that than gradients of a part of their weights spare. Own layers are used if
-
-    flops + 100 numbers >= 7e6 image layers + 1e6 other layers
-
-    flops       those of weight gradients and of the error signal that are not computed; of a convolution by blocks of
-                16 channels, as its kernels compute them
-    numbers     whose error signal nobody computes between the lowest layer and the next one with weights
-
-Fitted to 15 networks from 0.4 to 93 ms a step, with 20 to 80 % of their neurons active, one thread of an AMD EPYC: 60
-pairs of CPU time. Either way was at most 5 % behind the other where the rule takes it, but for a CNN of 1.6M parameters
-at 80 %, 11 %, which keeps less in memory for it. The rule reads shapes alone: a clock would choose one way live and
-another in replay, and their sums differ in the last bit.
+Once a round, neurons are permuted so that the active ones come first. A trained leaf is a view of the first rows and
+columns of a weight: an optimizer changes it in place, has momentum for it alone, and cannot reach the rest. Masks and
+gradient hooks would do the same at more than the cost of training everything.
 """
 
 from __future__ import annotations
@@ -40,71 +24,14 @@ from shared.errors import ConfigError
 from shared.subnetworks.chain import named_layers
 from shared.subnetworks.frozen_activations import Flat, Other, Rectified, build_other, build_pooling
 from shared.subnetworks.frozen_layers import Norm, Step, Weighty, convolution_geometry
+from shared.subnetworks.frozen_payoff import is_worth_freezing
 from shared.subnetworks.neurons import Active, Index, extract, merge, read_chain
 from shared.tensors.tree import Tree
-
-A_NUMBER, AN_IMAGE_LAYER, ANOTHER_LAYER = 100, 7e6, 1e6
-"""In floating-point operations of a matrix product."""
-
-_BLOCK = 16
-_VECTORS = 2
-"""Axes of a batch that has no images."""
-_POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _IMAGES = 4
 """Axes of a weight whose input channels shall lie side by side in memory."""
-
-
-def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int]) -> bool:
-    """Tell whether own layers are worth it.
-
-    Args:
-        layers: The network; no parameter needs storage.
-        index: Which rows and columns of its leaves are active.
-        batch: Shape of a step's inputs.
-    """
-    examples, channels, *spread = batch
-    plane, weighty, gain, idle = torch.zeros(1, 1, *spread), 0, 0.0, 0.0
-    for name, layer in layers.named_children():
-        numbers, axes = examples * channels * plane.numel(), plane.ndim
-        plane, channels = _through(layer, plane, channels)
-        if isinstance(layer, nn.Flatten | nn.Identity):
-            continue
-        gain -= AN_IMAGE_LAYER if max(axes, plane.ndim) > _VECTORS else ANOTHER_LAYER
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
-            rows, columns = index[f"{name}.weight"]
-            block = 1 if isinstance(layer, nn.Linear) else _BLOCK
-            across = _share(columns, layer.weight.shape[1], block)
-            flops = 2 * examples * layer.weight.numel() * plane.numel()
-            gain += flops * (1 - _share(rows, layer.weight.shape[0], block) * across)
-            gain += flops * (1 - across) if weighty == 1 else 0
-            weighty, idle = weighty + 1, 1 - _share(rows, layer.weight.shape[0], 1)
-        elif weighty == 1:
-            gain += A_NUMBER * idle * numbers
-    return gain >= 0
-
-
-def _share(chosen: Tensor | None, count: int, block: int) -> float:
-    return 1.0 if chosen is None else -(-len(chosen) // block) / -(-count // block)
-
-
-def _through(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, int]:
-    """Return a layer's outputs: one channel of one example, and how many channels there are.
-
-    Not on tensors without storage: what they are convolved with takes 1.5 seconds to import, and 72 MB.
-    """
-    match layer:
-        case nn.Linear():
-            return plane, layer.out_features
-        case nn.Conv1d() | nn.Conv2d():
-            convolve = nn.functional.conv1d if isinstance(layer, nn.Conv1d) else nn.functional.conv2d
-            kernel = torch.zeros(1, 1, *layer.kernel_size)
-            return convolve(plane, kernel, None, layer.stride, layer.padding, layer.dilation), layer.out_channels
-        case nn.Flatten():
-            return plane.new_zeros(1, 1), channels * plane.numel()
-    return (layer(plane) if isinstance(layer, _POOLING) else plane), channels
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,16 @@
-"""The neurons of a chain of layers, and which parameters belong to some of them.
+"""Neurons of a chain of layers, and the parameters that belong to them.
 
 A neuron is an output of a hidden layer: a channel of a convolution, a unit of a linear layer. Inputs and outputs of the
 network are never left out. A weight belongs to a choice of neurons if both its ends do; a bias, and a number of a
 BatchNorm, if its neuron does. After a Flatten, each channel owns a block of columns of the next layer.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 3. https://arxiv.org/abs/2403.11464
-
-A physically smaller network of some neurons of another: what dropout methods train.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,17 +21,13 @@ from shared.errors import ConfigError, WireError
 from shared.subnetworks.chain import named_layers, require_straight
 from shared.tensors.counts import floor_share
 from shared.tensors.feature_dropout import DrawnDropout
-from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
 """By name of a hidden layer, its active neurons: int64, ascending."""
-
 Index: TypeAlias = Mapping[str, tuple[Tensor | None, Tensor | None]]
 """By name of a leaf, the rows and the columns of it that belong to a choice of neurons; None for all."""
-
 PREFIX = "active/"
-
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _THROUGH = (
@@ -252,50 +245,3 @@ def _put(whole: Tensor, part: Tensor, rows: Tensor | None, columns: Tensor | Non
 def _meta(both: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
     rows, columns = both
     return None if rows is None else rows.to("meta"), None if columns is None else columns.to("meta")
-
-
-def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
-    """Return a network of the active neurons alone; parameters have the names that they have in the whole.
-
-    It computes what the whole one does whose other neurons give zero. Nothing is initialised: load the part of a tree
-    that belongs to the neurons. Only shapes of `layers` are read, it needs no storage; where it has some, the smaller
-    one's is on the same device. It is in training mode, and a pixel's channels lie side by side.
-
-    Raises:
-        ConfigError: The network is no chain of layers whose neurons can be told apart.
-    """
-    index, found, width = read_chain(layers).index(active), nn.Sequential(), 0
-    for name, layer in named_layers(layers):
-        match layer:
-            case nn.Conv1d() | nn.Conv2d() | nn.Linear():
-                rows, columns = index[f"{name}.weight"]
-                inputs = layer.weight.shape[1] if columns is None else len(columns)
-                width = layer.weight.shape[0] if rows is None else len(rows)
-                smaller = _weighty(layer, inputs, width)
-            case nn.BatchNorm1d() | nn.BatchNorm2d():
-                smaller = _norm(layer, width or layer.num_features)
-            case _:
-                smaller = copy.deepcopy(layer)
-        found.add_module(name, smaller)
-    # not `to_empty`, which of a tensor without storage imports an algebra of 50 MB
-    place = device_of(layers.parameters())
-    found._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=place)).train()  # noqa: SLF001
-    for layer in found:
-        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            layer.reset_running_stats()  # the count of batches among them, which is no neuron's
-    found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
-    return found
-
-
-def _weighty(layer: nn.Conv1d | nn.Conv2d | nn.Linear, inputs: int, outputs: int) -> nn.Module:
-    biased, dtype = layer.bias is not None, layer.weight.dtype
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(inputs, outputs, bias=biased, device="meta", dtype=dtype)
-    names = ("stride", "padding", "dilation", "padding_mode")
-    options: dict[str, Any] = {name: getattr(layer, name) for name in names}
-    kernel: Any = layer.kernel_size
-    return type(layer)(inputs, outputs, kernel, bias=biased, device="meta", dtype=dtype, **options)
-
-
-def _norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> nn.Module:
-    return type(layer)(features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, device="meta")

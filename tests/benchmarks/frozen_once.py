@@ -18,7 +18,8 @@ from shared.models.spu import spu_emnist
 from shared.protocol.messages import Hyper
 from shared.runtime import malloc
 from shared.subnetworks.frozen_network import freeze
-from shared.subnetworks.neurons import Active, build_narrowed, coverage, draw_neurons, extract, read_chain
+from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.neurons import Active, coverage, draw_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
 

@@ -23,7 +23,8 @@ from shared.algorithms.personal_model import personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import begin, build_algorithm, is_whole, keep_share, read_download
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.frozen_network import freeze, is_worth_freezing
+from shared.subnetworks.frozen_network import freeze
+from shared.subnetworks.frozen_payoff import is_worth_freezing
 from shared.subnetworks.neurons import all_neurons, extract, first_neurons, merge, read_chain
 from shared.tensors.tree import State, Tree
 

@@ -22,7 +22,8 @@ from shared.algorithms.subnetwork.server_half import (
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import Index, build_narrowed, first_neurons, read_chain
+from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.neurons import Index, first_neurons, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree, check_like
 

@@ -12,9 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from shared.subnetworks.neurons import (
-    count_kept,
-)
+from shared.subnetworks.neurons import count_kept
 
 Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(weights, their gradient) of shape (n, ...) -> merit of each neuron, of shape (n,)."""

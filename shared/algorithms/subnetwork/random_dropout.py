@@ -26,7 +26,8 @@ from shared.algorithms.subnetwork.server_half import (
 )
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.neurons import PREFIX, Active, build_narrowed
+from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.neurons import PREFIX, Active
 from shared.tensors.tree import State, Tree
 
 

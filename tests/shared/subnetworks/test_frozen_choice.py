@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.models.cnn import cnn
 from shared.models.spu import spu_emnist
-from shared.subnetworks.frozen_network import is_worth_freezing
+from shared.subnetworks.frozen_payoff import is_worth_freezing
 from shared.subnetworks.neurons import first_neurons, read_chain
 from tests.shared.algorithms.dropouts import NETS, batch, net
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.subnetworks.neurons import build_narrowed, coverage, extract, read_chain
+from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.neurons import coverage, extract, read_chain
 from tests.shared.algorithms.dropouts import NETS, batch, net, some, tree_of
 
 each = pytest.mark.parametrize("name", NETS)

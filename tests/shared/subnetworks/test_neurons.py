@@ -13,10 +13,10 @@ from shared.models.build import blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
 from shared.subnetworks.frozen_network import freeze
+from shared.subnetworks.narrow import build_narrowed
 from shared.subnetworks.neurons import (
     Chain,
     all_neurons,
-    build_narrowed,
     count_kept,
     draw_neurons,
     extract,
