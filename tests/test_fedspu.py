@@ -20,7 +20,7 @@ from edge_server.plan.plan import Plan, devices, share
 from edge_server.replay.run import replay
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import count_parameters, draw_neurons, read_chain
 from shared.tensors.tree import Tree
@@ -43,7 +43,7 @@ def textbook(plan: Plan, records: Iterable[AnyRecord]) -> tuple[dict[str, Tensor
     """Return the server's model and the devices' own ones after all rounds, in which all devices took part."""
     features, hidden, classes = (plan.model.options[key] for key in ("features", "hidden", "classes"))
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-    model.load_state_dict(initial(plan.model, plan.seed).tree())
+    model.load_state_dict(build_initial(plan.model, plan.seed).tree())
     server = {key: leaf.clone() for key, leaf in model.state_dict().items()}
     shares = trained_on(plan)
     own = {name: {key: leaf.clone() for key, leaf in server.items()} for name in shares}
@@ -134,7 +134,7 @@ def test_devices_of_three_shares_do_what_the_paper_says(here):
     assert [closed.arrived for closed in closed_rounds(records)] == ROUNDS * [NAMES]
     assert not any(closed.refused for closed in closed_rounds(records))
     require_close(here, state.tree, records)
-    layout = read_chain(blank(here.plan.model).layers)
+    layout = read_chain(build_blank(here.plan.model).layers)
     opened = {one.round: one.assignments for one in records if isinstance(one, RoundOpened)}
     assert {told.values["keep"] for told in opened[1].values()} == {0.25, 0.5, 1.0}
     for one in (one for one in records if isinstance(one, UpdateAccepted)):

@@ -15,7 +15,7 @@ from edge_server.fleet import broker
 from edge_server.journal.records import RunOpened
 from edge_server.plan.sections import Chosen
 from shared.algorithms.personal_model import personal_model
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.inference.release import PROBES
 from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
@@ -89,7 +89,7 @@ def test_a_device_serves_its_own_model_after_training_and_after_a_restart(site: 
 
 def _own_outputs(site: Personal, path: Any, inputs: np.ndarray) -> np.ndarray:
     plan = site.plan("again")
-    model = initial(plan.model, plan.seed)
+    model = build_initial(plan.model, plan.seed)
     state, _ = device_state.read(path)
     own = personal_model(model, state, {}, Assignment(seed=1, hyper=Hyper()))
     with torch.no_grad():

@@ -20,7 +20,7 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.errors import ConfigError
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.topics import ALL_BELOW, ROOT
 from shared.registry import build
 from shared.tensors.tree import Mean, State, Tree
@@ -49,7 +49,7 @@ def make(folder: Path, method: str = "pruned_personalization", options: str = "p
 def alone(plan: Plan) -> tuple[Tree, dict[str, Tree]]:
     """Return what a run comes to in one loop, without messages and files: the shared part and every device's own."""
     fleet, algorithm, workspace = devices(plan), build(ALGORITHMS, plan.algorithm, "algorithm"), Workspace()
-    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    state = algorithm.init(build_initial(plan.model, plan.seed), plan.seed)
     kept = {device.name: State() for device in fleet}
     for number in range(1, plan.rounds + 1):
         cohort = Cohort(tuple(sorted(kept)), plan.hyper, plan.seed, plan.rounds)
@@ -114,7 +114,7 @@ def test_a_run_is_the_loop_bit_for_bit_and_nothing_personal_is_heard(here):
     assert all(0 < update.params.size - bytes_up <= HEADER_BYTES for update in updates)
     travelled = b"".join(heard)
     assert len(travelled) > ROUNDS * len(NAMES) * 4 * COUNT
-    begun = initial(here.plan.model, here.plan.seed).tree()
+    begun = build_initial(here.plan.model, here.plan.seed).tree()
     for device in NAMES:
         for key, leaf in own_part(here.folder, device).items():
             assert key.startswith(("personal/", "momentum/"))
@@ -175,7 +175,7 @@ def test_a_server_that_has_no_whole_model_is_not_asked_to_evaluate_one(tmp_path)
 def test_the_plan_that_comes_with_it_can_be_read(data_root):
     """Its network is the paper's: 421,642 parameters."""
     plan = load(Path(__file__).parent.parent / "deploy/plans/pruned_personalization.toml", data_root)
-    assert sum(leaf.numel() for leaf in initial(plan.model, 1).layers.parameters()) == 421_642
+    assert sum(leaf.numel() for leaf in build_initial(plan.model, 1).layers.parameters()) == 421_642
     assert len(devices(plan)) == 10
 
 

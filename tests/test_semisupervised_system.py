@@ -34,7 +34,7 @@ from shared.algorithms.base import evaluated_parameters
 from shared.data.examples import split_holdout
 from shared.data.load import load as load_examples
 from shared.errors import ConfigError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_statistics, statistics_of
 from shared.registry import build
@@ -275,7 +275,7 @@ def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pic
     expected, trained = {}, {}
     for place, name in enumerate(NAMES):
         rest, held = split_holdout(load_examples(share(plan, plan.device, place)), 0.25, seed=0)
-        scored = score(blank(plan.model).layers.eval(), judged, held)
+        scored = score(build_blank(plan.model).layers.eval(), judged, held)
         figures = {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held))}
         trained[name] = len(rest)
         expected[name] = {key: pytest.approx(figure) for key, figure in figures.items()}
@@ -323,7 +323,7 @@ def test_a_device_that_labels_by_itself_is_charged_for_both_views(pictures):
 def test_only_entries_that_have_changed_travel_up(replayed):
     """FedMatch, by the bytes of its updates: some entries have changed too little."""
     run = replayed("fedmatch")
-    count = sum(leaf.numel() for leaf in blank(run.plan.model).layers.parameters())
+    count = sum(leaf.numel() for leaf in build_blank(run.plan.model).layers.parameters())
     updates = [one.update for one in run.records if isinstance(one, UpdateAccepted)]
     shares = [one.metrics["changed_entries"] for one in updates]
     assert len(shares) == run.plan.rounds * len(NAMES)
@@ -386,7 +386,7 @@ def test_a_skipped_round_takes_as_long_when_its_record_is_replayed(replayed):
     trace = trace_of(run.records)
     tasks = tuple(replace_field(task, compute_s=0.25 if task.round == 1 else 8.0) for task in trace.tasks)
     [device] = recorded_behaviours(Trace(trace.header, {**trace.tables, "tasks": tasks}), ["a"])
-    weights = sum(leaf.numel() for leaf in blank(run.plan.model).layers.parameters())
+    weights = sum(leaf.numel() for leaf in build_blank(run.plan.model).layers.parameters())
     most = Work(steps=4, examples=30, weights=weights, flops=1, run="r", round=1, train=True, share=2 + 1 / 3)
     seconds = [device.compute(replace(most, round=number), 0.0) for number in (1, 2)]
     assert [one.seconds for one in seconds] == [0.25, 8.0]
@@ -402,7 +402,7 @@ def test_a_network_with_batchnorm_is_tested_by_the_servers_statistics(tmp_path):
     tested = {key.removeprefix("tested/"): leaf for key, leaf in live.tree.items() if key.startswith("tested/")}
     assert plan.server_data
     labelled = load_examples(plan.server_data).inputs
-    layers = blank(plan.model).layers
+    layers = build_blank(plan.model).layers
     wanted = measure_statistics(layers, tested, [labelled])
     assert statistics_of(layers)
     require_equal({name: tested[name] for name in wanted}, wanted)

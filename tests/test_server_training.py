@@ -16,7 +16,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.data import load as data
 from shared.errors import ConfigError
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.models.evaluate import score
 from shared.protocol.messages import mix
 from shared.tensors.tree import Mean, State
@@ -39,17 +39,17 @@ def registered(monkeypatch):
 
 def alone(plan: plans.Plan) -> tuple[State, list[float]]:
     """Return the last state of one loop without messages or files, and the teacher's accuracy after every round."""
-    algorithm, model, accuracies = labelled_server(), blank(plan.model), []
+    algorithm, model, accuracies = labelled_server(), build_blank(plan.model), []
     labelled, test = data.load(plan.server_data), data.load(plans.test_data(plan))
-    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    state = algorithm.init(build_initial(plan.model, plan.seed), plan.seed)
     cohort = Cohort(NAMES, plan.hyper, plan.seed, plan.rounds)
     for number in range(1, plan.rounds + 1):
         told, mean = algorithm.assign(state, cohort, {}, number), Mean()
-        with seeded(mix(plan.seed, number, "_server/training")):
+        with seed_torch(mix(plan.seed, number, "_server/training")):
             state = algorithm.server.train(model, state, (labelled.inputs, labelled.labels), cohort, number)
         for name, own in zip(NAMES, shares(plan), strict=True):
             start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
-            outcome = algorithm.local(initial(plan.model, 0), State(), start, Own(own, told[name]), told[name])
+            outcome = algorithm.local(build_initial(plan.model, 0), State(), start, Own(own, told[name]), told[name])
             mean = algorithm.absorb(mean, name, told[name], outcome[1])
         state = algorithm.aggregate(state, mean)
         accuracies.append(score(model.layers.eval(), part(state, teacher=True), test).accuracy)
@@ -92,7 +92,7 @@ def test_a_missed_round_leaves_nothing_of_the_servers_training(tmp_path):
     here = Site(Network(), plan, tmp_path)
     state, records = here.play()
     assert [one.outcome for one in closed_rounds(records)] == ["missed"]
-    require_equal(state.tree, labelled_server().init(initial(plan.model, plan.seed), plan.seed).tree)
+    require_equal(state.tree, labelled_server().init(build_initial(plan.model, plan.seed), plan.seed).tree)
 
 
 def test_a_plan_gives_the_server_examples_where_it_trains_and_nowhere_else(tmp_path):

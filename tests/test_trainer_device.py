@@ -29,7 +29,7 @@ from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.fedavg import descend_batches
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import wire
 from shared.protocol.clip import clip
 from shared.protocol.messages import Hyper, Spec, Update
@@ -196,7 +196,7 @@ def test_a_method_computes_where_it_is_told_to(tmp_path, name):
 @pytest.mark.parametrize("detached", [False, True])
 def test_frozen_layers_of_our_own_compute_where_their_network_is(detached):
     """Those that keep bits on the CPU too: the active part moves alike, to the bit."""
-    model = initial(Spec(name="spu_emnist", options={"side": 8, "width": 4, "classes": 4}), 3)
+    model = build_initial(Spec(name="spu_emnist", options={"side": 8, "width": 4, "classes": 4}), 3)
     active = draw_neurons(read_chain(model.layers).hidden, 0.5, 1)
     inputs, labels = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2)), torch.arange(6) % 4
 

@@ -40,9 +40,9 @@ def main() -> None:
     with loading():
         import torch  # noqa: PLC0415 - nothing heavy where this module is only named
 
-        from shared.models.build import initial  # noqa: PLC0415
+        from shared.models.build import build_initial  # noqa: PLC0415
 
-    layers = initial(MODEL, seed=0).layers
+    layers = build_initial(MODEL, seed=0).layers
     inputs, labels = torch.randn(BATCH, 1, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
     descent = torch.optim.SGD(layers.parameters(), lr=0.01)
     threads = ThreadCountReader()

@@ -10,7 +10,7 @@ from device_agent.measurement.task_meter import Spent
 from shared.algorithms.base import Outcome, Session
 from shared.codecs import CODECS
 from shared.codecs.base import decode_bounded
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol import payload as payloads
 from shared.protocol.messages import Missed, Task, mix
 from shared.registry import build
@@ -69,7 +69,7 @@ class SplitTraining:
 
     def _compute(self, down: Tree | Missed | None) -> None:
         try:
-            with seeded(mix(self._task.assignment.seed, self.step, self._task.device)):
+            with seed_torch(mix(self._task.assignment.seed, self.step, self._task.device)):
                 up = next(self._session) if down is None else self._session.send(down)
                 self.up = payloads.pack(self._codec.encode(to_device(up, CPU), None)[0])
         except StopIteration as end:

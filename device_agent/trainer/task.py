@@ -38,7 +38,7 @@ from shared.data.classes import with_classes
 from shared.data.spec import Data
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import blank, seeded
+from shared.models.build import build_blank, seed_torch
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_several, statistics_of
 from shared.protocol import payload as payloads
@@ -211,7 +211,7 @@ def _choose_threads(task: TrainingTask, threads: Threads) -> None:
         return
     try:
         inputs, _ = next(iter(task.batches(epochs=1)))
-        layers = _bottom(task.job, blank(request.model)) if task.algorithm.split else task.model.layers
+        layers = _bottom(task.job, build_blank(request.model)) if task.algorithm.split else task.model.layers
         with passing(layers, inputs) as step:
             network = msgspec.json.encode((request.model, request.algorithm, request.assignment.is_split))
             key = network, tuple(inputs.shape), torch.__version__
@@ -278,7 +278,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps, as far as the task says so."""
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
-    with task.measured() as spent, seeded(job.task.assignment.seed):
+    with task.measured() as spent, seed_torch(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
         task.workspace.require_fit(job.task.model, task.evaluation_data or task.data, split=bool(algorithm.split))
         if not algorithm.personal:
@@ -288,7 +288,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
         if algorithm.personal and (job.task.evaluate or job.keeps_own):
             metrics = _use_own(task, algorithm.personal, state, start)
     if job.task.measure_s:
-        with seeded(job.task.assignment.seed):
+        with seed_torch(job.task.assignment.seed):
             step = _measure(task, start)
     cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
     write_update(job, result, transfer, metrics, cost, step, trained_on=task.trained_on)
@@ -313,7 +313,7 @@ def _use_own(task: TrainingTask, personal: Personal, state: State | None, start:
 def _perform_measurement(task: TrainingTask) -> None:
     """Measure running statistics of the parameters that came, and send them alone."""
     job = task.job
-    with task.measured() as spent, seeded(job.task.assignment.seed):
+    with task.measured() as spent, seed_torch(job.task.assignment.seed):
         tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
         own = {name: tree[name].to(CPU) for name in statistics_of(task.model.layers)}
         result = Result(own, 1.0, 0, metrics=metrics)
@@ -433,7 +433,7 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
         state, result = training.outcome[0], taken_back(training.outcome[1])
-        with seeded(task.assignment.seed):
+        with seed_torch(task.assignment.seed):
             transfer = write_result(job, state, memory, result)
     up, down = training.carried or (None, None)
     cost = msgspec.structs.replace(

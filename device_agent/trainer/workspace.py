@@ -21,7 +21,7 @@ from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError, Superseded
 from shared.models.base import Model
-from shared.models.build import blank, zeroed
+from shared.models.build import build_blank, build_zeroed
 from shared.models.cost import step_flops
 from shared.models.evaluate import count_outputs, require_labels
 from shared.protocol.messages import Assignment, Spec
@@ -105,7 +105,7 @@ class Workspace:
         if key not in self.models:
             self.models.clear()
             self._require_room(spec)
-            model = zeroed(spec)
+            model = build_zeroed(spec)
             if not is_custom(spec.name):  # which may take a `view` that needs the usual order
                 model.layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
             model.layers.to(self.device)
@@ -120,7 +120,7 @@ class Workspace:
         """Return the network without storage, made once: a split device half has parameters of its own."""
         key = msgspec.msgpack.encode(spec)
         if key not in self.skeletons:
-            self.skeletons = {key: blank(spec)}
+            self.skeletons = {key: build_blank(spec)}
         return self.skeletons[key]
 
     def _require_room(self, spec: Spec) -> None:

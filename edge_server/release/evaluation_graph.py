@@ -14,7 +14,7 @@ from edge_server.release.graph import (
 )
 from edge_server.release.run_model import make_probes, test_examples
 from shared.errors import ConfigError
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol.evaluation_graph import EvaluationGraph
 from shared.protocol.inference.release import PARAMETERS
@@ -32,7 +32,7 @@ def make_evaluation_graph(plan: Plan) -> bytes:
     """
     if plan.evaluation.runtime != "onnx":
         return b""
-    built, what = initial(plan.model, plan.seed), f"{KEY}: model {plan.model.name!r}"
+    built, what = build_initial(plan.model, plan.seed), f"{KEY}: model {plan.model.name!r}"
     examples = test_examples(plan)
     example = built.example if examples is None else tuple(examples.inputs.shape[1:])
     if not example:

@@ -33,7 +33,7 @@ from edge_server.release.graph import (
 from edge_server.release.run_model import RunModel
 from shared.data.load import load
 from shared.errors import ConfigError
-from shared.models.build import zeroed
+from shared.models.build import build_zeroed
 from shared.protocol.inference.release import Kind, Reduction
 from shared.runtime.clock import monotonic
 from shared.tensors.tree import Tree
@@ -165,7 +165,7 @@ def halved(found: RunModel) -> tuple[RunModel, Tree]:
     if wrong := [name for name, leaf in half.items() if leaf.is_floating_point() and not leaf.isfinite().all()]:
         raise ConfigError(f"{found.what}: {wrong[0]} holds numbers too large for 16 bits; leave --float16 out")
     tree = {name: half[name].to(leaf.dtype) for name, leaf in found.tree.items()}
-    model = zeroed(found.plan.model)
+    model = build_zeroed(found.plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
     return replace(found, model=model, tree=tree), half

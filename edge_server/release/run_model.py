@@ -23,7 +23,7 @@ from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
-from shared.models.build import blank, zeroed
+from shared.models.build import build_blank, build_zeroed
 from shared.protocol.inference.release import Preprocessing, ReleaseSource
 from shared.protocol.inputs import Inputs
 from shared.registry import FAULTS, build
@@ -87,8 +87,8 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
         state = file.load(_kept_path(run, number))
     except FileNotFoundError as error:  # its server went on between the look and this
         raise ConfigError(f"run {run.folder.name} keeps its model of round {number} no more; try again") from error
-    tree = _whole(evaluated_parameters(algorithm, state), blank(plan.model), run, number)
-    model = zeroed(plan.model)
+    tree = _whole(evaluated_parameters(algorithm, state), build_blank(plan.model), run, number)
+    model = build_zeroed(plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
     examples = None if example else test_examples(plan)

@@ -21,7 +21,7 @@ from edge_server.plan.sections import PartitionPlan
 from edge_server.replay.trace.trace import Trace
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.models.build import initial
+from shared.models.build import build_initial
 
 UNSHARED_KINDS = ("none", "client")
 """Of a plan's partition: how devices with examples of their own share none, or by their names."""
@@ -104,7 +104,7 @@ def synthetic_data(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Pat
 
 def _classes(plan: Plan, shape: tuple[int, ...]) -> int:
     """Return how many outputs the plan's network has."""
-    layers = initial(plan.model, plan.seed).layers.eval()
+    layers = build_initial(plan.model, plan.seed).layers.eval()
     try:
         with torch.no_grad():
             outputs = layers(torch.zeros(1, *shape))

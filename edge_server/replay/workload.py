@@ -14,7 +14,7 @@ from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.sources.arrays import count_held_out, count_trained_on
 from shared.data.spec import Data
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.models.cost import step_flops
 from shared.models.evaluate import build_skeleton
 from shared.protocol import payload
@@ -135,7 +135,7 @@ class Workload:
         key = msgspec.msgpack.encode((task.algorithm, task.model, settings))
         if key not in self._shares:
             step_share = build(ALGORITHMS, task.algorithm, "algorithm").resources.step_share
-            self._shares[key] = step_share(blank(task.model), assignment) if step_share else 1.0
+            self._shares[key] = step_share(build_blank(task.model), assignment) if step_share else 1.0
         return self._shares[key]
 
     def _network(self, spec: Spec) -> nn.Module:

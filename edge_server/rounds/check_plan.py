@@ -19,7 +19,7 @@ from shared.algorithms.early_stopping import can_stop_early
 from shared.codecs import CODECS
 from shared.config import read
 from shared.errors import ConfigError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.registry import build
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         build(CODECS, plan.codec, "codec")
         build(CODECS, plan.cut_codec, "cut_codec")
-        model = blank(plan.model)
+        model = build_blank(plan.model)
         if plan.optimizer:
             options_of(plan.optimizer)
         state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have

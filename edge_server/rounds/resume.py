@@ -25,7 +25,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import join_network
 from shared.errors import ConfigError, CorruptFile
 from shared.models.base import Model
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol import payload
 from shared.registry import build
 from shared.tensors import file
@@ -171,5 +171,5 @@ def load_trained_network(run: Run, number: int = 0) -> tuple[Model, Tree]:
     if path is None:
         stored = "the last, and the most accurate where the plan says so"
         raise ConfigError(f"{folder}: keeps no state after round {after}; there are those after {stored}")
-    model = blank(plan.model)
+    model = build_blank(plan.model)
     return model, join_network(build(ALGORITHMS, plan.algorithm, "algorithm"), model, file.load(path))

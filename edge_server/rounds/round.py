@@ -36,7 +36,7 @@ from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.models.evaluate import Score, score
 from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Update, mix
 from shared.protocol.payload import pack
@@ -215,7 +215,7 @@ class Rounds:
         cohort = Cohort(tuple(sorted(assignments)), plan.hyper, plan.seed, plan.rounds)
 
         def train() -> State:
-            with seeded(mix(plan.seed, number, f"{SERVER}/training")):
+            with seed_torch(mix(plan.seed, number, f"{SERVER}/training")):
                 labelled = inputs.to(self.device), labels.to(self.device)
                 return state_on(server.train(self.model, state_on(state, self.device), labelled, cohort, number), CPU)
 

@@ -51,7 +51,7 @@ from shared.data.examples import Examples
 from shared.data.load import load
 from shared.errors import ConfigError, Infeasible, is_cause
 from shared.models.base import Model
-from shared.models.build import DRAW, blank, initial
+from shared.models.build import DRAW, build_blank, build_initial
 from shared.models.evaluate import require_fit
 from shared.protocol.messages import Report, Status
 from shared.registry import build
@@ -179,7 +179,7 @@ async def run_plan(  # noqa: PLR0913 - everything that a run is made of
 
 def _blank_network(plan: Plan, test: Examples | None) -> Model:
     """Return the plan's network without storage, with the input shape of the server's test data."""
-    return replace(blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
+    return replace(build_blank(plan.model), example=() if test is None else tuple(test.inputs.shape[1:]))
 
 
 def build_membership(
@@ -231,7 +231,7 @@ async def _resume(rounds: Rounds, draw: str) -> Resumption:
     """Return where a run continues."""
     (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
     return await rounds.persist(
-        resume, rounds.store, lambda: init(initial(plan.model, plan.seed, draw), plan.seed), split=split
+        resume, rounds.store, lambda: init(build_initial(plan.model, plan.seed, draw), plan.seed), split=split
     )
 
 

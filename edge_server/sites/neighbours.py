@@ -31,7 +31,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Mixing
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, WireError
-from shared.models.build import DRAW, initial
+from shared.models.build import DRAW, build_initial
 from shared.protocol.payload import pack, unpack
 from shared.registry import build
 from shared.runtime.clock import Clock
@@ -214,7 +214,7 @@ async def joined(
 def first_state(plan: Plan, records: Iterable[AnyRecord]) -> State:
     """Return the state that a run begins with, or began with by its records."""
     draw = next((record.draw for record in records if isinstance(record, RunOpened)), DRAW)
-    return build(ALGORITHMS, plan.algorithm, "algorithm").init(initial(plan.model, plan.seed, draw), plan.seed)
+    return build(ALGORITHMS, plan.algorithm, "algorithm").init(build_initial(plan.model, plan.seed, draw), plan.seed)
 
 
 def place_of(plan: Plan, number: int) -> Place:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from shared.algorithms.fedavg import REMEDY
 from shared.errors import Diverged, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import TORCHS, initial
+from shared.models.build import TORCHS, build_initial
 from shared.protocol.messages import Assignment, Scalar
 from shared.tensors.placement import to_device
 from shared.tensors.tree import State, Tree, check_like
@@ -74,4 +74,4 @@ def initial_parameters(model: Model, assignment: Assignment) -> Tree:
     seed, draw = assignment.values.get(MODEL_SEED), assignment.values.get(MODEL_DRAW, TORCHS)
     if model.spec is None or not isinstance(seed, int) or not isinstance(draw, str):
         raise TaskFailed("the task does not name the model and seed of the initial personal model")
-    return to_device(initial(model.spec, seed, draw).tree(), model.device)
+    return to_device(build_initial(model.spec, seed, draw).tree(), model.device)

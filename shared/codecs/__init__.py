@@ -1,4 +1,4 @@
-"""Every codec's builder by its wire name."""
+"""Registry of codecs: builders by wire name."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""The codec seam: a tree of tensors to bytes and back, with explicit memory."""
+"""Codec interface: a tree of tensors to bytes and back, with explicit memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.protocol.messages import Blob, Payload
 from shared.tensors.tree import Tree, tensor_bytes
 
 Memory: TypeAlias = Tree | None
-"""What an encoder did not send last time (error feedback); None before the first call."""
+"""Values that an encoder has not sent yet (error feedback); None before the first call."""
 
 DTYPES = {
     "f64": torch.float64,
@@ -31,15 +31,15 @@ DTYPES = {
     "bool": torch.bool,
 }
 _MOST = 1 << 59
-"""Extents, but for zeros, multiply to no more, or torch could not count their bytes in 63 bits."""
+"""Maximum product of nonzero extents: torch counts bytes in 63 bits."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_BYTES = 1 << 30
-"""What a payload may stand for where nothing but itself says how much; one that holds more than that may as well."""
+"""Maximum decoded size of a payload of unknown shapes; larger payloads may decode to their own size."""
 
 
 @dataclass(frozen=True)
 class Coded:
-    """What a codec gives back: the values, and for leaves sent in part, which coordinates came."""
+    """Decoded values, and the received coordinates of leaves sent in part."""
 
     tree: Tree
     coverage: dict[str, Tensor]
@@ -52,8 +52,8 @@ class Codec:
     Attributes:
         encode: (tree, memory) -> (payload, next memory). The payload may share the tree's storage.
         decode: payload -> values and coverage; leaves may be views of the payload's bytes. Raises WireError.
-        outline: payload -> the tree that decoding gives, if it does, without storage: so a few bytes that stand for
-            more numbers than anybody expects are refused before they take memory. Raises WireError.
+        outline: payload -> the tree that decoding would return, without storage: a few bytes that decode to an
+            unexpected number of values are rejected before they take memory. Raises WireError.
     """
 
     encode: Callable[[Tree, Memory], tuple[Payload, Memory]]
@@ -62,7 +62,7 @@ class Codec:
 
 
 def to_blob(tensor: Tensor) -> Blob:
-    """Return a tensor's bytes; a view where it lies in C order."""
+    """Return a tensor's bytes; a view if it is in C order."""
     return Blob(_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
 
 
@@ -77,21 +77,21 @@ def from_blob(blob: Blob) -> Tensor:
         flat = torch.frombuffer(blob.data, dtype=dtype) if blob.data.nbytes else torch.empty(0, dtype=dtype)
         return flat.view(blob.shape)
     except (RuntimeError, TypeError, ValueError) as error:  # TypeError: an extent beyond 64 bits
-        raise WireError(f"{blob.data.nbytes} bytes are no {blob.dtype}{blob.shape}", reason="shape") from error
+        raise WireError(f"{blob.data.nbytes} bytes do not fit {blob.dtype}{blob.shape}", reason="shape") from error
 
 
 def outline_blob(blob: Blob) -> Tensor:
-    """Return the tensor that `from_blob` gives, without storage; whether the bytes are so many is not asked.
+    """Return the tensor of `from_blob` without storage; the number of bytes is not checked.
 
     Raises:
-        WireError: There is no tensor of that dtype and shape.
+        WireError: No tensor has that dtype and shape.
     """
-    return _outlined(blob.dtype, blob.shape)
+    return _cached_outline(blob.dtype, blob.shape)
 
 
 @lru_cache(maxsize=1024)
-def _outlined(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Make it once for all that are alike, as those of all devices are: that takes longer than what it is asked for."""
+def _cached_outline(dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Cache outlines, which are the same for all devices and take longer to make than to use."""
     possible = _possible_dtype(dtype, shape)
     try:
         return torch.empty(shape, dtype=possible, device="meta")
@@ -102,18 +102,18 @@ def _outlined(dtype: str, shape: tuple[int, ...]) -> Tensor:
 def _possible_dtype(dtype: str, shape: tuple[int, ...]) -> torch.dtype:
     if dtype not in DTYPES:
         raise WireError(f"unknown dtype {dtype!r}", reason="dtype")
-    if min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST:  # -1 would be torch's to choose
+    if min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST:  # torch would infer an extent of -1
         raise WireError(f"no tensor has the shape {shape}", reason="shape")
     return DTYPES[dtype]
 
 
 def decode_bounded(codec: Codec, payload: Payload) -> Coded:
-    """Decode what came where nothing tells the shapes that it must have.
+    """Decode a payload whose shapes are not known in advance.
 
     Raises:
-        WireError: It stands for more than `MOST_BYTES` and more than it holds; or the codec raises it.
+        WireError: The decoded size exceeds both `MOST_BYTES` and the payload's size; or the codec raises it.
     """
     size = sum(leaf.nbytes for leaf in codec.outline(payload).values())
     if size > max(MOST_BYTES, payload.num_bytes):
-        raise WireError(f"{payload.num_bytes} bytes that stand for {size}", reason="oversized")
+        raise WireError(f"{payload.num_bytes} bytes would decode to {size}", reason="oversized")
     return codec.decode(payload)

@@ -1,4 +1,4 @@
-"""Draws that are a function of what is encoded: the same tree gives the same bytes, and nothing need be remembered."""
+"""Content-seeded randomness: the same tree gives the same bytes, without any state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_seed(option: int) -> int:
     """Return a codec's option `seed`.
 
     Raises:
-        TypeError: It is no whole number.
+        TypeError: It is not an integer.
         ValueError: It is below 0.
     """
     if index(option) < 0:
@@ -25,7 +25,7 @@ def read_seed(option: int) -> int:
     return index(option) % SEEDS
 
 
-def draw_from(leaves: Sequence[Tensor], seed: int) -> Generator:
-    """Return a generator that is a function of the leaves' bytes and of a seed, 0 to 2^64 - 1."""
+def seed_from_content(leaves: Sequence[Tensor], seed: int) -> Generator:
+    """Return a generator seeded by the leaves' bytes and a seed, 0 to 2^64 - 1."""
     content = digest([memoryview(seed.to_bytes(8, "little")), *map(tensor_bytes, leaves)])
     return Generator().manual_seed(int.from_bytes(content[:8], "little", signed=True))

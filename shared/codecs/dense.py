@@ -1,4 +1,4 @@
-"""The lossless codec: every leaf as it is."""
+"""Lossless codec: every leaf unchanged."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Half precision on the wire: 16 bits a value, and of each leaf the power of two by which its values were scaled.
+"""Half-precision codec: 16 bits a value, and a power of two per leaf as scale.
 
 M values of a leaf take 2 M + 1 bytes. Scaled by its own power of two a leaf's largest magnitude is 2^14 to 2^15, so
-that nothing overflows, and what is at least 2^-28 of the largest keeps 11 bits: gradients at a cut, millionths each,
-would lose half of theirs without. Rounding is to the nearest, ties to even: nothing is drawn, and nothing need be
-remembered. Integers, scalars and leaves of 16 bits travel as they are; float64 leaves lose what float32 does not hold.
+that nothing overflows, and magnitudes of at least 2^-28 of the largest keep 11 bits: gradients at a cut, millionths
+each, would lose half of theirs without. Rounding is to nearest, ties to even: no randomness, no memory. Integers,
+scalars and leaves of 16 bits travel unchanged; float64 leaves lose precision beyond float32.
 
-Own entries beside the leaves' outlines: `exponents`, i8, one a leaf: values were multiplied by two to that power; and
-`values`, f16, leaf by leaf. NaN and infinity stay what they are, for the receiver to refuse.
+Entries beside the leaves' outlines: `exponents`, i8, one per leaf: values were multiplied by two to that power; and
+`values`, f16, leaf by leaf. NaN and infinity are preserved, for the receiver to reject.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from shared.tensors import quantizer
 from shared.tensors.tree import Tree
 
 BYTES = 2
-"""Of a value."""
+"""Bytes per value."""
 _HIGHEST = 15
-"""Scaled magnitudes are below two to that power; float16 ends just below the sixteenth."""
+"""Power of two above all scaled magnitudes; float16 ends just below the sixteenth."""
 _MOST_EXPONENT = 126
-"""Two to that power, or to its negative, is a normal float32."""
+"""Largest power of two of which the power and its inverse are normal float32."""
 
 
 def float16(*, dims: int = 1, exact: str = "") -> Codec:
     """Build the codec.
 
     Args:
-        dims: Leaves of fewer dimensions travel as they are.
-        exact: Names of leaves that travel as they are, parted by commas, such as `gradient` at the cut of a network.
+        dims: Leaves of fewer dimensions travel unchanged.
+        exact: Names of leaves that travel unchanged, separated by commas, such as `gradient` at the cut of a network.
 
     Raises:
         ValueError: `dims` is negative.
@@ -49,7 +49,7 @@ def float16(*, dims: int = 1, exact: str = "") -> Codec:
         leaves = masked_entries.divisible_leaves(tree, dims, names)
         leaves = {key: leaf for key, leaf in leaves.items() if leaf.itemsize > BYTES}
         exponents = [_exponent(leaf) for leaf in leaves.values()]
-        scaled = [_scaled(leaf, exponent) for leaf, exponent in zip(leaves.values(), exponents, strict=True)]
+        scaled = [_scale(leaf, exponent) for leaf, exponent in zip(leaves.values(), exponents, strict=True)]
         blobs = masked_entries.outline_leaves(tree, leaves.keys())
         blobs["exponents"] = to_blob(torch.tensor(exponents, dtype=torch.int8))
         blobs["values"] = to_blob(torch.cat([torch.empty(0, dtype=torch.float16), *scaled]))
@@ -59,28 +59,30 @@ def float16(*, dims: int = 1, exact: str = "") -> Codec:
 
 
 def _exponent(leaf: Tensor) -> int:
-    """Return the power of two that brings the largest magnitude below 2^15; 0 where there is none."""
+    """Return the power of two that scales the largest magnitude below 2^15; 0 where there is none."""
     _, high = quantizer.magnitude_range(leaf)
     if not high or not math.isfinite(high):
         return 0
     return max(-_MOST_EXPONENT, min(_HIGHEST - math.frexp(high)[1], _MOST_EXPONENT))
 
 
-def _scaled(leaf: Tensor, exponent: int) -> Tensor:
+def _scale(leaf: Tensor, exponent: int) -> Tensor:
     return leaf.detach().flatten().to(torch.float32).mul(2.0**exponent).to(torch.float16)
 
 
 def _decode(payload: Payload) -> Coded:
-    held = masked_entries.read_entries(payload, "float16")
-    mine = masked_entries.read_codec_blobs(held, {"exponents": ("i8", 1), "values": ("f16", 1)})
-    outlines, exponents = held.outlines, mine["exponents"].tolist()
+    entries = masked_entries.read_entries(payload, "float16")
+    blobs = masked_entries.read_codec_blobs(entries, {"exponents": ("i8", 1), "values": ("f16", 1)})
+    outlines, exponents = entries.outlines, blobs["exponents"].tolist()
     counts = [outline.count for outline in outlines.values()]
-    if len(exponents) != len(counts) or sum(counts) != len(mine["values"]):
-        told = f"{len(mine['values'])} values and {len(exponents)} exponents"
-        raise WireError(f"{told} for {sum(counts)} values of {len(counts)} tensors", reason="shape")
+    if len(exponents) != len(counts) or sum(counts) != len(blobs["values"]):
+        counted = f"{len(blobs['values'])} values and {len(exponents)} exponents"
+        raise WireError(f"{counted} for {sum(counts)} values of {len(counts)} tensors", reason="shape")
     if any(abs(exponent) > _MOST_EXPONENT for exponent in exponents):
         raise WireError(f"exponents of {min(exponents)} to {max(exponents)}")
     filled: Tree = {}
-    for (key, outline), values, exponent in zip(outlines.items(), mine["values"].split(counts), exponents, strict=True):
+    for (key, outline), values, exponent in zip(
+        outlines.items(), blobs["values"].split(counts), exponents, strict=True
+    ):
         filled[key] = outline.filled(values.to(torch.float32).mul_(2.0**-exponent).to(DTYPES[outline.dtype]))
-    return Coded(held.tree(filled), {})
+    return Coded(entries.tree(filled), {})

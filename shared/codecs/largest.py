@@ -1,7 +1,7 @@
-"""The largest of many numbers, in time that grows with how many there are and not with how many are wanted.
+"""Select the largest magnitudes in linear time, independent of how many are selected.
 
-Two passes: one counts magnitudes by their highest bits, which tells in what bin the last wanted one is; of that bin
-alone the numbers are put in order. A third gathers the positions. Nothing of the numbers' size is held beside them.
+Two passes: one builds a histogram of the magnitudes' highest bits, which shows the bin of the selection limit; only
+this bin is partitioned. A third pass collects the positions. No copy of the numbers is made.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from shared.codecs.positions import Positions
 
 Numbers = NDArray[Any]
-"""Signed integers of 16, 32 or 64 bits. The sign does not count: the bits of floats so have the order of magnitudes,
-NaN above infinity."""
+"""Signed integers of 16, 32 or 64 bits, ordered without the sign: like this, the bits of floats are ordered by
+magnitude, with NaN above infinity."""
 
 _BIN_BITS = 12
 CHUNK = 1 << 16
-"""Numbers worked on at a time: what lies between two steps stays in the processor's cache."""
+"""Numbers per chunk: intermediate results fit into the processor's cache."""
 
 
 def find_largest(numbers: Numbers, count: int) -> Positions:
@@ -27,23 +27,23 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
 
     Args:
         numbers: Of shape (d,).
-        count: How many, 0 to d.
+        count: Number of positions, 0 to d.
     """
     if count >= len(numbers):
         return np.arange(len(numbers))
     if not count:
         return np.empty(0, np.int64)
-    limit, equal = _last_taken(numbers, count)
-    found = []
+    limit, equal = _selection_limit(numbers, count)
+    positions = []
     for start in range(0, len(numbers), CHUNK):
         sizes = _sizes(numbers, start)
-        kept = sizes > limit
+        selected = sizes > limit
         if equal:
-            taken = np.flatnonzero(sizes == limit)[:equal]
-            kept[taken] = True
-            equal -= len(taken)
-        found.append(np.flatnonzero(kept) + start)
-    return np.concatenate(found)
+            ties = np.flatnonzero(sizes == limit)[:equal]
+            selected[ties] = True
+            equal -= len(ties)
+        positions.append(np.flatnonzero(selected) + start)
+    return np.concatenate(positions)
 
 
 def _sizes(numbers: Numbers, start: int) -> Numbers:
@@ -51,8 +51,8 @@ def _sizes(numbers: Numbers, start: int) -> Numbers:
     return numbers[start : start + CHUNK] & np.iinfo(numbers.dtype).max
 
 
-def _last_taken(numbers: Numbers, count: int) -> tuple[int, int]:
-    """Return the smallest magnitude that is taken, and how many of that very one are."""
+def _selection_limit(numbers: Numbers, count: int) -> tuple[int, int]:
+    """Return the smallest selected magnitude, and how many numbers of exactly this magnitude are selected."""
     shift = 8 * numbers.itemsize - 1 - _BIN_BITS
     counts = np.zeros(1 << _BIN_BITS, np.int64)
     for start in range(0, len(numbers), CHUNK):
@@ -60,8 +60,8 @@ def _last_taken(numbers: Numbers, count: int) -> tuple[int, int]:
     reached = np.cumsum(counts[::-1])
     place = int(np.searchsorted(reached, count))
     number = len(counts) - 1 - place
-    wanted = count - int(reached[place] - counts[number])
+    from_bin = count - int(reached[place] - counts[number])
     chunks = (_sizes(numbers, start) for start in range(0, len(numbers), CHUNK))
     members = np.concatenate([sizes[sizes >> shift == number] for sizes in chunks])
-    limit = int(np.partition(members, len(members) - wanted)[len(members) - wanted])
-    return limit, wanted - int(np.count_nonzero(members > limit))
+    limit = int(np.partition(members, len(members) - from_bin)[len(members) - from_bin])
+    return limit, from_bin - int(np.count_nonzero(members > limit))

@@ -1,7 +1,7 @@
-"""Payload entries of codecs that send some leaves as they are, and others in a form of their own.
+"""Payload entries of codecs that send some leaves unchanged and others encoded.
 
-`=name` is a leaf as it is. `~name` is the outline of one whose values are elsewhere: its dtype, and its shape behind an
-extent of 0, so that it has no bytes. Every other entry is the codec's own. Leaves stand in the tree's order.
+`=name` is an unchanged leaf. `~name` is the outline of an encoded one: its dtype, and its shape behind an extent of 0,
+so that it has no bytes. Every other entry is the codec's own. Leaves are in the tree's order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Outline:
 
     @property
     def count(self) -> int:
-        """How many values it has; nothing says yet that so many came."""
+        """Number of values, not yet verified against the payload."""
         return math.prod(self.shape)
 
     def hollow(self) -> Tensor:
@@ -46,7 +46,7 @@ class Outline:
             raise WireError(f"no tensor has the shape {self.shape}", reason="shape") from error
 
     def filled(self, flat: Tensor) -> Tensor:
-        """Return the leaf that these values make, of its dtype and as many as it has.
+        """Return the leaf from its values, of its dtype and number.
 
         Raises:
             WireError: No tensor has such a shape.
@@ -56,11 +56,11 @@ class Outline:
 
 @dataclass(frozen=True)
 class Entries:
-    """What a payload holds.
+    """Entries of a payload.
 
     Attributes:
         leaves: Of the tree, in its order: a tensor that is a view of the payload, or an outline.
-        own: The codec's own blobs.
+        own: Blobs of the codec itself.
     """
 
     leaves: dict[str, Tensor | Outline] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Entries:
 
     @property
     def outlines(self) -> dict[str, Outline]:
-        """Leaves whose values are elsewhere."""
+        """Leaves whose values are encoded separately."""
         return {key: leaf for key, leaf in self.leaves.items() if isinstance(leaf, Outline)}
 
     def tree(self, filled: Tree) -> Tree:
@@ -83,22 +83,21 @@ class Entries:
 
 
 def read_names(option: str) -> frozenset[str]:
-    """Return the names of a codec's option, which are parted by commas.
+    """Return the comma-separated leaf names of a codec's option.
 
     Raises:
-        ValueError: It is no text.
+        ValueError: It is not a string.
     """
     if not isinstance(option, str):
-        raise ValueError(f"{option!r} names no leaves; give text")  # noqa: TRY004 - the value is a plan's
+        raise ValueError(f"{option!r} is not a list of leaf names; give a string")  # noqa: TRY004 - the value is a plan's
     return frozenset(name.strip() for name in option.split(",")) - {""}
 
 
 def divisible_leaves(tree: Tree, dims: int, exact: Collection[str] = ()) -> Tree:
-    """Return the leaves that a codec may send in another form: floating, of `dims` dimensions at least.
+    """Return the leaves that a codec may encode: floating, with `dims` dimensions or more.
 
     Args:
-        dims: Least number of dimensions.
-        exact: Names of leaves that travel as they are, whatever they are.
+        exact: Names of leaves that always travel unchanged.
     """
     return {
         key: leaf
@@ -108,7 +107,7 @@ def divisible_leaves(tree: Tree, dims: int, exact: Collection[str] = ()) -> Tree
 
 
 def outline_leaves(tree: Tree, outlined: Collection[str]) -> dict[str, Blob]:
-    """Return the entries of a tree's leaves: outlines of those that are named, the others as they are."""
+    """Return the entries of a tree's leaves: outlines of the named ones, the others unchanged."""
     blobs = {}
     for key, leaf in tree.items():
         if key in outlined:
@@ -119,10 +118,10 @@ def outline_leaves(tree: Tree, outlined: Collection[str]) -> dict[str, Blob]:
 
 
 def read_entries(payload: Payload, codec: str) -> Entries:
-    """Read what `outline_leaves` gave, and what the codec put beside it.
+    """Read the output of `outline_leaves`, and the codec's own entries.
 
     Raises:
-        WireError: It is another codec's payload, an entry is not such a one, or a leaf is there twice.
+        WireError: The payload is of another codec, an entry is invalid, or a leaf occurs twice.
     """
     if payload.codec != codec:
         raise WireError(f"payload of codec {payload.codec!r}, expected {codec}", reason="codec")
@@ -133,7 +132,7 @@ def read_entries(payload: Payload, codec: str) -> Entries:
             entries.own[name] = blob
             continue
         if key in entries.leaves:
-            raise WireError(f"tensor {key!r} is there twice", reason="shape")
+            raise WireError(f"tensor {key!r} occurs twice", reason="shape")
         entries.leaves[key] = from_blob(blob) if kind == _LEAF else _outline(key, blob)
     return entries
 
@@ -147,22 +146,22 @@ def _outline(key: str, blob: Blob) -> Outline:
 
 
 def select_prefix(entries: Entries, prefix: str) -> tuple[dict[str, Blob], Entries]:
-    """Return the own entries of that prefix, without it, and the rest."""
+    """Return the codec's entries with a prefix, without it, and the other entries."""
     below = {name.removeprefix(prefix): blob for name, blob in entries.own.items() if name.startswith(prefix)}
-    rest = {name: blob for name, blob in entries.own.items() if not name.startswith(prefix)}
-    return below, Entries(entries.leaves, rest)
+    others = {name: blob for name, blob in entries.own.items() if not name.startswith(prefix)}
+    return below, Entries(entries.leaves, others)
 
 
 def read_codec_blobs(entries: Entries, names: Mapping[str, tuple[str, int]]) -> dict[str, Tensor]:
     """Return the codec's own blobs as tensors.
 
     Args:
-        names: dtype and number of dimensions of each that must be there.
+        names: Required dtype and number of dimensions of each blob.
 
     Raises:
-        WireError: One lacks, is of another kind, or there is one more.
+        WireError: A blob is missing, of another kind, or not expected.
     """
     kinds = {name: (blob.dtype, len(blob.shape)) for name, blob in entries.own.items()}
     if kinds != names:
-        raise WireError(f"entries {sorted(kinds)} are not what they must be: {sorted(names)}")
+        raise WireError(f"entries {sorted(kinds)}, expected {sorted(names)}")
     return {name: from_blob(blob) for name, blob in entries.own.items()}

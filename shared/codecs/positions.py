@@ -1,18 +1,18 @@
-"""Ascending positions among so many, as a bitmap, as 32-bit numbers or as gaps, whichever takes the fewest bytes.
+"""Position lists: bitmap, 32-bit numbers or Rice-coded gaps, whichever is smallest.
 
 Of k positions among d:
 
-    bitmap       ⌈d / 8⌉ bytes, one bit each, from the lowest of a byte on
+    bitmap       ⌈d / 8⌉ bytes, one bit each, lowest bit of a byte first
     positions    4 k, as i32
-    gaps         at most 1 + ⌈k r / 8⌉ + ⌈(k + ⌊(d - k) / 2^r⌋) / 8⌉, Rice-coded by the r that takes the fewest
+    gaps         at most 1 + ⌈k r / 8⌉ + ⌈(k + ⌊(d - k) / 2^r⌋) / 8⌉, Rice-coded with the best r
 
-    all of them  no byte: nothing need be said
+    all of them  no bytes
 
-A gap counts what lies between a position and the one before, or the beginning. `gaps` holds r in a byte; the lowest r
-bits of every gap, as `shared.tensors.bits` packs them; then, gap by gap, as many zero bits as it has left above these,
-and a one. All gaps are d - k together at most, so that what is left of them is (d - k) / 2^r at most: the bound holds
-wherever the positions are, and scattered ones are near it. One r serves all: where values crowd in a few layers, an r
-for each would save half a bit a position, beside the 32 of its value.
+A gap is the number of values between a position and the previous one, or the start. `gaps` holds r in a byte; the
+lowest r bits of every gap, as `shared.tensors.bits` packs them; then the remaining bits of each gap in unary: zeros and
+a one. All gaps sum to at most d - k, so the unary part sums to at most (d - k) / 2^r: the bound holds for any
+positions, and scattered ones are close to it. One r serves all gaps: for values concentrated in a few layers, an r for
+each would save half a bit a position, beside the 32 of its value.
 
 R. F. Rice. Some Practical Universal Noiseless Coding Techniques. JPL Publication 79-22, 1979.
 """
@@ -32,33 +32,33 @@ from shared.tensors.bits import pack, packed_bytes, unpack
 Positions = NDArray[np.int64]
 
 FORMS: Mapping[str, str] = {"bitmap": "u8", "positions": "i32", "gaps": "u8"}
-"""By the name of their only tensor, which has one dimension: its dtype. Of two as small the first is taken."""
+"""Dtype of each form's only tensor, of one dimension, by its name. In a tie the first form is used."""
 MOST = (1 << 31) - 1
-"""Among so many at most: a position is 32 bits, one of them a sign."""
+"""Maximum number of values: a position has 32 bits including a sign."""
 _POSITION_BYTES = 4
 _MOST_BITS = 31
 
 
 def most_bytes(total: int, count: int) -> int:
-    """Return what so many positions take at most, wherever they are.
+    """Return the maximum bytes of positions, wherever they are.
 
     Args:
-        total: d, among how many they are.
-        count: k, how many, 0 to d.
+        total: d, number of values.
+        count: k, number of positions, 0 to d.
     """
     if count == total:
         return 0
-    left = total - count
-    gaps = min(_gap_bytes(count, bits, left >> bits) for bits in _candidates(total, count))
+    others = total - count
+    gaps = min(_gap_bytes(count, bits, others >> bits) for bits in _candidates(total, count))
     return min(packed_bytes(total, 1), _POSITION_BYTES * count, gaps)
 
 
 def pack_positions(positions: Positions, total: int) -> dict[str, Tensor]:
-    """Return the form that takes the fewest bytes, by its name; none where they are all.
+    """Return the smallest form, by its name; empty if all positions are selected.
 
     Args:
-        positions: Ascending, each at most once, of shape (k,).
-        total: Among how many they are.
+        positions: Ascending, without repetition, of shape (k,).
+        total: d, number of values.
     """
     count = len(positions)
     if count == total:
@@ -73,38 +73,38 @@ def pack_positions(positions: Positions, total: int) -> dict[str, Tensor]:
     return {form: torch.from_numpy(packed)}
 
 
-def unpack_positions(form: str, held: Tensor, total: int, count: int) -> Positions:
+def unpack_positions(form: str, packed: Tensor, total: int, count: int) -> Positions:
     """Return the positions, ascending.
 
     Args:
-        form: One of `FORMS`.
-        held: Its tensor, of its dtype and one dimension.
-        total: Among how many they are, `MOST` at most.
+        form: Key of `FORMS`.
+        packed: Tensor of the form, of its dtype and one dimension.
+        total: d, number of values, at most `MOST`.
 
     Raises:
-        WireError: They are not so many ascending positions of these.
+        WireError: They are not `count` ascending positions within `total`.
     """
     if form == "bitmap":
-        found = np.flatnonzero(unpack(held.numpy(), total, 1))
+        positions = np.flatnonzero(unpack(packed.numpy(), total, 1))
     elif form == "positions":
-        found = held.numpy().astype(np.int64)
+        positions = packed.numpy().astype(np.int64)
     else:
-        found = np.cumsum(_unpack_gaps(held.numpy(), count, total) + 1) - 1
-    if len(found) != count:
-        raise WireError(f"{len(found)} positions of {count} values", reason="shape")
-    if count and (found[0] < 0 or found[-1] >= total or (np.diff(found) <= 0).any()):
+        positions = np.cumsum(_unpack_gaps(packed.numpy(), count, total) + 1) - 1
+    if len(positions) != count:
+        raise WireError(f"{len(positions)} positions of {count} values", reason="shape")
+    if count and (positions[0] < 0 or positions[-1] >= total or (np.diff(positions) <= 0).any()):
         raise WireError(f"positions are not ascending in 0 to {total - 1}", reason="shape")
-    return found
+    return positions
 
 
 def _candidates(total: int, count: int) -> range:
-    """Return the r by which some gaps may be smallest: of scattered ones d / k is about 2^r, others are smaller."""
+    """Return the possible optimal values of r: about log2(d / k) for scattered positions, smaller for others."""
     mean = (total - count) // max(count, 1)
     return range(min(mean.bit_length(), _MOST_BITS) + 1)
 
 
 def _gap_bytes(count: int, bits: int, above: int) -> int:
-    """Return the bytes of gaps that are `above` together, without their lowest bits."""
+    """Return the bytes of gaps whose unary parts sum to `above`."""
     return 1 + packed_bytes(count, bits) + packed_bytes(count + above, 1)
 
 
@@ -122,21 +122,21 @@ def _pack_gaps(gaps: NDArray[np.int64], bits: int) -> NDArray[np.uint8]:
 
 
 def _unpack_gaps(packed: NDArray[np.uint8], count: int, total: int) -> NDArray[np.int64]:
-    """Return so many gaps, which together leave room for as many positions among `total`.
+    """Return the gaps of `count` positions within `total`.
 
     Raises:
-        WireError: The bytes are not so many gaps.
+        WireError: The bytes are not that many gaps.
     """
     bits = int(packed[0]) if len(packed) else _MOST_BITS + 1
     if bits > _MOST_BITS:
-        raise WireError(f"gaps of {bits} low bits, at most {_MOST_BITS} may be")
+        raise WireError(f"gaps of {bits} low bits, at most {_MOST_BITS} are allowed")
     middle = 1 + packed_bytes(count, bits)
     unary = np.unpackbits(packed[middle:], bitorder="little")
     if len(packed) < middle or np.count_nonzero(unary) != count:
         raise WireError(f"{len(packed)} bytes are not the gaps of {count} values", reason="shape")
     ends = np.flatnonzero(unary)
     if len(unary) != 8 * packed_bytes(int(ends[-1]) + 1 if count else 0, 1):
-        raise WireError("bytes stand behind the last gap", reason="shape")
+        raise WireError("there are bytes after the last gap", reason="shape")
     above = np.diff(ends, prepend=-1) - 1
     if int(above.sum()) << bits > total:
         raise WireError(f"gaps lead beyond the last of {total} positions", reason="shape")

@@ -1,20 +1,20 @@
-"""The stochastic q-bit quantizer on the wire: one sign bit and q bits of magnitude a value.
+"""Stochastic quantization codec: a sign bit and q bits of magnitude per value.
 
-M values take ⌈M (q + 1) / 8⌉ + 8 bytes, two 32-bit floats among them: the least and the greatest magnitude. With scope
-`leaf`, M counts one leaf's values, and each leaf has a range and bytes of its own; with `tree`, it counts those of all
-floating leaves together, which is what the paper's formula means. Integers travel as they are, and so do scalars, such
-as a loss beside gradients, unless `dims` is 0. Where BatchNorm's statistics must not be touched, `dims = 2` leaves all
-but kernels and matrices alone. float64 leaves lose what float32 does not hold.
+M values take ⌈M (q + 1) / 8⌉ + 8 bytes, including the least and the greatest magnitude as 32-bit floats. With scope
+`leaf`, M counts one leaf's values, and each leaf has its own range and bytes; with `tree`, it counts those of all
+floating leaves together, as in the paper's formula. Integers travel unchanged, and so do scalars, such as a loss beside
+gradients, unless `dims` is 0. To leave BatchNorm's statistics untouched, `dims = 2` quantizes only kernels and
+matrices. float64 leaves lose precision beyond float32.
 
-What is drawn is a function of the tree's content: of the XXH3-128 of the quantized leaves, and of the option `seed`. So
-encoding is pure: a task done twice, after a crash or in a replay, gives the same bytes, and nothing need be remembered.
-Nobody chooses values to suit their digest, so over trees that differ in any bit, those of several devices, rounds or
-steps, the draws are independent and uniform, and their mean is without bias. Only who encodes the very same tree again
-makes the very same error again. A test measures the bias over trees that differ in one bit.
+Random draws depend on the tree's content: on the XXH3-128 of the quantized leaves, and on the option `seed`. So
+encoding is pure: a repeated task, after a crash or in a replay, gives the same bytes, without any state. Values are not
+chosen to fit their digest, so over trees that differ in any bit, of several devices, rounds or steps, the draws are
+independent and uniform, and the error has zero mean. Only encoding the same tree again makes the same error again. A
+test measures the bias over trees that differ in one bit.
 
-A payload says for itself how it is to be read; options are the encoder's. Its own entries beside the leaves': `bits`,
-of shape (0, q) and no bytes; `range`, f32 of shape (ranges, 2); `codes`, u8, range by range as `shared.tensors.bits`
-packs them, of q bits of magnitude below a sign. Decoding takes at most 64 bytes of memory for each byte of a payload.
+A payload describes itself; options are the encoder's. Entries beside the leaves': `bits`, of shape (0, q) and no bytes;
+`range`, f32 of shape (ranges, 2); `codes`, u8, range by range as `shared.tensors.bits` packs them, of q bits of
+magnitude below a sign. Decoding takes at most 64 bytes of memory for each byte of a payload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Generator, Tensor
 
 from shared.codecs import masked_entries
 from shared.codecs.base import DTYPES, Codec, Coded, Memory, to_blob
-from shared.codecs.content_draws import draw_from, read_seed
+from shared.codecs.content_draws import read_seed, seed_from_content
 from shared.codecs.masked_entries import Outline
 from shared.errors import WireError
 from shared.protocol.messages import Blob, Payload
@@ -44,13 +44,13 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
 
     Args:
         bits: q, bits of a magnitude, 1 to 16.
-        scope: What shares one range of magnitudes: each `leaf` for itself, or the whole `tree`.
-        dims: Leaves of fewer dimensions travel as they are.
-        seed: Goes into what is drawn.
-        exact: Names of leaves that travel as they are, parted by commas, such as `gradient` at the cut of a network.
+        scope: Values that share a range of magnitudes: those of each `leaf`, or of the whole `tree`.
+        dims: Leaves of fewer dimensions travel unchanged.
+        seed: Additional seed of the random draws.
+        exact: Names of leaves that travel unchanged, separated by commas, such as `gradient` at the cut of a network.
 
     Raises:
-        ValueError: An option is none of these.
+        ValueError: An option is out of range.
     """
     if not 1 <= bits <= MAX_BITS or dims < 0:
         raise ValueError(f"bits must be 1 to {MAX_BITS}, dims >= 0; they are {bits} and {dims}")
@@ -62,7 +62,7 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         divisible = masked_entries.divisible_leaves(tree, dims, names)
         leaves = [*divisible.values()]
         groups = [[leaf] for leaf in leaves] if scope == "leaf" else [leaves] if leaves else []
-        generator = draw_from(leaves, seed)
+        generator = seed_from_content(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
             ranges[place] = _span(group)
@@ -77,43 +77,45 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
 
 
 def _span(leaves: list[Tensor]) -> Tensor:
-    """Return the least and the greatest magnitude of several leaves; NaN if one is."""
+    """Return the least and the greatest magnitude of several leaves; NaN if any value is."""
     spans = torch.tensor([quantizer.magnitude_range(leaf) for leaf in leaves if leaf.numel()] or [(0.0, 0.0)])
     return torch.stack([spans[:, 0].amin(), spans[:, 1].amax()])
 
 
 def _codes(leaves: list[Tensor], bits: int, limits: Tensor, generator: Generator) -> Numbers:
-    """Return the codes of all values in order; where one of them is no number, zeros, as the range tells it."""
+    """Return the codes of all values in order; zeros if the range is not finite."""
     low, high = limits.tolist()
     if not math.isfinite(high):
         return np.zeros(sum(leaf.numel() for leaf in leaves), np.uint8)
-    found = [quantizer.quantize_codes(leaf.flatten(), bits, low, high, generator).numpy() for leaf in leaves]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    codes = [quantizer.quantize_codes(leaf.flatten(), bits, low, high, generator).numpy() for leaf in leaves]
+    return codes[0] if len(codes) == 1 else np.concatenate(codes)
 
 
 def _decode(payload: Payload) -> Coded:
-    held = masked_entries.read_entries(payload, "quantize")
-    mine = masked_entries.read_codec_blobs(held, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
-    (none, bits), outlines = mine["bits"].shape, held.outlines
+    entries = masked_entries.read_entries(payload, "quantize")
+    blobs = masked_entries.read_codec_blobs(entries, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
+    (none, bits), outlines = blobs["bits"].shape, entries.outlines
     if none or not 1 <= bits <= MAX_BITS:
-        raise WireError(f"{bits} bits a magnitude, at most {MAX_BITS} may be")
-    groups = _groups(outlines, mine["range"])
+        raise WireError(f"{bits} bits per magnitude, at most {MAX_BITS} are allowed")
+    groups = _groups(outlines, blobs["range"])
     counts = [sum(outline.count for outline in group.values()) for group in groups]
     sizes = [packed_bytes(count, bits + 1) for count in counts]
-    if sum(sizes) != len(mine["codes"]):
-        raise WireError(f"{len(mine['codes'])} bytes of codes for {sum(counts)} values of {bits} bits", reason="shape")
+    if sum(sizes) != len(blobs["codes"]):
+        raise WireError(f"{len(blobs['codes'])} bytes of codes for {sum(counts)} values of {bits} bits", reason="shape")
     filled: Tree = {}
-    packed = mine["codes"].split(sizes)
-    for group, count, part, limits in zip(groups, counts, packed, mine["range"].tolist(), strict=True):
-        low, high = _checked(limits, group)
+    packed = blobs["codes"].split(sizes)
+    for group, count, part, limits in zip(groups, counts, packed, blobs["range"].tolist(), strict=True):
+        low, high = _check_range(limits, group)
         codes = torch.from_numpy(unpack(part.numpy(), count, bits + 1))
-        for (key, outline), own in zip(group.items(), codes.split([one.count for one in group.values()]), strict=True):
-            filled[key] = outline.filled(_values(own, bits, low, high, outline.dtype))
-    return Coded(held.tree(filled), {})
+        for (key, outline), leaf_codes in zip(
+            group.items(), codes.split([member.count for member in group.values()]), strict=True
+        ):
+            filled[key] = outline.filled(_values(leaf_codes, bits, low, high, outline.dtype))
+    return Coded(entries.tree(filled), {})
 
 
 def _groups(outlines: dict[str, Outline], ranges: Tensor) -> list[dict[str, Outline]]:
-    """Return the leaves that share a range: each its own, or all of them one."""
+    """Return the groups of leaves that share a range: single leaves, or all of them."""
     if ranges.shape == (len(outlines), 2):
         return [{key: outline} for key, outline in outlines.items()]
     if ranges.shape == (1, 2) and outlines:
@@ -121,7 +123,7 @@ def _groups(outlines: dict[str, Outline], ranges: Tensor) -> list[dict[str, Outl
     raise WireError(f"ranges of shape {tuple(ranges.shape)} for {len(outlines)} tensors", reason="shape")
 
 
-def _checked(limits: list[float], group: dict[str, Outline]) -> tuple[float, float]:
+def _check_range(limits: list[float], group: dict[str, Outline]) -> tuple[float, float]:
     low, high = limits
     largest = min(torch.finfo(DTYPES[outline.dtype]).max for outline in group.values())
     if not (math.isfinite(low) and high <= largest):

@@ -1,4 +1,4 @@
-"""Every model's builder by its wire name."""
+"""Registry of models: builders by wire name."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

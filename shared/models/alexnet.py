@@ -1,7 +1,7 @@
-"""AlexNet for small images: five convolutions of 3 x 3 and three linear layers, 35,855,178 parameters.
+"""AlexNet for small images: five 3 x 3 convolutions, three linear layers, 35,855,178 parameters.
 
 A. Krizhevsky, I. Sutskever, G. E. Hinton. ImageNet Classification with Deep Convolutional Neural Networks. NIPS 2012.
-https://papers.nips.cc/paper/4824, with the channels and the small kernels that studies of CIFAR-10 give it.
+https://papers.nips.cc/paper/4824, with the channels and small kernels common in studies of CIFAR-10.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def alexnet(
     """Build the model.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
+        channels: Channels of the input, of shape (N, channels, side, side).
         side: Height and width of the input, at least 8.
         width: Share of the channels of every convolution.
         hidden: Features of the two hidden linear layers.
-        dropout: Share of features that these layers leave out in training.
+        dropout: Dropout rate before these layers in training.
         classes: Outputs, of shape (N, classes).
     """
     if not width > 0 or side < 2**3:
@@ -54,5 +54,5 @@ def alexnet(
 
 
 def _dropout(share: float) -> nn.Module:
-    """Return a layer even where there is nothing to leave out, so that parameters have the same names."""
+    """Return a layer even for a rate of zero, so that parameters have the same names."""
     return DrawnDropout(share) if share else nn.Identity()

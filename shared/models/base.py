@@ -1,4 +1,4 @@
-"""The model seam: a network with its legal cut points."""
+"""Model interface: a network as a chain of layers, with legal cut points."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shared.tensors.tree import Tree
 class Model:
     """A network as a chain of layers.
 
-    A cut is named as papers name it: by how many layers with weights, convolutions and linear ones, lie below it.
+    A cut is named as in papers: by the number of layers with weights, convolutions and linear ones, below it.
 
     Attributes:
         layers: The chain; inputs of shape (N, ...), outputs of shape (N, classes).
-        cuts: Legal cuts in ascending order, each with its place in the chain: `layers[: cuts[cut]]` stays on the
-            device, the rest on the server. Slices keep the names that parameters have in the whole.
-        example: Shape of one input that it is made for; empty where its builder does not say.
-        he_normal: Whether its first weights are normal, as `shared.models.kaiming` says; else uniform, as torch's are.
-        spec: What it was built from, so that it can be built anew; None where it was made by hand.
-        draw: Who drew its first weights: see `shared.models.build`; empty for torch's generator.
+        cuts: Legal cuts in ascending order, each with its position in the chain: `layers[: cuts[cut]]` stays on the
+            device, the rest is on the server. Slices retain the parameter names of the whole network.
+        example: Shape of one input; empty if the builder does not declare it.
+        he_normal: Whether initial weights are normal, see `shared.models.kaiming`; else uniform, as torch's are.
+        spec: Specification from which the model can be rebuilt; None for a model built by hand.
+        draw: Random generator of the initial weights: see `shared.models.build`; empty for torch's.
     """
 
     layers: nn.Sequential
@@ -38,36 +38,36 @@ class Model:
     draw: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse cuts that leave nothing on a side, or are out of order.
+        """Reject cuts that leave nothing on a side, or are out of order.
 
         Raises:
-            ValueError: There is one.
+            ValueError: A cut is invalid.
         """
         places = list(self.cuts.values())
         if any(not 0 < place < len(self.layers) for place in places):
-            raise ValueError(f"a cut is outside the chain of {len(self.layers)} layers: {places}")
+            raise ValueError(f"cuts at {places}: each must be inside the chain of {len(self.layers)} layers")
         if places != sorted(set(places)) or list(self.cuts) != sorted(self.cuts):
-            raise ValueError(f"cuts must ascend, and their places with them: {dict(self.cuts)}")
+            raise ValueError(f"cuts and their positions must ascend: {dict(self.cuts)}")
 
     def tree(self) -> Tree:
-        """Return parameters and buffers; the tensors are the network's own, not copies."""
+        """Return parameters and buffers; the tensors are the network's, not copies."""
         return dict(self.layers.state_dict())
 
     @property
     def device(self) -> torch.device:
-        """Where it trains; the CPU where it has no storage."""
+        """Device of the parameters; the CPU for a model without storage."""
         return device_of(self.layers.parameters())
 
     def below(self, cut: int) -> nn.Sequential:
-        """Return the layers that stay on the device; they are the network's own.
+        """Return the layers that stay on the device; they are the network's own modules.
 
         Raises:
-            ConfigError: The network may not be cut there.
+            ConfigError: The network cannot be cut there.
         """
         return self._slice(slice(None, self._place(cut)))
 
     def above(self, cut: int) -> nn.Sequential:
-        """Return the layers that the server has, and raise as `below`."""
+        """Return the layers on the server; raise as `below`."""
         return self._slice(slice(self._place(cut), None))
 
     def _place(self, cut: int) -> int:

@@ -1,4 +1,4 @@
-"""Build a network by its name: with first weights that are a function of a seed, with zeros, or without storage."""
+"""Build a model by name: with seeded initial weights, with zeros, or without storage."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shared.registry import build
 from shared.tensors.placement import generator_states, generators, set_generator_states
 
 DRAW, TORCHS = "philox", ""
-"""Who draws first weights: `shared.models.initial_weights`; or torch's generator, as in all runs begun before, whose
-records and tasks name none."""
+"""Generators of initial weights: `shared.models.initial_weights`; or torch's, as in older runs, whose records and tasks
+name none."""
 
 _DRAWS = frozenset(
     {nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, Tensor.uniform_, Tensor.normal_}
@@ -31,16 +31,16 @@ _DRAWS = frozenset(
 
 PARAMETERS = frozenset({torch.float32})
 BUFFERS = frozenset({torch.float32, torch.int64, torch.int32})
-"""Types that every method and codec can subtract and average."""
+"""Data types that every algorithm and codec can subtract and average."""
 
 MOST_FAULTS = 4
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Make torch's global generators a function of `seed` inside the block, and as before after it.
+def seed_torch(seed: int) -> Iterator[None]:
+    """Seed torch's global generators inside the block, and restore them after it.
 
-    That of the CPU, and of GPUs in use: `torch.manual_seed` would write down a traceback for every other kind besides.
+    Covers the CPU and GPUs in use: `torch.manual_seed` would record a traceback for every other device type.
     """
     before = generator_states()
     for generator in generators():
@@ -51,64 +51,61 @@ def seeded(seed: int) -> Iterator[None]:
         set_generator_states(before)
 
 
-def initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
-    """Build a model with its first weights; the same seed gives the same ones, bit for bit on every machine.
+def build_initial(spec: Spec, seed: int, draw: str = DRAW) -> Model:
+    """Build a model with its initial weights, which depend on the seed alone, bit for bit on every machine.
 
-    But for a network of the user's own (`module:function`): it draws as it likes while it is built, from torch's seeded
-    generator, which may give other bits on another processor or in another version of torch.
+    Except for a user's network (`module:function`): its builder draws from torch's seeded generator, whose bits may
+    differ on another processor or in another version of torch.
 
     Args:
-        seed: Other seeds give other weights.
-        draw: Who draws them: `DRAW`, or `TORCHS` for what a run began with whose record names nobody.
+        draw: Generator of the weights: `DRAW`, or `TORCHS` for a run whose record names none.
 
     Raises:
-        ConfigError: The model or one of its options is unknown, or so is `draw`.
+        ConfigError: The model, one of its options or `draw` is unknown.
     """
     if draw not in {DRAW, TORCHS}:
-        raise ConfigError(
-            f"first weights are to be drawn by {draw[:40]!r}, which is unknown here; update this fieldfleet"
-        )
+        raise ConfigError(f"unknown generator of initial weights: {draw[:40]!r}; update this fieldfleet")
     if draw == TORCHS or registry.is_custom(spec.name):
-        with seeded(seed):
-            return _built(spec)
-    with _Undrawn():
-        model = _built(spec)
+        with seed_torch(seed):
+            return _build(spec)
+    with _SkipInitialisation():
+        model = _build(spec)
     fill(model.layers, seed, he_normal=model.he_normal)
     return replace(model, draw=draw)
 
 
-def zeroed(spec: Spec) -> Model:
-    """Build a model that is given its weights before it is used: they are zeros, which are sooner there than draws.
+def build_zeroed(spec: Spec) -> Model:
+    """Build a model with zeros, which are faster than draws, for weights that are loaded before use.
 
-    A network of the user's own is as `initial` builds it.
+    A user's network is built as by `build_initial`.
 
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
     if registry.is_custom(spec.name):
-        return initial(spec, 0)
-    with _Undrawn():
-        model = _built(spec)
+        return build_initial(spec, 0)
+    with _SkipInitialisation():
+        model = _build(spec)
     with torch.no_grad():
         for parameter in model.layers.parameters():
             parameter.zero_()
     return model
 
 
-def blank(spec: Spec) -> Model:
-    """Build a model without storage, only its shapes; it is handed parameters at every call.
+def build_blank(spec: Spec) -> Model:
+    """Build a model without storage, only with shapes; parameters are passed to every call.
 
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    with torch.device("meta"), _Undrawn():
-        return _built(spec)
+    with torch.device("meta"), _SkipInitialisation():
+        return _build(spec)
 
 
-class _Undrawn(TorchFunctionMode):
-    """Have torch's layers leave weights as they lie in memory, where they would draw them.
+class _SkipInitialisation(TorchFunctionMode):
+    """Suppress the random initialisation of torch's layers: weights stay uninitialised.
 
-    Building on the device `meta` first would do as well, but for two seconds in which torch imports a compiler.
+    Building on the device `meta` first would do the same, but torch imports a compiler for it, which takes two seconds.
     """
 
     def __torch_function__(
@@ -122,7 +119,7 @@ class _Undrawn(TorchFunctionMode):
         return (args or tuple(kwargs.values()))[0] if func in _DRAWS else func(*args, **kwargs)
 
 
-def _built(spec: Spec) -> Model:
+def _build(spec: Spec) -> Model:
     if not registry.is_custom(spec.name):
         return replace(build(MODELS, spec, "model"), spec=spec)
     try:
@@ -137,15 +134,15 @@ def _built(spec: Spec) -> Model:
 
 
 def _faults(layers: nn.Module) -> Iterator[str]:
-    """Yield what of a user's network cannot travel or be averaged, each with what to write in its place."""
-    travelling, seen = layers.state_dict().keys(), dict[int, str]()
+    """Yield the parts of a user's network that cannot travel or be averaged, each with a remedy."""
+    travelling, names = layers.state_dict().keys(), dict[int, str]()
     parameters = [(name, leaf, True) for name, leaf in layers.named_parameters(remove_duplicate=False)]
     buffers = [(name, leaf, False) for name, leaf in layers.named_buffers(remove_duplicate=False)]
     for name, leaf, is_parameter in (*parameters, *buffers):
         kind, dtype = "parameter" if is_parameter else "buffer", str(leaf.dtype).removeprefix("torch.")
         if is_lazy(leaf):
             yield f"{kind} {name} is of a lazy layer: name the layer's size, as nn.Linear(inputs, outputs) does"
-        elif (other := seen.setdefault(id(leaf), name)) != name:
+        elif (other := names.setdefault(id(leaf), name)) != name:
             yield f"{kind} {name} is tied to {other}: give each its own, or call one module from a module that holds it"
         elif leaf.dtype not in (PARAMETERS if is_parameter else BUFFERS):
             remedy = "as float32: .float()" if is_parameter or leaf.is_floating_point() else "as int64: .long()"

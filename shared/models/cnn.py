@@ -15,7 +15,7 @@ def cnn(
     With kernels of 5, a width of 32 and 2048 hidden features it is LEAF's network for FEMNIST.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
+        channels: Channels of the input, of shape (N, channels, side, side).
         side: Height and width of the input, a multiple of 4.
         width: Channels after the first convolution; twice as many after the second.
         hidden: Features of the first linear layer.

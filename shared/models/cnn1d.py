@@ -11,7 +11,7 @@ def cnn1d(channels: int = 9, window: int = 128, width: int = 32, hidden: int = 6
     """Build two convolutions over time; the defaults fit UCI-HAR: three sensors of three axes, six activities.
 
     Args:
-        channels: Of the input, of shape (N, channels, window).
+        channels: Channels of the input, of shape (N, channels, window).
         window: Samples of each channel, at least 4.
         width: Channels after the first convolution; twice as many after the second.
         hidden: Features of the first linear layer.

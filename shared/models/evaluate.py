@@ -1,4 +1,4 @@
-"""Accuracy and loss of parameters on examples, without a second copy; training and evaluation mode."""
+"""Model evaluation: accuracy and loss of parameters, without a second copy of them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.nn import functional
 
 from shared.data.examples import Examples
 from shared.errors import ConfigError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from shared.tensors.placement import device_of
 from shared.tensors.tree import Tree
 
 MAX_CLASSES = 100
-"""Classes up to which each is scored on its own."""
+"""Maximum number of classes for accuracies by class."""
 
 BATCH_SIZE, BATCH_BYTES = 512, 64 << 20
-"""Most examples that are evaluated at a time, and most bytes of what a layer takes and gives for them, if the
-parameters do not take more."""
+"""Maximum examples of a batch, and maximum bytes of a layer's inputs and outputs, or the size of the parameters if that
+is larger."""
 
 
 @contextmanager
 def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
-    """Have layers train or evaluate inside the block, and as before after it."""
+    """Set layers to training or evaluation mode inside the block, and restore them after it."""
     if layers.training == train:
         yield
         return
@@ -41,11 +41,11 @@ def in_mode(layers: nn.Module, *, train: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Score:
-    """Share of right answers, and mean cross-entropy.
+    """Accuracy and mean cross-entropy.
 
     Attributes:
-        by_class: Share of right answers among the examples of each class, in the order of the labels; None of a class
-            without examples. Empty for more than `MAX_CLASSES` classes.
+        by_class: Accuracy on the examples of each class, in the order of the labels; None for a class without examples.
+            Empty for more than `MAX_CLASSES` classes.
     """
 
     accuracy: float
@@ -54,25 +54,25 @@ class Score:
 
 
 def build_skeleton(spec: Spec) -> nn.Module:
-    """Return a network without storage: only its shape; parameters are handed to every call.
+    """Return a network without storage, in evaluation mode; parameters are passed to every call.
 
     Raises:
         ConfigError: The model or one of its options is unknown.
     """
-    return blank(spec).layers.eval()
+    return build_blank(spec).layers.eval()
 
 
 def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str = "") -> None:
-    """Refuse a network that cannot answer for these examples, before anybody trains.
+    """Reject a network that does not fit the examples, before any training.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers; empty for those it has.
+        network: With or without storage.
+        tree: Parameters and buffers; empty for the network's own.
         examples: Inputs of shape (N, ...), labels of shape (N,).
-        source: A plan's section that they come from, where that is to be said.
+        source: Section of the plan that the examples come from, for messages.
 
     Raises:
-        ConfigError: Their shape is not what it takes, or they have more classes than it has outputs.
+        ConfigError: Their shape does not fit, or they have more classes than the network has outputs.
     """
     place = f"{source}, model" if source else "model"
     require_labels(examples.labels, count_outputs(network, tree, examples.inputs, place), place)
@@ -80,16 +80,16 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str 
 
 @torch.no_grad()
 def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "model") -> int:
-    """Return how many outputs a network has for inputs of this shape and dtype: one number for each class.
+    """Return the number of a network's outputs, one for each class, for inputs of this shape and dtype.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers; empty for those it has.
-        inputs: Of shape (N, ...); the first is tried.
-        place: Where the network is described, for messages.
+        network: With or without storage.
+        tree: Parameters and buffers; empty for the network's own.
+        inputs: Of shape (N, ...); the first one is passed through the network.
+        place: Section that describes the network, for messages.
 
     Raises:
-        ConfigError: Their shape is not what it takes.
+        ConfigError: The network does not accept their shape.
     """
     leaf = next(iter((tree or network.state_dict()).values()), inputs)
     try:
@@ -104,26 +104,25 @@ def count_outputs(network: nn.Module, tree: Tree, inputs: Tensor, place: str = "
 
 
 def require_labels(labels: Tensor, outputs: int, place: str = "model") -> None:
-    """Refuse labels beyond a network's outputs.
+    """Reject labels beyond a network's outputs.
 
     Args:
         labels: Of shape (N,), N at least 1.
-        outputs: How many it has.
-        place: Where the network is described, for messages.
+        place: Section that describes the network, for messages.
 
     Raises:
-        ConfigError: One is.
+        ConfigError: A label is out of range.
     """
     if (most := int(labels.max())) >= outputs:
         raise ConfigError(f"{place}: {outputs} outputs for labels up to {most}; set its option `classes` to {most + 1}")
 
 
 def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
-    """Return the most bytes that any layer takes and gives for an input of shape (1, ...)."""
-    found = [1]
+    """Return the maximum bytes of a layer's inputs and outputs together, for an input of shape (1, ...)."""
+    sizes = [1]
 
-    def note(_layer: nn.Module, given: tuple[object, ...], gives: object) -> None:
-        found.append(sum(one.nbytes for one in (*given, gives) if isinstance(one, Tensor)))
+    def note(_layer: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+        sizes.append(sum(tensor.nbytes for tensor in (*inputs, outputs) if isinstance(tensor, Tensor)))
 
     hooks = [layer.register_forward_hook(note) for layer in network.modules()]
     try:
@@ -131,18 +130,18 @@ def _layer_bytes(network: nn.Module, tree: Tree, example: Tensor) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return max(found)
+    return max(sizes)
 
 
 @torch.no_grad()
 def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
-    """Evaluate parameters on examples, by their running statistics, in memory of about the parameters' size.
+    """Evaluate parameters on examples in evaluation mode, in about as much memory as the parameters take.
 
-    No copy of the parameters is made; a wide layer has fewer examples at a time. It runs where the parameters are.
+    The parameters are not copied; a wide layer gets smaller batches. Runs on the device of the parameters.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers.
+        network: With or without storage.
+        tree: Parameters and buffers.
         examples: Inputs of shape (N, ...), labels of shape (N,).
     """
     loss_sum, hits, classes, place = 0.0, [], 0, device_of(tree.values())
@@ -162,9 +161,9 @@ def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
 
 
 def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:
-    """Return the share of right answers by class; of many classes, nothing."""
+    """Return the accuracy by class; empty for many classes."""
     if classes > MAX_CLASSES:
         return ()
     counts = labels.bincount(minlength=classes).tolist()
     right = labels[hit].bincount(minlength=classes).tolist()
-    return tuple(one / count if count else None for one, count in zip(right, counts, strict=True))
+    return tuple(hits / count if count else None for hits, count in zip(right, counts, strict=True))

@@ -1,4 +1,4 @@
-"""LeNet-5 with ReLUs and pooling by maximum: 61,706 parameters on 28 x 28 grey pixels.
+"""LeNet-5 with ReLUs and max pooling: 61,706 parameters on 28 x 28 grey images.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-Based Learning Applied to Document Recognition. Proceedings of the
 IEEE 86(11), 1998. https://doi.org/10.1109/5.726791
@@ -18,20 +18,20 @@ def lenet(channels: int = 1, side: int = 28, width: int = 6, classes: int = 10) 
     """Build the model.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
-        side: Height and width of the input, at least 12; images smaller than 32 x 32 get a margin of 2.
-        width: Channels of the first convolution, 6 in the paper; the other layers keep their proportion to it.
+        channels: Channels of the input, of shape (N, channels, side, side).
+        side: Height and width of the input, at least 12; images smaller than 32 x 32 get a padding of 2.
+        width: Channels of the first convolution, 6 in the paper; the other layers scale with it.
         classes: Outputs, of shape (N, classes).
     """
     if side < LEAST_SIDE or width < 1:
         raise ValueError(f"side must be at least {LEAST_SIDE}, width at least 1")
     second, third, fourth = (round(count * width / 6) for count in (16, 120, 84))
     margin = 0 if side >= FULL_SIDE else 2
-    left = ((side + 2 * margin - KERNEL + 1) // 2 - KERNEL + 1) // 2
+    remaining_side = ((side + 2 * margin - KERNEL + 1) // 2 - KERNEL + 1) // 2
     layers = nn.Sequential(
         *(nn.Conv2d(channels, width, KERNEL, padding=margin), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(width, second, KERNEL), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(second * left**2, third), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(second * remaining_side**2, third), nn.ReLU()),
         *(nn.Linear(third, fourth), nn.ReLU()),
         nn.Linear(fourth, classes),
     )

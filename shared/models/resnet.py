@@ -1,7 +1,7 @@
 """ResNet-20 for small images.
 
 K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR 2016.
-https://arxiv.org/abs/1512.03385, section 4.2: three stages of blocks of two convolutions, with shortcuts that have no
+https://arxiv.org/abs/1512.03385, section 4.2: three stages of blocks of two convolutions, with shortcuts without
 parameters (option A): 269,722 parameters in all.
 """
 
@@ -14,13 +14,13 @@ from shared.models.base import Model
 from shared.models.kaiming import kaiming
 
 BLOCKS = 3
-"""Of each stage: 3 stages x 3 blocks x 2 convolutions, the first convolution and the linear layer are 20."""
+"""Blocks per stage: 3 stages x 3 blocks x 2 convolutions, the first convolution and the linear layer are 20 layers."""
 WIDTHS = (1, 2, 4)
 SIDE = 32
 
 
 class Block(nn.Module):
-    """Two convolutions and the shortcut around them: pixels left out where it shrinks, channels of zeros added."""
+    """Two convolutions with a shortcut, which skips pixels where the block shrinks and pads channels with zeros."""
 
     def __init__(self, channels: int, wide: int, stride: int = 1) -> None:
         super().__init__()
@@ -36,16 +36,16 @@ class Block(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return outputs of shape (N, wide, height / stride, width / stride), rounded up."""
-        kept = inputs[:, :, :: self._stride, :: self._stride]
-        shortcut = functional.pad(kept, (0, 0, 0, 0, self._before, self._after))
+        strided = inputs[:, :, :: self._stride, :: self._stride]
+        shortcut = functional.pad(strided, (0, 0, 0, 0, self._before, self._after))
         return functional.relu(self.branch(inputs) + shortcut)
 
 
 def resnet20(channels: int = 3, width: int = 16, classes: int = 10) -> Model:
-    """Build the model; it may be cut behind each stage, the last time behind the mean over the image.
+    """Build the model; it can be cut behind each stage, the last time behind the mean over the image.
 
     Args:
-        channels: Of the input, of shape (N, channels, height, width).
+        channels: Channels of the input, of shape (N, channels, height, width).
         width: Channels of the first stage; the next ones have twice and four times as many.
         classes: Outputs, of shape (N, classes).
     """
@@ -55,13 +55,16 @@ def resnet20(channels: int = 3, width: int = 16, classes: int = 10) -> Model:
         nn.ReLU(),
     ]
     cuts: dict[int, int] = {}
-    count, now = 1, width
+    count, in_channels = 1, width
     for stage, times in enumerate(WIDTHS):
-        wide = times * width
-        layers += [Block(now, wide, stride=2 if stage else 1), *(Block(wide, wide) for _ in range(BLOCKS - 1))]
+        out_channels = times * width
+        layers += [
+            Block(in_channels, out_channels, stride=2 if stage else 1),
+            *(Block(out_channels, out_channels) for _ in range(BLOCKS - 1)),
+        ]
         if stage == len(WIDTHS) - 1:
             layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         count += 2 * BLOCKS
-        cuts[count], now = len(layers), wide
-    layers.append(nn.Linear(now, classes))
+        cuts[count], in_channels = len(layers), out_channels
+    layers.append(nn.Linear(in_channels, classes))
     return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE), he_normal=True)

@@ -1,13 +1,13 @@
-"""BatchNorm's running statistics measured anew: the mean over batches, of parameters that stay as they are.
+"""BatchNorm's running statistics: measure them as a mean over batches, with fixed parameters.
 
-Those that training leaves behind are an average over steps in which the parameters moved, over devices, and over what
-was dropped meanwhile. Of n batches through the network as it is,
+Statistics from training are averages over steps with changing parameters, over devices, and over dropped features. For
+n batches through the fixed network,
 
     mu = 1/n sum_i mean(x_i)        sigma^2 = 1/n sum_i var(x_i)
 
-where x_i is what a layer is given of batch i, and each layer normalises by the batch's own figures while they are
-measured: `update_bn` of P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, UAI
-2018, https://arxiv.org/abs/1803.05407, section 3.2. Layers that drop at random drop nothing, as in evaluation.
+where x_i is the layer's input of batch i, and each layer normalises by the batch's statistics while they are measured:
+`update_bn` of P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization, UAI 2018,
+https://arxiv.org/abs/1803.05407, section 3.2. Dropout is inactive, as in evaluation.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ COUNTER = "num_batches_tracked"
 
 
 def statistics_of(network: nn.Module) -> tuple[str, ...]:
-    """Return the names of the leaves that are running statistics; none where nothing keeps any."""
+    """Return the names of the running statistics among the leaves; empty without any."""
     return tuple(f"{name}.{figure}" for name, _ in _norms(network) for figure in FIGURES)
 
 
 def has_batch_norm(network: nn.Module) -> bool:
-    """Tell whether a layer normalises by figures of its batch, of which one example may have none."""
+    """Return True if a layer normalises by statistics of its batch, which may be undefined for one example."""
     return any(isinstance(layer, _BatchNorm) for layer in network.modules())
 
 
 @torch.no_grad()
 def measure_batch(network: nn.Module, tree: Tree, inputs: Tensor, before: int = 0) -> tuple[Tensor, Tree]:
-    """Pass a batch; return its outputs, and the tree with statistics that are the mean over one batch more.
+    """Pass a batch; return its outputs, and the tree with the statistics averaged over one more batch.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers, and perhaps other leaves; not changed.
+        network: With or without storage.
+        tree: Parameters and buffers, and perhaps other leaves; not changed.
         inputs: Of shape (B, ...).
-        before: Batches that the tree's statistics are the mean of; with 0 they do not count.
+        before: Number of batches in the tree's statistics; with 0 they do not count.
 
     Raises:
         ValueError: A layer cannot normalise so few values.
     """
     norms = _norms(network)
-    own = network.state_dict().keys()
-    leaves = {name: leaf for name, leaf in tree.items() if name in own}
+    names = network.state_dict().keys()
+    leaves = {name: leaf for name, leaf in tree.items() if name in names}
     for name, _ in norms:
         for figure in FIGURES:
             leaf = leaves[f"{name}.{figure}"]
@@ -65,22 +65,22 @@ def measure_batch(network: nn.Module, tree: Tree, inputs: Tensor, before: int = 
 
 
 def measure_statistics(network: nn.Module, tree: Tree, batches: Iterable[Tensor]) -> Tree:
-    """Return a tree with running statistics measured over batches; as it is, where there is none.
+    """Return a tree with running statistics measured over batches; unchanged without a batch.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers; not changed.
-        batches: Inputs, each of shape (B, ...); one of a single example, which may have no variance, does not count.
+        network: With or without storage.
+        tree: Parameters and buffers; not changed.
+        batches: Inputs, each of shape (B, ...); batches of a single example, which may have no variance, do not count.
     """
     return measure_several(network, tree, batches)[0]
 
 
 def measure_several(network: nn.Module, tree: Tree, batches: Iterable[Tensor]) -> tuple[Tree, int]:
-    """Return the tree, and over how many batches it was measured; arguments as those of `measure_statistics`.
+    """Return the tree as `measure_statistics`, and the number of batches that count.
 
     Args:
-        network: Of any storage, or none.
-        tree: Its parameters and buffers; not changed.
+        network: With or without storage.
+        tree: Parameters and buffers; not changed.
         batches: Inputs, each of shape (B, ...).
     """
     count = 0
@@ -101,7 +101,7 @@ def _norms(network: nn.Module) -> list[tuple[str, Norm]]:
 
 @contextmanager
 def _averaging(network: nn.Module, norms: Sequence[Norm]) -> Iterator[None]:
-    """Have BatchNorm average all batches alike inside the block, and all else evaluate; then all is as before."""
+    """Let BatchNorm average all batches equally inside the block, with all other layers in evaluation mode."""
     modes = [(module, module.training) for module in network.modules()]
     momenta = [layer.momentum for layer in norms]
     network.eval()

@@ -1,4 +1,4 @@
-"""The three networks of FedSPU's evaluation: 64,722, 134,902 and 26,285 parameters.
+"""FedSPU's three evaluation networks: 64,722, 134,902 and 26,285 parameters.
 
 Z. Niu, H. Dong, A. K. Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic
 Parameter Update. AAAI 2025. https://arxiv.org/abs/2403.11464; BatchNorm is in the authors' code alone.
@@ -13,10 +13,15 @@ from shared.models.base import Model
 
 def _block(channels: int, width: int, kernel: int, stride: int, padding: int) -> tuple[nn.Module, ...]:
     convolution = nn.Conv2d(channels, width, kernel, stride, padding)
-    return convolution, nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()  # the bits of ReLU first, on a quarter
+    return (
+        convolution,
+        nn.BatchNorm2d(width),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+    )  # same bits as ReLU before pooling, on a quarter of the numbers
 
 
-def _checked(width: int, side: int, least: int) -> None:
+def _require_sizes(width: int, side: int, least: int) -> None:
     if width < 1 or side < least:
         raise ValueError(f"width must be at least 1, side at least {least}")
 
@@ -25,12 +30,12 @@ def spu_emnist(channels: int = 1, side: int = 28, width: int = 20, classes: int 
     """Build FedSPU's network for handwritten characters.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
+        channels: Channels of the input, of shape (N, channels, side, side).
         side: Height and width of the input, at least 4.
         width: Channels of both convolutions.
         classes: Outputs, of shape (N, classes).
     """
-    _checked(width, side, 4)
+    _require_sizes(width, side, 4)
     layers = nn.Sequential(
         *_block(channels, width, 3, 1, 1),
         *_block(width, width, 3, 1, 1),
@@ -40,15 +45,15 @@ def spu_emnist(channels: int = 1, side: int = 28, width: int = 20, classes: int 
 
 
 def spu_cifar(channels: int = 3, side: int = 32, width: int = 6, classes: int = 10) -> Model:
-    """Build FedSPU's network for coloured pictures.
+    """Build FedSPU's network for colour images.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
+        channels: Channels of the input, of shape (N, channels, side, side).
         side: Height and width of the input, at least 4.
-        width: Channels of the first convolution, 6 in the paper; the other layers keep their proportion to it.
+        width: Channels of the first convolution, 6 in the paper; the other layers scale with it.
         classes: Outputs, of shape (N, classes).
     """
-    _checked(width, side, 4)
+    _require_sizes(width, side, 4)
     second, third, fourth = (round(count * width / 6) for count in (16, 120, 84))
     layers = nn.Sequential(
         *_block(channels, width, 3, 1, 1),
@@ -64,18 +69,18 @@ def spu_speech(channels: int = 1, side: int = 32, width: int = 50, classes: int 
     """Build FedSPU's network for spectrograms of spoken words.
 
     Args:
-        channels: Of the input, of shape (N, channels, side, side).
+        channels: Channels of the input, of shape (N, channels, side, side).
         side: Height and width of the input.
-        width: Channels of both convolutions, whose kernels of 2 move by 2 over an input with a margin of 2.
+        width: Channels of both convolutions, with kernels of 2, stride 2 and padding 2.
         classes: Outputs, of shape (N, classes).
     """
-    _checked(width, side, 1)
-    left = side
+    _require_sizes(width, side, 1)
+    remaining_side = side
     for _ in range(2):
-        left = ((left + 2) // 2 + 1) // 2
+        remaining_side = ((remaining_side + 2) // 2 + 1) // 2
     layers = nn.Sequential(
         *_block(channels, width, 2, 2, 2),
         *_block(width, width, 2, 2, 2),
-        *(nn.Flatten(), nn.Linear(width * left**2, classes)),
+        *(nn.Flatten(), nn.Linear(width * remaining_side**2, classes)),
     )
     return Model(layers, {1: 4, 2: 8}, example=(channels, side, side))

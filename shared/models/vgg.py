@@ -13,34 +13,38 @@ from shared.models.base import Model
 from shared.models.kaiming import kaiming
 
 DEPTHS = {13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
-"""Convolutions in each block; a block ends with a pooling layer, and a cut may be there."""
+"""Convolutions in each block; a block ends with a pooling layer and a legal cut."""
 CHANNELS = (64, 128, 256, 512, 512)
 SIDE = 32
 
 
 def vgg(depth: int, /, channels: int = 3, width: float = 1.0, norm: str = "batch", classes: int = 10) -> Model:
-    """Build the model; the mean over what is left of the image goes into the head.
+    """Build the model; the head gets the mean over the remaining image.
 
     Args:
         depth: 13, 16 or 19.
-        channels: Of the input, of shape (N, channels, height, width); images of 32 x 32 shrink to one pixel. BatchNorm
-            cannot train on a batch of one example that is smaller than 17 x 17.
+        channels: Channels of the input, of shape (N, channels, height, width); images of 32 x 32 shrink to one pixel.
+            BatchNorm cannot train on a batch of one example that is smaller than 17 x 17.
         width: Share of the channels of every layer.
-        norm: Behind every convolution: `batch` or `none`.
+        norm: Layer behind every convolution: `batch` or `none`.
         classes: Outputs, of shape (N, classes).
     """
     if not width > 0:
         raise ValueError(f"width must be above zero, not {width}")
     layers: list[nn.Module] = []
     cuts: dict[int, int] = {}
-    count, now = 0, channels
-    for convolutions, wide in zip(DEPTHS[depth], CHANNELS, strict=True):
+    count, in_channels = 0, channels
+    for convolutions, base_channels in zip(DEPTHS[depth], CHANNELS, strict=True):
         for _ in range(convolutions):
-            layers += [nn.Conv2d(now, now := max(1, round(wide * width)), 3, padding=1), *_norm(norm, now), nn.ReLU()]
-        layers.append(nn.MaxPool2d(2, ceil_mode=True))  # a row of pixels that is left over counts
+            layers += [
+                nn.Conv2d(in_channels, in_channels := max(1, round(base_channels * width)), 3, padding=1),
+                *_norm(norm, in_channels),
+                nn.ReLU(),
+            ]
+        layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps an incomplete row of pixels
         count += convolutions
         cuts[count] = len(layers)
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(now, classes)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, classes)]
     return Model(kaiming(nn.Sequential(*layers)), cuts, example=(channels, SIDE, SIDE), he_normal=True)
 
 

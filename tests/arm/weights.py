@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 
 from shared.models import MODELS
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Tree
 
@@ -28,7 +28,7 @@ def digest(tree: Tree) -> str:
 
 def digests(names: Iterable[str] = tuple(sorted(MODELS))) -> dict[str, str]:
     """Return those of networks with their default options at `SEED`."""
-    return {name: digest(initial(Spec(name=name), SEED).tree()) for name in names}
+    return {name: digest(build_initial(Spec(name=name), SEED).tree()) for name in names}
 
 
 def main() -> None:

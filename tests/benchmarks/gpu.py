@@ -25,7 +25,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.data.load import load as read
 from shared.data.spec import Data
-from shared.models.build import initial, seeded
+from shared.models.build import build_initial, seed_torch
 from shared.protocol.messages import Hyper, Spec
 from shared.registry import build
 from shared.tensors.placement import CPU, choose_device, describe, finish, state_on, to_device
@@ -82,7 +82,7 @@ def run(*, quick: bool = False) -> Sequence[Row]:
 
 def train_once(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
     """Train the one device of a round twice, and time the second."""
-    model, examples = initial(spec, 1), read(Data(source="digits")).subset(torch.arange(BATCHES * BATCH))
+    model, examples = build_initial(spec, 1), read(Data(source="digits")).subset(torch.arange(BATCHES * BATCH))
     state = method.init(model, 1)
     told = method.assign(state, Cohort(("a",), Hyper(batch_size=BATCH, learning_rate=0.01), 1, 1), {}, 1)["a"]
     start = to_device(method.broadcast(state, "a", told), device)
@@ -90,7 +90,7 @@ def train_once(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
     batches = TaskBatches(examples, told, lambda: False, device=device)
     taken = list[float]()
     for _ in range(2):
-        with seeded(told.seed):
+        with seed_torch(told.seed):
             finish(device)
             began = time.perf_counter()
             outcome = method.local(model, state_on(State(), device), dict(start), batches, told)

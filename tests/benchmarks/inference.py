@@ -39,7 +39,7 @@ from edge_server.plan.sections import Chosen
 from edge_server.release.create import create_release
 from edge_server.release.run_model import RunModel
 from edge_server.release.store import export_release
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.inference.release import Preprocessing, ReleaseSource, read_manifest
 from shared.protocol.messages import Spec
 from shared.runtime.executor import background
@@ -57,7 +57,7 @@ def released(
 ) -> tuple[ReleaseFiles, torch.nn.Module]:
     """Return a release of a network as it is before training, and the network; with halves where a cut is named."""
     spec = Chosen(name=name, options=options)
-    model = initial(spec, 1)
+    model = build_initial(spec, 1)
     model.layers.eval()
     plan = Plan(name="bench", rounds=1, algorithm=Chosen(name="fedavg"), model=spec)
     source = ReleaseSource(run="bench", round=1, plan="bench", algorithm=Spec(name="fedavg"))

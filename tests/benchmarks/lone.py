@@ -23,7 +23,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort
 from shared.codecs.dense import dense
 from shared.data.spec import Data
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Spec, Task, Transfer
@@ -86,7 +86,7 @@ def _trainer(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 def _job(folder: Path, model: Spec, spec: Spec, size: tuple[int, int]) -> Job:
     """Return a job of one epoch, or of a split session, of so many batches of so many examples; without a draft yet."""
-    (steps, batch), network = size, initial(model, 0)
+    (steps, batch), network = size, build_initial(model, 0)
     algorithm: Algorithm = build(ALGORITHMS, spec, "algorithm")
     hyper = Hyper(batch_size=batch, local_epochs=1, learning_rate=1e-3)
     state = algorithm.init(network, 0)

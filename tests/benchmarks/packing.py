@@ -13,7 +13,7 @@ from measure import Figure
 from shared.codecs import CODECS
 from shared.codecs.largest import find_largest
 from shared.codecs.topk import sent_values, topk_bytes
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
 from shared.tensors.bits import pack, unpack
@@ -134,7 +134,7 @@ def _topk(values: int) -> list[Figure]:
 
 def _headers(cuts: Sequence[int]) -> list[Figure]:
     """Take the client parts of VGG-19, a share of whose weights is pruned: header and gaps over the formulas' bytes."""
-    model = initial(Spec(name="vgg19"), seed=1)
+    model = build_initial(Spec(name="vgg19"), seed=1)
     figures = []
     for cut in cuts:
         part = _part(model.tree(), model.cuts[cut])

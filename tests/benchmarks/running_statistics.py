@@ -34,7 +34,7 @@ from shared.data.load import load
 from shared.data.partition import split_dirichlet
 from shared.data.spec import Data
 from shared.models.base import Model
-from shared.models.build import blank, initial, seeded, zeroed
+from shared.models.build import build_blank, build_initial, build_zeroed, seed_torch
 from shared.models.evaluate import score
 from shared.models.running_statistics import measure_statistics, statistics_of
 from shared.protocol.messages import Hyper, Spec, mix
@@ -78,7 +78,7 @@ def runs_table(folders: Sequence[Path]) -> Table:
         records = store.records()
         plan: Plan = next(one.plan for one in records if isinstance(one, RunOpened))
         last = [one for one in closed_rounds(records) if one.outcome == "aggregated"][-1]
-        tree, model = store.load(last.round).tree, blank(plan.model)
+        tree, model = store.load(last.round).tree, build_blank(plan.model)
         store.close()
         test, inputs = load(test_data(plan)), shuffled(load(plan.data)).inputs
         anew = [measure_statistics(model.layers, tree, first(inputs, count)) for count in COUNTS]
@@ -142,7 +142,7 @@ def method_accuracies(name: str, seed: int, rounds: int) -> tuple[float | None, 
     """Return test accuracies after some rounds: stored and measured anew, of the server's model and devices' own."""
     algorithm, fleet = ALGORITHMS[name](), make_fleet(seed)
     state, devices, trees = train(algorithm, fleet, seed, rounds)
-    model, everybody = blank(MODEL), shuffled(load(Data(source="digits"))).inputs
+    model, everybody = build_blank(MODEL), shuffled(load(Data(source="digits"))).inputs
     server: tuple[float | None, ...] = (None, None, None, None)
     judged = evaluated_parameters(algorithm, state)
     if {key for key, _ in model.layers.named_parameters()} <= judged.keys():
@@ -182,8 +182,12 @@ def pair(model: Model, tree: Tree, inputs: Tensor, test: Examples) -> tuple[floa
 
 def train(algorithm: Algorithm, fleet: Fleet, seed: int, rounds: int) -> tuple[State, list[str], Mapping[str, Tree]]:
     """Run rounds without a network between; return the server's state, the devices, and the models that they use."""
-    model, names = zeroed(MODEL), tuple(fleet.shares)
-    state, own, trees = algorithm.init(initial(MODEL, seed), seed), dict.fromkeys(names, State()), dict[str, Tree]()
+    model, names = build_zeroed(MODEL), tuple(fleet.shares)
+    state, own, trees = (
+        algorithm.init(build_initial(MODEL, seed), seed),
+        dict.fromkeys(names, State()),
+        dict[str, Tree](),
+    )
     allocation = {name: {"keep": KEEPS[place % len(KEEPS)], "prune": 0.5} for place, name in enumerate(names)}
     for number in range(1, rounds + 1):
         mean = algorithm.empty(state)
@@ -191,7 +195,7 @@ def train(algorithm: Algorithm, fleet: Fleet, seed: int, rounds: int) -> tuple[S
         for name, told in algorithm.assign(state, Cohort(names, HYPER, seed, rounds), allocation, number).items():
             down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told).items()}
             batches = TaskBatches(fleet.shares[name], told, lambda: False)
-            with seeded(mix(seed, number, name)):
+            with seed_torch(mix(seed, number, name)):
                 own[name], result = algorithm.local(model, own[name], dict(down), batches, told)  # type: ignore[misc]
             mean = algorithm.absorb(mean, name, told, result)
             if algorithm.personal and number == rounds:

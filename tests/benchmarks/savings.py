@@ -31,7 +31,7 @@ from shared.codecs.dense import dense
 from shared.codecs.masked import masked
 from shared.data.load import load as read
 from shared.data.spec import Data
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Hyper, Spec
 from shared.tensors.pruning import apply_mask
 from shared.tensors.tree import State, Tree
@@ -95,9 +95,9 @@ def _steps(shares: Sequence[float], turns: int) -> list[Figure]:
 
 def _bottom(width: float) -> tuple[Bottom, Tensor]:
     spec = Spec(name="vgg19", options={"width": width})
-    whole = initial(spec, 0)
+    whole = build_initial(spec, 0)
     tree = {name: leaf.clone() for name, leaf in whole.below(CUT).state_dict().items()}
-    return Bottom(blank(spec), CUT, tree), torch.randn(BATCH, *whole.example)
+    return Bottom(build_blank(spec), CUT, tree), torch.randn(BATCH, *whole.example)
 
 
 def _step(bottom: Bottom, inputs: Tensor) -> None:
@@ -163,9 +163,9 @@ def _channels(shares: Sequence[float], steps: int) -> list[Figure]:
 def _pruned(importance: str, share: float, steps: int) -> Tree:
     """Return the client part of one device after a run."""
     algorithm = splitfed(cut=5, period=steps, sparsity=share, importance=importance)
-    hyper, model = Hyper(batch_size=BATCH, learning_rate=0.05), blank(NARROW)
-    state, device, tree = algorithm.init(initial(NARROW, 0), 0), State(), Tree()
-    with seeded(0):
+    hyper, model = Hyper(batch_size=BATCH, learning_rate=0.05), build_blank(NARROW)
+    state, device, tree = algorithm.init(build_initial(NARROW, 0), 0), State(), Tree()
+    with seed_torch(0):
         for number in range(1, PERIODS + 1):
             told = algorithm.assign(state, Cohort(("board",), hyper, 0, PERIODS), {}, number)
             batches = TaskBatches(read(Data(source="digits")), told["board"], lambda: False)

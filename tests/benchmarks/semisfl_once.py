@@ -32,7 +32,7 @@ from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.models.alexnet import alexnet
 from shared.models.base import Model
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol import payload
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.runtime import malloc
@@ -149,7 +149,7 @@ class Loop:
 
 def device_step(*, with_teacher: bool) -> Step:
     """Return a step of a device: SemiSFL's, or the training of the student's bottom alone on the same views."""
-    model, told = blank(Spec(name="alexnet", options=NET)), Assignment(seed=1, hyper=HYPER, steps=50)
+    model, told = build_blank(Spec(name="alexnet", options=NET)), Assignment(seed=1, hyper=HYPER, steps=50)
     labels = torch.zeros(20 * BATCH, dtype=torch.int64)
     examples = Examples(torch.rand(20 * BATCH, *model.example), labels).without_labels()
     batches, bottom = TaskBatches(examples, told, lambda: False), model.below(CUT)

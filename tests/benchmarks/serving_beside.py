@@ -25,7 +25,7 @@ from device_agent.trainer.interface import Job
 from device_agent.trainer.process import TrainerProcess
 from shared.codecs.dense import dense
 from shared.data.spec import Data
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload
 from shared.protocol.inference.release import read_manifest
 from shared.protocol.measurements import Cost
@@ -81,7 +81,7 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
 
 def training_job(folder: Path, number: int, epochs: int, network: Spec = NETWORK) -> Job:
     """Return a job as an agent gives it."""
-    data = b"".join(payload.pack(dense().encode(initial(network, 1).tree(), None)[0]))
+    data = b"".join(payload.pack(dense().encode(build_initial(network, 1).tree(), None)[0]))
     (folder / "params").write_bytes(data)
     task = Task(
         run="bench",

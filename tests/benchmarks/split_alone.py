@@ -20,7 +20,7 @@ from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Session
 from shared.data import load as data
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import build
@@ -30,9 +30,13 @@ from shared.tensors.tree import State, Tree
 
 def alone(plan: Plan, count: int) -> tuple[list[float], float]:
     """Do the steps of a plan's first round; return the seconds of each, and the processor seconds of one."""
-    fleet, algorithm, model = devices(plan, count), build(ALGORITHMS, plan.algorithm, "algorithm"), blank(plan.model)
+    fleet, algorithm, model = (
+        devices(plan, count),
+        build(ALGORITHMS, plan.algorithm, "algorithm"),
+        build_blank(plan.model),
+    )
     names = tuple(device.name for device in fleet)
-    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    state = algorithm.init(build_initial(plan.model, plan.seed), plan.seed)
     told = algorithm.assign(state, Cohort(names, plan.hyper, plan.seed, plan.rounds), {}, 1)
     sessions = dict[str, Session]()
     for place, name in enumerate(names):
@@ -43,7 +47,7 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
     for step in range(1, told[names[0]].steps + 1):
         began = time.perf_counter()
         ups = {name: _up(sessions[name], downs[name], told[name], step, name) for name in names}
-        with seeded(mix(plan.seed, step, SERVER)):
+        with seed_torch(mix(plan.seed, step, SERVER)):
             state, downs = algorithm.split.serve(model, state, told, ups)
         taken.append(time.perf_counter() - began)
     return taken, (time.process_time() - before) / len(taken)
@@ -51,7 +55,7 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
 
 def _up(session: Session, down: Tree | None, told: Assignment, step: int, device: str) -> Tree:
     """Go back through a device's last batch, then forward through its next."""
-    with seeded(mix(told.seed, step, device)):
+    with seed_torch(mix(told.seed, step, device)):
         return session.send(down)
 
 

@@ -34,7 +34,7 @@ from edge_server.sites.gossip import Gossip, Ourselves
 from edge_server.sites.link import Births, Links
 from shared.codecs.dense import dense
 from shared.errors import WireError
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload, wire
 from shared.protocol.messages import BLOCK_BYTES, Ack, Message, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
@@ -91,7 +91,7 @@ def virtual(routine: Coroutine[Any, Any, T]) -> T:
 
 def beginning(plan: Plan) -> Tree:
     """Return the model's first parameters."""
-    return initial(plan.model, plan.seed).tree()
+    return build_initial(plan.model, plan.seed).tree()
 
 
 def moved(plan: Plan, by: float) -> Tree:

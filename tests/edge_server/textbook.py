@@ -38,7 +38,7 @@ from shared.data.examples import Examples, split_holdout
 from shared.data.load import load as load_examples
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Assignment, Missed, mix
 from shared.registry import build
 from shared.tensors import tree
@@ -252,8 +252,8 @@ def plain(steps: int = 4, rate: float = 0.2) -> Algorithm:
 def alone(plan: Plan) -> Tree:
     """Return what a run comes to in one loop: no messages, no files, every device's step after the other's."""
     fleet, algorithm = devices(plan, 0), build(ALGORITHMS, plan.algorithm, "algorithm")
-    names, model, own_shares = [device.name for device in fleet], blank(plan.model), shares(plan)
-    state = algorithm.init(initial(plan.model, plan.seed), plan.seed)
+    names, model, own_shares = [device.name for device in fleet], build_blank(plan.model), shares(plan)
+    state = algorithm.init(build_initial(plan.model, plan.seed), plan.seed)
     for number in range(1, plan.rounds + 1):
         told = algorithm.assign(state, Cohort(tuple(names), plan.hyper, plan.seed, plan.rounds), {}, number)
         sessions, ups = {}, {}
@@ -261,15 +261,15 @@ def alone(plan: Plan) -> Tree:
             batches = TaskBatches(own, told[name], lambda: False)
             start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
             sessions[name] = algorithm.local(model, State(), start, batches, told[name])
-            with seeded(mix(told[name].seed, 1, name)):
+            with seed_torch(mix(told[name].seed, 1, name)):
                 ups[name] = next(sessions[name])
         results, top = {}, State({key: leaf.clone() for key, leaf in sorted(state.tree.items())}, state.facts)
         for step in range(1, told[names[0]].steps + 1):
-            with seeded(mix(plan.seed, (number - 1) * told[names[0]].steps + step, "_server")):
+            with seed_torch(mix(plan.seed, (number - 1) * told[names[0]].steps + step, "_server")):
                 top, downs = algorithm.split.serve(model, top, told, ups)
             for name in names:
                 try:
-                    with seeded(mix(told[name].seed, step + 1, name)):
+                    with seed_torch(mix(told[name].seed, step + 1, name)):
                         ups[name] = sessions[name].send(downs[name])
                 except StopIteration as done:
                     results[name] = done.value[1]

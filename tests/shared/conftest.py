@@ -19,7 +19,7 @@ from shared.data.examples import Examples
 from shared.data.load import load
 from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Assignment, Hyper, Report
 from shared.tensors.tree import State
@@ -142,7 +142,7 @@ def fleet() -> dict[str, Examples]:
 @pytest.fixture(scope="session")
 def model() -> Callable[[], object]:
     """Return a maker of the same model."""
-    return lambda: initial(MLP, 5)
+    return lambda: build_initial(MLP, 5)
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +171,7 @@ def play() -> Callable[..., State]:
         order: str = "",
         kept: dict[str, State] | None = None,
     ) -> State:
-        state, devices = algorithm.init(initial(MLP, 5), 5), {device: State() for device in fleet}
+        state, devices = algorithm.init(build_initial(MLP, 5), 5), {device: State() for device in fleet}
         cohort = Cohort(tuple(fleet), hyper, seed=11, rounds=number)
         labelled = (
             torch.cat([one.inputs for one in fleet.values()]),
@@ -179,18 +179,18 @@ def play() -> Callable[..., State]:
         )
         for round_number in range(1, number + 1):
             if algorithm.server:
-                state = algorithm.server.train(blank(MLP), state, labelled, cohort, round_number)
+                state = algorithm.server.train(build_blank(MLP), state, labelled, cohort, round_number)
             mean = algorithm.empty(state)
             told = algorithm.assign(state, cohort, {}, round_number)
             batches_of = {device: Own(fleet[device], one) for device, one in told.items()}
             if algorithm.split:
-                driven = drive(algorithm, blank(MLP), state, told, batches_of, before=devices)
+                driven = drive(algorithm, build_blank(MLP), state, told, batches_of, before=devices)
                 state, devices, results = driven.state, driven.devices, driven.results
             else:
                 results = {}
                 for device, one in told.items():
                     start = algorithm.broadcast(state, device, one)
-                    outcome = algorithm.local(initial(MLP, 6), devices[device], start, batches_of[device], one)
+                    outcome = algorithm.local(build_initial(MLP, 6), devices[device], start, batches_of[device], one)
                     assert isinstance(outcome, tuple)
                     devices[device], results[device] = outcome
             for device in order or sorted(fleet):

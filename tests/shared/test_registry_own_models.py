@@ -11,7 +11,7 @@ import torch
 
 from shared import registry
 from shared.errors import ConfigError
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.models.cost import cut_table
 from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Spec
@@ -78,7 +78,7 @@ def module(tmp_path: Path, monkeypatch) -> Iterator[Path]:
 
 def refusal(name: str, **options: int) -> str:
     with pytest.raises(ConfigError) as caught:
-        blank(Spec(name=name, options=options))
+        build_blank(Spec(name=name, options=options))
     return str(caught.value)
 
 
@@ -86,7 +86,7 @@ def test_an_allowed_builder_is_a_model_like_any_other(module):
     """Seeded, blank, cut and with options that are checked."""
     registry.allow(["fieldnets:net"])
     spec = Spec(name="fieldnets:net", options={"hidden": 5})
-    first, again = initial(spec, 7).tree(), initial(spec, 7).tree()
+    first, again = build_initial(spec, 7).tree(), build_initial(spec, 7).tree()
     assert first["0.weight"].shape == (5, 4)
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert all(leaf.is_meta for leaf in build_skeleton(spec).parameters())
@@ -102,16 +102,16 @@ def test_what_is_not_allowed_is_not_imported(module):
         assert "'fieldnets:net' is not allowed in this process" in refusal("fieldnets:net")
     assert not imported.exists()
     registry.allow(["fieldnets:*"])
-    blank(Spec(name="fieldnets:net"))
+    build_blank(Spec(name="fieldnets:net"))
     assert imported.exists()
 
 
 def test_a_star_allows_what_the_module_defines_and_not_what_it_imports(module, tmp_path):
     """A shell that a module happens to import is no model; the star itself is no name."""
     registry.allow(["fieldnets:*"])
-    assert blank(Spec(name="fieldnets:net")).cuts == {1: 2}
+    assert build_blank(Spec(name="fieldnets:net")).cuts == {1: 2}
     with pytest.raises(ConfigError, match="system is not defined in fieldnets itself"):
-        blank(Spec(name="fieldnets:system", options={"command": f"touch {tmp_path}/ran"}))
+        build_blank(Spec(name="fieldnets:system", options={"command": f"touch {tmp_path}/ran"}))
     assert not (tmp_path / "ran").exists()
     assert "not allowed" in refusal("fieldnets:*")
 
@@ -133,7 +133,7 @@ def test_names_that_try_it_are_refused(module, name):
         ("fieldnets:absent", "no function 'absent'"),
         ("fieldnets:nothing", "returned a NoneType"),
         ("fieldnets:bare", "returned a Linear"),
-        ("fieldnets:wrong", "a cut is outside the chain"),
+        ("fieldnets:wrong", "must be inside the chain"),
         ("broken:net", "invalid syntax"),
         ("lacking:net", "No module named 'no_such_library'"),
         ("failing:net", "NameError: name 'nobody_has_defined_this' is not defined"),

@@ -10,7 +10,7 @@ from edge_server.journal.runs import find
 from edge_server.plan.sections import OptimizerPlan
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.spelling import guess
@@ -30,8 +30,8 @@ def run_named(tmp_path, name):
 
 MISTAKES = {
     "fedavg": lambda _: build(ALGORITHMS, Spec(name="fedagv"), "algorithm"),
-    "width": lambda _: blank(Spec(name="cnn", options={"widht": 3})),
-    "cnn": lambda _: blank(Spec(name="cn")),
+    "width": lambda _: build_blank(Spec(name="cnn", options={"widht": 3})),
+    "cnn": lambda _: build_blank(Spec(name="cn")),
     "hcef": lambda _: allocator_of(OptimizerPlan(name="hceff")),
     "raspberry-pi-5": lambda root: load_for_board(root, "raspberry-pi5"),
     "demo-20261127T000000Z-abcd": lambda root: run_named(root, "demo-20261127T00000Z-abcd"),

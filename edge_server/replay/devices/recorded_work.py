@@ -7,7 +7,7 @@ from typing import TypeAlias
 from edge_server.replay.trace.schema import DecisionRow
 from edge_server.replay.trace.trace import Trace
 from shared.algorithms import ALGORITHMS
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.models.evaluate import build_skeleton
 from shared.protocol.messages import Assignment, Hyper
 from shared.registry import build
@@ -23,7 +23,7 @@ def count_weights(trace: Trace) -> int:
     if any(decision.steps for decision in trace.decisions):
         algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
         assignment = Assignment(seed=plan.seed, hyper=plan.hyper)
-        start = algorithm.broadcast(algorithm.init(blank(plan.model), plan.seed), "", assignment)
+        start = algorithm.broadcast(algorithm.init(build_blank(plan.model), plan.seed), "", assignment)
         leaves = {name: leaf for name, leaf in leaves.items() if name in start}
     return sum(leaf.numel() for leaf in leaves.values())
 
@@ -34,7 +34,7 @@ def step_shares(trace: Trace) -> Shares:
     step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
     if step_share is None:
         return {}
-    model = blank(plan.model)
+    model = build_blank(plan.model)
     return {
         (decision.device, decision.round): step_share(model, _assignment_of(decision)) for decision in trace.decisions
     }

@@ -29,7 +29,7 @@ from shared.algorithms.personal.network_parts import (
 from shared.algorithms.personal_model import require_finite
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.sgd import descend
 from shared.tensors.tree import State, Tree, check_like
@@ -101,7 +101,7 @@ class Training:
         if settings.importance == "magnitude":
             return received.abs()
         buffers = {name: leaf.clone() for name, leaf in self.model.layers.named_buffers()}
-        with seeded(0):
+        with seed_torch(0):
             for batch in islice(iter(batches), settings.warmup_steps):
                 self.step(batch, {}, update_personal=False)
         self._global_momenta = {}

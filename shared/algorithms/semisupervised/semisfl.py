@@ -73,7 +73,7 @@ from shared.algorithms.split.cut_shapes import features_at_cut
 from shared.data.views.pair import Strength
 from shared.errors import ConfigError, WireError
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.models.initial_weights import fill
 from shared.protocol.messages import Assignment
 from shared.tensors import tree
@@ -116,7 +116,7 @@ def _draw_head(settings: SemisflSettings, width: int, seed: int) -> Tree:
         return {}
     hidden, out = settings.hidden, settings.projections
     widths = {"none": [], "linear": [(width, out)], "mlp": [(width, hidden), (hidden, out)]}[settings.head]
-    with seeded(seed):
+    with seed_torch(seed):
         layers = nn.Sequential(*(nn.Linear(*pair) for pair in widths))
     fill(layers, seed + 1, he_normal=False)
     return {name: leaf.detach() for name, leaf in layers.state_dict().items()}

@@ -19,7 +19,7 @@ from device_agent.trainer.process import TrainerProcess
 from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError, Superseded, TaskFailed, WireError
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import evaluation_graph as graphs
 from shared.protocol import payload
 from shared.protocol.messages import Spec, Transfer
@@ -135,7 +135,7 @@ def maps_of(pid: int) -> str:
 
 def bent(make: Callable[[Tree], Tree], make_task, device: Device) -> str:
     """Return the path of parameters that are not as they should be."""
-    return device.params(make(initial(make_task().model, 1).tree()))
+    return device.params(make(build_initial(make_task().model, 1).tree()))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_pictures_and_running_statistics_are_bound_too(tmp_path, device, make_ta
     random = np.random.default_rng(3)
     np.savez(tmp_path / "p.npz", x=random.normal(size=(40, *shape)).astype(np.float32), y=random.integers(0, 10, 40))
     data = msgspec.structs.replace(make_data(), source="npz", path=str(tmp_path / "p.npz"))
-    tree = initial(model, 4).tree()
+    tree = build_initial(model, 4).tree()
     for name, leaf in tree.items():
         if name.endswith(("running_mean", "running_var")):
             leaf.copy_(torch.rand(leaf.shape, generator=torch.Generator().manual_seed(1)) + 0.5)

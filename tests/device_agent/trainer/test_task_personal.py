@@ -12,7 +12,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
 from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
-from shared.models.build import DRAW, initial
+from shared.models.build import DRAW, build_initial
 from shared.models.evaluate import score
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.tensors.tree import State, Tree
@@ -32,7 +32,7 @@ def personal(make_task, device):
 
 
 def expected(device, tree: Tree) -> dict[str, float]:
-    model, held = initial(SPEC, 0), next(iter(device.workspace.examples.values()))[1]
+    model, held = build_initial(SPEC, 0), next(iter(device.workspace.examples.values()))[1]
     found = score(model.layers.eval(), tree, held)
     return {"eval_accuracy": found.accuracy, "eval_loss": found.loss, "eval_examples": float(len(held))}
 
@@ -45,7 +45,7 @@ def test_a_personal_model_is_tried_as_training_left_it(device, personal):
     draft = device.perform(personal(evaluate=True), params=device.sent)
     found = update_of(draft).metrics
     assert found == pytest.approx(expected(device, kept(draft).tree))
-    assert found != pytest.approx(expected(device, initial(SPEC, 7).tree()))
+    assert found != pytest.approx(expected(device, build_initial(SPEC, 7).tree()))
 
 
 def test_evaluation_alone_is_of_the_model_on_disk(device, personal):
@@ -65,7 +65,7 @@ def test_evaluation_alone_is_of_the_model_on_disk(device, personal):
 
 def test_a_device_that_never_took_part_tries_what_all_begin_with(device, personal):
     found = update_of(device.perform(personal(train=False, evaluate=True), params=device.sent)).metrics
-    assert found == pytest.approx(expected(device, initial(SPEC, 7).tree()))
+    assert found == pytest.approx(expected(device, build_initial(SPEC, 7).tree()))
 
 
 def test_the_model_goes_on_from_round_to_round(device, personal):

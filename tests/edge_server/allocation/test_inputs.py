@@ -20,7 +20,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort
 from shared.algorithms.fedavg import fedavg
 from shared.errors import ConfigError
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol.measurements import Cost, Reading, StepCost
 from shared.protocol.messages import Assignment, Hyper, Report
 from shared.registry import build
@@ -158,8 +158,8 @@ def test_limits_are_what_is_left_of_the_budgets(tmp_path):
 def test_sizes_of_a_network(tmp_path):
     """64-4-10: 64 * 4 + 4 * 10 weights and 14 biases; of half of the hidden neurons, half of the weights."""
     plan = plan_of(tmp_path, 'name = "keep_ratio"')
-    model = blank(plan.model)
-    found = measure_model(fedavg(), model, State(initial(plan.model, 0).tree()))
+    model = build_blank(plan.model)
+    found = measure_model(fedavg(), model, State(build_initial(plan.model, 0).tree()))
     whole, weights = sum(one.numel() for one in model.layers.parameters()), 0
     for one in model.layers.parameters():
         weights += one.numel() if one.ndim > 1 else 0
@@ -207,7 +207,7 @@ def test_iterations_are_those_that_devices_take(tmp_path, options, iterations):
         tmp_path, 'name = "bandwidth"\noptions = { compute = "dense", most_pruned = 1.0, deadline_s = 1e6 }',
         algorithm=algorithm, model=network, evaluation="every = 0",
     )  # fmt: skip
-    method, model = build(ALGORITHMS, plan.algorithm, "algorithm"), initial(plan.model, 0)
+    method, model = build(ALGORITHMS, plan.algorithm, "algorithm"), build_initial(plan.model, 0)
     state = method.init(model, 0)
     for pruned, steps in iterations.items():
         told = method.assign(state, Cohort(("a",), Hyper(), seed=0), {"a": {"prune": pruned}}, 1)

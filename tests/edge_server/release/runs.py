@@ -27,7 +27,7 @@ from edge_server.plan.sections import Chosen
 from edge_server.release.create import create_release
 from edge_server.release.run_model import read_model
 from edge_server.release.store import StoredRelease, publish
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload
 from shared.protocol.inference.release import ReleasePart, sha256_of
 from shared.protocol.messages import LOSSLESS, Spec
@@ -52,7 +52,7 @@ ACCURACIES = {1: 0.5, 2: 0.875, 3: 0.75}
 def trained(model: Spec, seed: int) -> Tree:
     """Return leaves as training might leave them: no two alike, variances above zero."""
     generator = torch.Generator().manual_seed(seed)
-    tree = initial(model, seed).tree()
+    tree = build_initial(model, seed).tree()
     for name, leaf in tree.items():
         if name.endswith("running_var"):
             leaf.copy_(torch.rand(leaf.shape, generator=generator) + 0.5)

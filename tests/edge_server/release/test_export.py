@@ -19,7 +19,7 @@ from shared import registry
 from shared.data.spec import Data
 from shared.models import MODELS
 from shared.models.base import Model
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.inference.release import Preprocessing
 from shared.tensors import file
 from tests.edge_server.harness import write_examples
@@ -44,7 +44,7 @@ def test_onnx_runtime_computes_what_pytorch_does(tmp_path, capsys, name):
     assert (told["round"], told["size"]) == (2, out.stat().st_size)
     assert told["error"] <= MOST_ERROR
     network, tree = (
-        blank(run.opened.plan.model),
+        build_blank(run.opened.plan.model),
         file.load(run.folder / "checkpoints" / "round-000002.safetensors").tree,
     )
     inputs = torch.randn((7, *network.example), generator=torch.Generator().manual_seed(5))
@@ -67,7 +67,7 @@ def test_weights_alone_and_torchscript(tmp_path, capsys):
     found = load_file(weights)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], leaf) for name, leaf in expected.items())
-    network = blank(run.opened.plan.model)
+    network = build_blank(run.opened.plan.model)
     inputs = torch.randn((5, *network.example), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         outputs = torch.jit.load(script)(inputs)
@@ -77,7 +77,7 @@ def test_weights_alone_and_torchscript(tmp_path, capsys):
 
 def test_of_a_split_method_both_parts_and_of_semisfl_the_teacher(tmp_path):
     split = read_model(leave_run(tmp_path, "lenet", algorithm=Chosen(name="fedsl", options={"cut": 2})))
-    assert split.tree.keys() == blank(split.plan.model).tree().keys()
+    assert split.tree.keys() == build_blank(split.plan.model).tree().keys()
     teacher = {f"teacher/{name}": leaf + 1 for name, leaf in split.tree.items()}
     semi = leave_run(tmp_path, "lenet", run="semi-1", algorithm=Chosen(name="semisfl"), more=teacher)
     found = read_model(semi)

@@ -13,7 +13,7 @@ from edge_server.replay.training_executor import TrainingExecutor
 from shared.codecs.dense import dense
 from shared.data.cache import DataCache
 from shared.data.spec import Data, Even
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload
 from shared.protocol.messages import Assignment, Hyper, Spec, Transfer, Update
 from tests.edge_server.harness import packed, write_examples
@@ -27,7 +27,7 @@ WITHIN = 1e-5
 def ordered(folder: Path, device: int, **changes) -> object:
     """Return an order of one device, whose parameters are those of the seed `start`."""
     start, hyper = changes.pop("start", 0), changes.pop("hyper", Hyper(batch_size=4))
-    data, place = packed(initial(MODEL, start).tree()), folder / str(device)
+    data, place = packed(build_initial(MODEL, start).tree()), folder / str(device)
     place.mkdir(parents=True)
     (place / "params").write_bytes(changes.pop("params", data))
     transfer = Transfer(digest=payload.digest([memoryview(data)]), size=len(data), frame_bytes=1024)

@@ -20,7 +20,7 @@ from shared.algorithms.base import Algorithm
 from shared.algorithms.fedavg import LocalSgd, fedavg, local_sgd
 from shared.data.examples import Examples
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper
@@ -108,7 +108,7 @@ counts = st.lists(st.integers(1, 13), min_size=1, max_size=5)
 @given(hypers, counts, st.integers(1, 9), st.integers(1, 7), st.sampled_from(STACKED), st.integers(0, 99))
 def test_a_perceptron_learns_together_what_it_learns_alone(hyper, counts, features, hidden, name, seed):
     """For any shapes, batch sizes, unequal shares, seeds, momentum and decay; in double precision to ten digits."""
-    with seeded(seed):
+    with seed_torch(seed):
         model = network(mlp(features, hidden, CLASSES).layers, torch.float64)
     require_same(model, cohort((features,), counts, hyper, seed, torch.float64), hyper, ALGORITHMS[name](), FLOAT64)
 
@@ -117,7 +117,7 @@ def test_a_perceptron_learns_together_what_it_learns_alone(hyper, counts, featur
 @given(hypers, counts, st.integers(1, 3), st.sampled_from([4, 8]), st.integers(1, 3), st.integers(0, 99))
 def test_a_convolutional_network_learns_together_what_it_learns_alone(hyper, counts, channels, side, width, seed):
     """The same of pictures, whose devices are groups of one convolution."""
-    with seeded(seed):
+    with seed_torch(seed):
         model = network(cnn(channels, side, width, 4, CLASSES).layers, torch.float64)
     batches = cohort((channels, side, side), counts, hyper, seed, torch.float64)
     require_same(model, batches, hyper, ALGORITHMS["fedprox"](mu=0.5), FLOAT64)
@@ -128,7 +128,7 @@ def test_a_convolutional_network_learns_together_what_it_learns_alone(hyper, cou
 def test_single_precision_agrees_within_its_rounding(name, devices):
     """With the kernels that replays use, one device alone included: five digits after ten steps."""
     hyper = msgspec.structs.replace(HYPER, momentum=0.5, local_epochs=2, batch_size=8)
-    with seeded(3):
+    with seed_torch(3):
         model = network(cnn(1, 12, 8, 16, CLASSES).layers)
     require_same(
         model, cohort((1, 12, 12), [40 - 3 * k for k in range(devices)], hyper), hyper, ALGORITHMS[name](), FLOAT32

@@ -22,7 +22,7 @@ from shared.codecs import CODECS
 from shared.codecs.base import Codec
 from shared.codecs.dense import dense
 from shared.data.cache import DataCache
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol import payload, wire
 from shared.protocol.measurements import Cost, Provenance, Spent
 from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, mix
@@ -163,7 +163,7 @@ class Words:
 
     def __init__(self, plan: Plan, run: str) -> None:
         self.plan, self.run = plan, run
-        tree = initial(plan.model, plan.seed).tree()
+        tree = build_initial(plan.model, plan.seed).tree()
         self.down = _packed(dense(), dict(sorted(tree.items())))  # parameters go by name
         numbers = torch.Generator().manual_seed(1)
         scattered = {

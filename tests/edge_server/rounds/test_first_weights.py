@@ -14,7 +14,7 @@ from edge_server.journal.records import RoundOpened, RunOpened
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from edge_server.replay.trace.export import trace_of
-from shared.models.build import DRAW, TORCHS, initial
+from shared.models.build import DRAW, TORCHS, build_initial
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import NAMES, make_plan, require_equal
@@ -37,8 +37,8 @@ def begun(folder: Path, plan: Plan, draw: str) -> None:
 
 def require_began(tree: Tree, plan: Plan, draw: str) -> None:
     """Compare with both draws, which differ; a mean of equal models may round them."""
-    torch.testing.assert_close(tree, initial(plan.model, plan.seed, draw).tree(), rtol=1e-6, atol=0)
-    other = initial(plan.model, plan.seed, TORCHS if draw == DRAW else DRAW).tree()
+    torch.testing.assert_close(tree, build_initial(plan.model, plan.seed, draw).tree(), rtol=1e-6, atol=0)
+    other = build_initial(plan.model, plan.seed, TORCHS if draw == DRAW else DRAW).tree()
     assert not torch.equal(tree["1.weight"], other["1.weight"])
 
 
@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, method, dra
     if method in {"fedspu", "local_only"}:
         for name in NAMES:
             own = device_state.read(tmp_path / name / "state" / RUN)[0].tree
-            require_equal(own, initial(plan.model, plan.seed, draw).tree())
+            require_equal(own, build_initial(plan.model, plan.seed, draw).tree())
     told = [one.values for record in records if isinstance(record, RoundOpened) for one in record.assignments.values()]
     assert {one.get("model_draw", TORCHS) for one in told} == {draw if method != "fedavg" else TORCHS}
     trace = trace_of(records)

@@ -13,7 +13,7 @@ from edge_server.rounds.split.top_model import TopModel
 from shared.codecs import CODECS
 from shared.codecs.base import MOST_BYTES, Codec
 from shared.errors import WireError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Blob, Payload, Room, Spec, Update
 from shared.protocol.payload import pack
 from shared.tensors.tree import State, Tree
@@ -121,7 +121,7 @@ def test_features_stand_for_no_more_than_a_gibibyte():
     receiving = Receiver(sent.transfer, MemorySink, policy, policy.pace(0.0), 0.0)
     for data in sent.push(Room(blocks=sent.transfer.blocks, frame_bytes=MAX_FRAME_BYTES), 2 * MAX_FRAME_BYTES)[1]:
         receiving.take(frames.decode(data), 0.0)
-    top = TopModel(plain(), blank(Spec(name="mlp")), State(), CODECS["masked"](), {}, seed=0, before=0)
+    top = TopModel(plain(), build_blank(Spec(name="mlp")), State(), CODECS["masked"](), {}, seed=0, before=0)
     with pytest.raises(WireError) as caught:
         top.read("a", receiving)
     assert caught.value.reason == "oversized"

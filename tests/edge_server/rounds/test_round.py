@@ -18,7 +18,7 @@ from edge_server.rounds.evaluation.round_figures import list_accuracies, weighte
 from edge_server.rounds.round import Rounds
 from shared.algorithms.fedavg import fedavg
 from shared.codecs.dense import dense
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol import payload, wire
 from shared.protocol.messages import Status, Task, Update
 from shared.protocol.topics import topic
@@ -59,7 +59,7 @@ def test_equal_payloads_that_do_not_share_leaves_reach_everybody(tmp_path):
         store = SqliteStore(tmp_path / "run", durable=False)
         server = Server(SITE, broker, clock, inline)
         link = LinkConfig(frame_bytes=1024)
-        rounds = Rounds("run", plan, server, store, copying, link, blank(plan.model), None)
+        rounds = Rounds("run", plan, server, store, copying, link, build_blank(plan.model), None)
         for name in devices:
             birth = Status(device=name, session=1, instance=name, online=True)
             await broker.publish(topic(SITE, name, "status"), wire.encode(birth), retain=True)

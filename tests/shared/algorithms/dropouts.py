@@ -16,7 +16,7 @@ from torch.nn import functional
 from shared.algorithms.base import Algorithm, Cohort, Result
 from shared.algorithms.fedavg import local_sgd
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
 from shared.subnetworks.neurons import PREFIX, Active, coverage, draw_neurons, read_chain, unpack
 from shared.tensors.sgd import descend
@@ -28,7 +28,7 @@ HYPER = Hyper(local_epochs=3, batch_size=4, learning_rate=0.1)
 
 def network(seed: int = 5) -> Model:
     """Return convolutions and a linear layer with BatchNorm; what comes replaces its parameters."""
-    with seeded(seed):
+    with seed_torch(seed):
         return normed()
 
 
@@ -73,7 +73,7 @@ class Site:
         """Have a device do its task; a payload is checked as the server does, outline first."""
         told, before = self.told[device], self.devices.get(device, State())
         model = network(6)
-        with seeded(told.seed):
+        with seed_torch(told.seed):
             own = Own(data or self.data(device), told)
             self.devices[device], result = self.algorithm.local(model, before, self.down[device], own, told)
         up = {key: leaf.clone() for key, leaf in result.tree.items()}
@@ -107,7 +107,7 @@ def after_an_epoch(site: Site, device: str) -> tuple[Tree, Tree]:
     one = msgspec.structs.replace(told, hyper=msgspec.structs.replace(told.hyper, local_epochs=1))
     start = model.tree() | bare(site.down[device])
     start = {key: leaf.clone() for key, leaf in start.items()}
-    with seeded(told.seed):
+    with seed_torch(told.seed):
         moved = local_sgd(model, State(), start, Own(site.data(device), one), one, gather)[1].tree
     return {key: start[key] + leaf for key, leaf in moved.items()}, sums
 

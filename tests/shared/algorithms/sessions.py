@@ -17,7 +17,7 @@ from shared.algorithms.base import Algorithm, Batches, Cohort, Result, Session
 from shared.codecs.dense import dense
 from shared.data.examples import Examples, batches
 from shared.models.base import Model
-from shared.models.build import initial, seeded
+from shared.models.build import build_initial, seed_torch
 from shared.models.cnn import cnn
 from shared.models.mlp import mlp
 from shared.protocol.messages import Assignment, Hyper, Missed, Spec, Value
@@ -114,7 +114,7 @@ MAKERS = {
 
 def make(name: str) -> tuple[Model, Model]:
     """Return a network with parameters and the same without storage."""
-    with seeded(5):
+    with seed_torch(5):
         whole = MAKERS[name]()
     with torch.device("meta"):
         return whole, MAKERS[name]()
@@ -181,7 +181,7 @@ class Fleet:
         """Play a round and aggregate it; return what it came to, with the state before the average."""
         self.number += 1
         told = self.told(self.number)
-        with seeded(self.number):
+        with seed_torch(self.number):
             driven = drive(self.algorithm, self.skeleton, self.state, told, self.own(told), before=self.devices, **how)
         mean = Mean()
         for device in self.names:
@@ -204,7 +204,7 @@ SEED = 5
 
 def network(spec: Spec = CNN, seed: int = 9) -> Model:
     """Return a device's network; its parameters are whatever came before."""
-    return initial(spec, seed)
+    return build_initial(spec, seed)
 
 
 def pictures(count: int, seed: int, shape: tuple[int, ...] = (1, 8, 8)) -> Examples:
@@ -250,7 +250,7 @@ def play(  # noqa: PLR0913 - each test needs another of them
     order: str = "abc",
 ) -> Played:
     """Play rounds; `values` are what an optimizer allocates."""
-    played = Played(algorithm.init(initial(spec, SEED), SEED), {device: State() for device in fleet})
+    played = Played(algorithm.init(build_initial(spec, SEED), SEED), {device: State() for device in fleet})
     for number in range(1, rounds + 1):
         cohort = Cohort(tuple(fleet), hyper, SEED, rounds)
         played.told = algorithm.assign(played.state, cohort, values or {}, number)
@@ -323,7 +323,7 @@ class LabelledFleet:
         """Take the server's steps of the next round; return what it sends from."""
         self.number += 1
         self.told = self.algorithm.assign(self.state, self.cohort, {}, self.number)
-        with seeded(self.number):
+        with seed_torch(self.number):
             batch = self.labelled.inputs, self.labelled.labels
             return self.algorithm.server.train(self.skeleton, self.state, batch, self.cohort, self.number)
 
@@ -331,7 +331,7 @@ class LabelledFleet:
         """Have a device do its task."""
         told = self.told[device]
         down = self.sent[device] = dict(self.algorithm.broadcast(begun, device, told))
-        with seeded(told.seed):
+        with seed_torch(told.seed):
             outcome = self.algorithm.local(self.whole, self.devices[device], down, Own(self.data[device], told), told)
         self.algorithm.check_update(told, down, outcome[1].tree)
         self.devices[device], self.results[device] = outcome

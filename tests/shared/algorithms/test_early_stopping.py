@@ -14,7 +14,7 @@ from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Batch, Outcome, Result
 from shared.algorithms.early_stopping import LOSS, STOPPED, Stopping, can_stop_early, with_departures
 from shared.algorithms.fedavg import fedavg
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.dropouts import Site, network
@@ -104,7 +104,7 @@ def test_every_method_judges_what_it_has_trained_by_the_devices_own_history(name
     own, batches = network(7).tree() if name in {"fedspu", "local_only"} else {}, Validating(site.data("a"), told)
 
     def train(**facts: float) -> Outcome:
-        with seeded(1):
+        with seed_torch(1):
             return algorithm.local(network(6), State(own, facts), down, batches, told)
 
     after, result = train(old=1)

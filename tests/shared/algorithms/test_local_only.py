@@ -9,7 +9,7 @@ from shared.algorithms.base import Cohort, Result
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.local_only import local_only
 from shared.errors import WireError
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.messages import Hyper, Spec
 from shared.tensors.tree import Mean, State, add
 from tests.shared.algorithms.sessions import Own, examples
@@ -21,15 +21,15 @@ SPEC = Spec(name="cnn", options={"side": 8, "width": 6, "hidden": 20, "classes":
 def test_a_device_goes_on_with_its_own_model():
     """Two rounds are FedAvg's device half twice, from what it left; the server's model stays as it was."""
     algorithm, data = local_only(), examples((1, 8, 8), 9)
-    state, own, expected = algorithm.init(initial(SPEC, 5), 5), State(), initial(SPEC, 5).tree()
+    state, own, expected = algorithm.init(build_initial(SPEC, 5), 5), State(), build_initial(SPEC, 5).tree()
     for number in (1, 2):
         told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, number)["a"]
         assert algorithm.broadcast(state, "a", told) == {}
-        own, result = algorithm.local(initial(SPEC, 6), own, {}, Own(data, told), told)
-        moved = fedavg().local(initial(SPEC, 7), State(), expected, Own(data, told), told)[1]
+        own, result = algorithm.local(build_initial(SPEC, 6), own, {}, Own(data, told), told)
+        moved = fedavg().local(build_initial(SPEC, 7), State(), expected, Own(data, told), told)[1]
         expected = add(expected, moved.tree)
         torch.testing.assert_close(own.tree, expected)
-        torch.testing.assert_close(algorithm.personal.parameters(initial(SPEC, 6), own, {}, told), expected)
+        torch.testing.assert_close(algorithm.personal.parameters(build_initial(SPEC, 6), own, {}, told), expected)
         assert (result.tree, result.weight, result.loss) == ({}, 9.0, pytest.approx(moved.loss, rel=1e-5))
         mean = algorithm.absorb(algorithm.empty(state), "a", told, result)
         assert algorithm.aggregate(state, mean) is state

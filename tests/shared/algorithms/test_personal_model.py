@@ -12,7 +12,7 @@ from shared.algorithms.local_only import local_only
 from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.hermes import hermes
 from shared.errors import TaskFailed
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.tensors.tree import State, Tree
 from tests.shared.algorithms.dropouts import HYPER, Site, network, same
 from tests.shared.algorithms.sessions import Own
@@ -55,7 +55,7 @@ def test_a_network_that_another_task_left_trains_as_a_fresh_one(name):
             model.layers.eval()
             for weight in model.layers.parameters():
                 weight.grad = torch.ones_like(weight)
-        with seeded(1):
+        with seed_torch(1):
             after, result = algorithm.local(model, State(own), site.down["a"], Own(site.data("a"), told), told)
         ups.append(after.tree or result.tree)
     assert same(*ups)

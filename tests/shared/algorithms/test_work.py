@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shared.algorithms import ALGORITHMS
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Assignment, Hyper, Spec
 
-LARGE = blank(Spec(name="mlp", options={"features": 784, "hidden": 1024, "classes": 10}))
-SMALL = blank(Spec(name="mlp", options={"features": 8, "hidden": 16, "classes": 4}))
+LARGE = build_blank(Spec(name="mlp", options={"features": 784, "hidden": 1024, "classes": 10}))
+SMALL = build_blank(Spec(name="mlp", options={"features": 8, "hidden": 16, "classes": 4}))
 
 
 def told(keep: float, **values: str) -> Assignment:

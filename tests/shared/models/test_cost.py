@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.errors import ConfigError
 from shared.models import MODELS
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.models.cost import Part, cut_table, step_flops
 from shared.protocol.messages import Spec
 
@@ -53,7 +53,7 @@ def test_a_perceptron_costs_what_its_shapes_say():
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"alexnet", "vgg13", "vgg16", "vgg19"}))
 def test_it_is_what_running_the_network_shows(name):
     """Shapes, and multiplications counted while they are done, at every cut; parameters as they lie in memory."""
-    model = initial(Spec(name=name), 1)
+    model = build_initial(Spec(name=name), 1)
     for cut in cut_table(Spec(name=name)).cuts:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             features = model.below(cut.cut).eval()(torch.zeros(1, *model.example))

@@ -7,7 +7,7 @@ from torch import nn
 from shared.data.examples import Examples
 from shared.errors import ConfigError
 from shared.models import evaluate
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.models.evaluate import build_skeleton, require_fit, score
 from shared.protocol.messages import Spec
 
@@ -18,18 +18,18 @@ def test_labels_beyond_the_outputs_are_refused():
     """The remedy names the option and its value."""
     examples = Examples(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
     with pytest.raises(ConfigError, match="`classes` to 3"):
-        require_fit(build_skeleton(SPEC), initial(SPEC, 0).tree(), examples)
+        require_fit(build_skeleton(SPEC), build_initial(SPEC, 0).tree(), examples)
 
 
 def test_examples_of_another_shape_are_refused():
     """Before round 1, not after it."""
     with pytest.raises(ConfigError, match=r"examples of shape \(5,\)"):
-        require_fit(build_skeleton(SPEC), initial(SPEC, 0).tree(), Examples(torch.zeros(1, 5), torch.tensor([0])))
+        require_fit(build_skeleton(SPEC), build_initial(SPEC, 0).tree(), Examples(torch.zeros(1, 5), torch.tensor([0])))
 
 
 def test_a_score_is_that_of_the_parameters_handed_in():
     """By hand: zero weights answer class 0 with probability one half."""
-    tree = {key: torch.zeros_like(leaf) for key, leaf in initial(SPEC, 0).tree().items()}
+    tree = {key: torch.zeros_like(leaf) for key, leaf in build_initial(SPEC, 0).tree().items()}
     examples = Examples(torch.ones(4, 4), torch.tensor([0, 0, 0, 1]))
     require_fit(build_skeleton(SPEC), tree, examples)
     found = score(build_skeleton(SPEC), tree, examples)

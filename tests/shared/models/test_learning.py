@@ -10,7 +10,7 @@ from torch.nn import functional
 from shared.data.examples import batches
 from shared.data.load import load
 from shared.data.spec import Data
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.messages import Spec
 from tests.machine import shared
 
@@ -40,7 +40,7 @@ def test_a_deep_network_learns_a_batch_by_heart(spec, rate):
     """Eight pictures of noise with labels of chance: the loss halves within 25 steps of plain SGD."""
     random = torch.Generator().manual_seed(3)
     inputs, labels = torch.randn(8, 3, 32, 32, generator=random), torch.randint(10, (8,), generator=random)
-    layers = initial(spec, 5).layers
+    layers = build_initial(spec, 5).layers
     losses = [step(layers, inputs, labels, rate) for _ in range(25)]
     assert min(losses[-5:]) < losses[0] / 2
 
@@ -48,7 +48,7 @@ def test_a_deep_network_learns_a_batch_by_heart(spec, rate):
 def test_the_network_for_sensors_tells_activities_of_people_it_never_saw():
     """UCI-HAR's official split: two epochs of 3,000 windows, and more than half of six activities are told apart."""
     path = str(shared("data", "uci-har", "uci_har.npz"))
-    model = initial(Spec(name="cnn1d"), 0)
+    model = build_initial(Spec(name="cnn1d"), 0)
     train, test = load(Data(source="npz", path=path, limit=3000)), load(Data(source="npz", path=path, split="test"))
     assert model.example == tuple(train.inputs.shape[1:])
     for inputs, labels in batches(train, batch_size=32, epochs=2, seed=1):

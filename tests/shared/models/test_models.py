@@ -9,7 +9,7 @@ from torch import nn
 from shared.errors import ConfigError
 from shared.models import MODELS
 from shared.models.base import Model
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons
 
@@ -51,25 +51,25 @@ def inputs(name) -> torch.Tensor:
 
 def test_outputs_have_one_column_a_class(spec, inputs):
     """With small options, of which each has an effect, and with the defaults on what the model is made for."""
-    assert initial(spec, 1).layers(inputs).shape == (3, 4)
-    usual = blank(Spec(name=spec.name))
+    assert build_initial(spec, 1).layers(inputs).shape == (3, 4)
+    usual = build_blank(Spec(name=spec.name))
     assert usual.layers(torch.empty((3, *usual.example), device="meta")).shape == (3, CLASSES.get(spec.name, 10))
     for key in spec.options:
         rest = {other: value for other, value in spec.options.items() if other != key}
-        shapes = [leaf.shape for leaf in blank(Spec(name=spec.name, options=rest)).layers.parameters()]
-        assert shapes != [leaf.shape for leaf in blank(spec).layers.parameters()] or key == "side"
+        shapes = [leaf.shape for leaf in build_blank(Spec(name=spec.name, options=rest)).layers.parameters()]
+        assert shapes != [leaf.shape for leaf in build_blank(spec).layers.parameters()] or key == "side"
 
 
 def test_a_cut_changes_nothing(spec, inputs):
     """Bottom, then top, is the whole: outputs, every gradient and every buffer bit for bit, at every legal cut."""
-    model = initial(spec, 1)
+    model = build_initial(spec, 1)
     whole = model.layers(inputs)
     whole.square().sum().backward()
     expected = [weight.grad.clone() for weight in model.layers.parameters()]
     buffers = [buffer.clone() for buffer in model.layers.buffers()]
     assert model.cuts
     for cut in model.cuts:
-        model = initial(spec, 1)
+        model = build_initial(spec, 1)
         smashed = model.below(cut)(inputs)
         received = smashed.detach().requires_grad_(True)
         split = model.above(cut)(received)
@@ -82,7 +82,7 @@ def test_a_cut_changes_nothing(spec, inputs):
 
 def test_both_sides_of_a_cut_are_the_whole_by_name(spec):
     """A device without a parameter has nothing to learn, a server without one nothing to do; cuts ascend."""
-    model = initial(spec, 1)
+    model = build_initial(spec, 1)
     assert list(model.cuts) == sorted(set(model.cuts))
     for cut in model.cuts:
         below, above = dict(model.below(cut).state_dict()), dict(model.above(cut).state_dict())
@@ -94,14 +94,14 @@ def test_both_sides_of_a_cut_are_the_whole_by_name(spec):
 
 def test_a_cut_is_named_by_the_layers_with_weights_below_it(spec):
     """Convolutions and linear layers."""
-    model = blank(spec)
+    model = build_blank(spec)
     for cut in model.cuts:
         layers = [m for m in model.below(cut).modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
         assert len(layers) == cut
 
 
 def test_an_illegal_cut_is_told_with_the_legal_ones(spec):
-    model = blank(spec)
+    model = build_blank(spec)
     with pytest.raises(ConfigError, match=f"cannot be cut at 99: cuts are {', '.join(map(str, model.cuts))}"):
         model.below(99)
     with pytest.raises(ConfigError, match="it has no cuts"):
@@ -134,7 +134,7 @@ def test_a_chain_refuses_cuts_that_are_none(cuts):
 )
 def test_options_that_make_no_network_are_refused(name, options):
     with pytest.raises(ConfigError, match=name):
-        blank(Spec(name=name, options=options))
+        build_blank(Spec(name=name, options=options))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_options_that_make_no_network_are_refused(name, options):
 )
 def test_parameters_are_as_many_as_papers_say(spec, count):
     """Papers of the field print these; LEAF's FEMNIST network is `cnn` with larger options."""
-    assert sum(leaf.numel() for leaf in blank(spec).layers.parameters()) == count
+    assert sum(leaf.numel() for leaf in build_blank(spec).layers.parameters()) == count
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_parameters_are_as_many_as_papers_say(spec, count):
 )
 def test_fedspus_networks_send_what_its_paper_counts(name, sizes, bitmaps):
     """Active parameters, running statistics included, of a fifth to all of the neurons, and bytes of bitmaps."""
-    layers = blank(Spec(name=name)).layers
+    layers = build_blank(Spec(name=name)).layers
     found = neurons.read_chain(layers)
     tree = dict(layers.state_dict())
     drawn = [neurons.draw_neurons(found.hidden, keep, 3) for keep in (0.2, 0.4, 0.6, 0.8, 1.0)]
@@ -176,16 +176,16 @@ def test_fedspus_networks_send_what_its_paper_counts(name, sizes, bitmaps):
 
 def test_a_blank_network_takes_no_memory():
     """One of four terabytes is built, and every leaf of it is without storage; initialisation included."""
-    model = blank(Spec(name="alexnet", options={"hidden": 10**6}))
+    model = build_blank(Spec(name="alexnet", options={"hidden": 10**6}))
     assert sum(leaf.numel() for leaf in model.layers.parameters()) > 10**12
     assert all(leaf.is_meta for leaf in model.tree().values())
-    assert all(leaf.is_meta for leaf in blank(Spec(name="vgg13")).tree().values())
+    assert all(leaf.is_meta for leaf in build_blank(Spec(name="vgg13")).tree().values())
 
 
 @pytest.mark.parametrize(("name", "options"), [("alexnet", {}), ("vgg19", {"norm": "none"})])
 def test_activations_keep_their_scale_through_depth(name, options):
     """Kaiming's rule: with torch's own the last features are a hundredth of these, and hardly depend on the input."""
-    model = initial(Spec(name=name, options={"width": 0.25} | options), 3)
+    model = build_initial(Spec(name=name, options={"width": 0.25} | options), 3)
     flowing = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     for layer in model.layers[:-1]:
         flowing = layer(flowing)
@@ -195,9 +195,9 @@ def test_activations_keep_their_scale_through_depth(name, options):
 
 def test_initial_parameters_are_a_function_of_the_seed(spec):
     """The same whatever torch's global generator did before; other seeds give other weights."""
-    first = initial(spec, 7).tree()
+    first = build_initial(spec, 7).tree()
     torch.rand(5)
-    again, other = initial(spec, 7).tree(), initial(spec, 8).tree()
+    again, other = build_initial(spec, 7).tree(), build_initial(spec, 8).tree()
     assert list(first) == list(again)
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not any(torch.equal(first[key], other[key]) for key in first if first[key].ndim > 1)
@@ -206,28 +206,28 @@ def test_initial_parameters_are_a_function_of_the_seed(spec):
 def test_torchs_global_generator_is_left_alone(spec):
     """Also where building fails."""
     before = torch.random.get_rng_state()
-    initial(spec, 7)
+    build_initial(spec, 7)
     with pytest.raises(ConfigError):
-        initial(Spec(name=spec.name, options={"classes": "ten"}), 7)
+        build_initial(Spec(name=spec.name, options={"classes": "ten"}), 7)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_seeded_block():
     """Inside, draws are the seed's; nested blocks do not disturb the outer one; after it, all is as before."""
     before = torch.random.get_rng_state()
-    with seeded(1):
+    with seed_torch(1):
         first = torch.rand(2)
-        with seeded(2):
+        with seed_torch(2):
             torch.rand(9)
         second = torch.rand(2)
-    with seeded(1):
+    with seed_torch(1):
         assert torch.equal(torch.rand(4), torch.cat([first, second]))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_tree_is_the_networks_own(spec, inputs):
     """Not a copy: what is written into a leaf is what the network computes with."""
-    model = initial(spec, 1)
+    model = build_initial(spec, 1)
     for leaf in model.tree().values():
         leaf.zero_()
     assert model.layers.eval()(inputs).abs().sum().item() == 0

@@ -11,7 +11,7 @@ from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared import registry
 from shared.errors import ConfigError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from tests.edge_server.harness import write_examples, write_plan
 
@@ -87,7 +87,7 @@ def own_networks(tmp_path, monkeypatch):
 )
 def test_what_cannot_travel_is_named_with_what_to_write_instead(name, words):
     with pytest.raises(ConfigError) as refused:
-        blank(Spec(name=f"ownfaults:{name}"))
+        build_blank(Spec(name=f"ownfaults:{name}"))
     assert words in str(refused.value)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shared.errors import ConfigError, WireError
-from shared.models.build import blank
+from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
 from shared.subnetworks.frozen_network import freeze
@@ -124,7 +124,7 @@ def test_what_is_merged_is_what_is_taken_out_again_and_nothing_else_changes_a_bi
 
 
 def test_a_chain_survives_being_a_fact_of_a_state():
-    layout = read_chain(blank(Spec(name="cnn")).layers)
+    layout = read_chain(build_blank(Spec(name="cnn")).layers)
     assert Chain.parse(layout.text()) == layout
 
 

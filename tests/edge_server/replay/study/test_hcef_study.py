@@ -13,7 +13,7 @@ from edge_server.plan.sites import devices_by_site
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.spec import load
 from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, amount_or_unknown
-from shared.models.build import blank
+from shared.models.build import build_blank
 from tests.benchmarks.hcef_orderings import claims, times_less
 
 STUDY = Path(__file__).resolve().parents[4] / "deploy" / "studies" / "hcef.toml"
@@ -39,7 +39,7 @@ def test_the_fleet_is_the_papers():
     fleet = devices(plan)
     assert [len(those) for those in devices_by_site(plan.sites, [one.name for one in fleet]).values()] == [8] * 8
     assert (plan.sites.graph, plan.sites.edge_rounds, plan.algorithm.options["local_steps"]) == ("ring", 5, 5)
-    weights = sum(leaf.numel() for leaf in blank(plan.model).tree().values())
+    weights = sum(leaf.numel() for leaf in build_blank(plan.model).tree().values())
     links = fleet[0].link
     assert np.array(links.up_mbit_s) * 1e6 * RESNET_BITS / (32 * weights) == pytest.approx([1e6, 5e6], rel=0.01)
 

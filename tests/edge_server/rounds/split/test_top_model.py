@@ -10,7 +10,7 @@ import torch
 from edge_server.rounds.split.top_model import TopModel
 from shared.algorithms import ALGORITHMS
 from shared.codecs.dense import dense
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Spec
 from shared.registry import build
 from shared.tensors.tree import State
@@ -19,8 +19,8 @@ CNN = Spec(name="cnn")
 
 
 def top_of(method: str, examples: torch.Tensor | None) -> TopModel:
-    algorithm, network = build(ALGORITHMS, Spec(name=method), "algorithm"), initial(CNN, 1)
-    model = replace(blank(CNN), example=() if examples is None else tuple(examples.shape[1:]))
+    algorithm, network = build(ALGORITHMS, Spec(name=method), "algorithm"), build_initial(CNN, 1)
+    model = replace(build_blank(CNN), example=() if examples is None else tuple(examples.shape[1:]))
     return TopModel(algorithm, model, State(network.tree()), dense(), {}, seed=1, before=0, examples=examples)
 
 

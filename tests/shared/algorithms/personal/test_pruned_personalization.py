@@ -15,7 +15,7 @@ from shared.algorithms.fedavg import fedavg
 from shared.algorithms.personal.network_parts import PersonalizationSettings
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
 from shared.errors import ConfigError
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol.messages import Spec, steps_of
 from shared.registry import build
 from shared.tensors.tree import Mean, State
@@ -33,7 +33,7 @@ def same(one, other):
 @pytest.mark.parametrize("split", PARTS)
 def test_parts_of_the_papers_network(split):
     """421,642 parameters; biases are of their part and never pruned."""
-    facts = pruned_personalization(split=split).init(blank(PAPER), 1).facts
+    facts = pruned_personalization(split=split).init(build_blank(PAPER), 1).facts
     assert (facts["global_weights"], facts["personal_weights"]) == PARTS[split]
 
 
@@ -50,7 +50,7 @@ def test_without_pruning_and_without_a_personal_part_it_is_fedavg(weighting):
 
 def fed_alt(rounds, together):
     """FedAlt and FedSim as Pillutla et al. print them, uniform over devices: autograd and torch's own SGD, no more."""
-    start = copied(initial(CNN, SEED).tree())
+    start = copied(build_initial(CNN, SEED).tree())
     ours = {key: leaf for key, leaf in start.items() if key[0] in "79"}
     own = {device: {key: leaf for key, leaf in start.items() if key not in ours} for device in FLEET}
     cohort = Cohort(tuple(FLEET), HYPER, SEED, rounds)
@@ -58,7 +58,7 @@ def fed_alt(rounds, together):
         told = fedalt(**together).assign(State({}, {"global_weights": 315, "personal_weights": 58}), cohort, {}, number)
         after = []
         for device in FLEET:
-            layers = initial(CNN, 3).layers
+            layers = build_initial(CNN, 3).layers
             layers.load_state_dict({**ours, **own[device]})
             named = dict(layers.named_parameters())
             first = torch.optim.SGD([leaf for key, leaf in named.items() if key not in ours], HYPER.learning_rate)
@@ -134,7 +134,7 @@ def test_every_weight_is_the_mean_over_its_holders(shares, weighting):
     values = {device: {"prune": share} for device, share in zip(FLEET, shares, strict=True)}
     before = play(algorithm, 1)
     played = play(algorithm, 1, values=values)
-    begun = algorithm.init(initial(CNN, SEED), SEED)
+    begun = algorithm.init(build_initial(CNN, SEED), SEED)
     torch.testing.assert_close(dict(played.state.tree), brute(begun, played, settings))
     torch.testing.assert_close(dict(played.state.tree), dict(play(algorithm, 1, values=values, order="cba").state.tree))
     assert not same(before.state.tree, begun.tree)
@@ -145,7 +145,7 @@ def test_every_weight_is_the_mean_over_its_holders(shares, weighting):
 def test_personal_parts_begin_alike_and_end_apart():
     """All devices begin with the run's own initial model, whatever the network held before; none ends as another."""
     algorithm = pruned_personalization(personal_steps=0)
-    begun = initial(CNN, SEED).tree()
+    begun = build_initial(CNN, SEED).tree()
     for kept in play(algorithm).devices.values():
         assert all(torch.equal(leaf, begun[key.removeprefix("personal/")]) for key, leaf in kept.tree.items())
     devices = play(pruned_personalization()).devices
@@ -156,13 +156,13 @@ def test_a_device_uses_its_own_part_with_what_came():
     """The personal model; of a device that never trained, with the part that all begin with."""
     algorithm = pruned_personalization()
     played = play(algorithm, 2)
-    model, told = initial(CNN, 3), played.told["a"]
+    model, told = build_initial(CNN, 3), played.told["a"]
     served = algorithm.personal.parameters(model, played.devices["a"], played.state.tree, told)
     assert served.keys() == model.tree().keys()
     assert torch.equal(served["0.weight"], played.devices["a"].tree["personal/0.weight"])
     assert torch.equal(served["7.weight"], played.state.tree["7.weight"])
     fresh = algorithm.personal.parameters(model, State(), played.state.tree, told)
-    assert torch.equal(fresh["0.weight"], initial(CNN, SEED).tree()["0.weight"])
+    assert torch.equal(fresh["0.weight"], build_initial(CNN, SEED).tree()["0.weight"])
 
 
 @pytest.mark.parametrize("prune", [0.0, 0.5])
@@ -175,9 +175,9 @@ def test_it_learns(prune):
         losses = []
         for device, data in FLEET.items():
             tree = algorithm.personal.parameters(
-                initial(wide, 1), played.devices[device], played.state.tree, played.told[device]
+                build_initial(wide, 1), played.devices[device], played.state.tree, played.told[device]
             )
-            outputs = functional_call(blank(wide).layers, tree, (data.inputs,))
+            outputs = functional_call(build_blank(wide).layers, tree, (data.inputs,))
             losses.append(functional.cross_entropy(outputs, data.labels))
         return sum(losses).item()
 
@@ -190,7 +190,7 @@ def test_what_a_task_says_of_its_steps():
     cohort = Cohort(("a",), HYPER, SEED)
 
     def steps(algorithm, **values):
-        state = algorithm.init(blank(CNN), 1)
+        state = algorithm.init(build_blank(CNN), 1)
         return steps_of(algorithm.assign(state, cohort, {"a": values}, 1)["a"], 100)
 
     whole = pruned_personalization(personal_steps=4, global_steps=3, warmup_steps=2)
@@ -207,7 +207,7 @@ def test_normalisation_belongs_to_the_personal_part_and_stays_whole_where_all_is
     fleet = {name: pictures(6, seed, (3, 32, 32)) for seed, name in enumerate("abc")}
     algorithm = pruned_personalization(split=split, personal_steps=1, global_steps=1)
     played = play(algorithm, 2, spec=NORMED, fleet=fleet)
-    statistics = [key for key in initial(NORMED, 1).tree() if "running" in key or "num_batches" in key]
+    statistics = [key for key in build_initial(NORMED, 1).tree() if "running" in key or "num_batches" in key]
     assert statistics
     assert all((key in played.state.tree) == (split == "all_global") for key in statistics)
     assert all((f"personal/{key}" in played.devices["a"].tree) == (split != "all_global") for key in statistics)
@@ -215,7 +215,7 @@ def test_normalisation_belongs_to_the_personal_part_and_stays_whole_where_all_is
 
 def test_a_round_without_anybody_changes_nothing():
     algorithm = pruned_personalization()
-    state = algorithm.init(initial(CNN, SEED), SEED)
+    state = algorithm.init(build_initial(CNN, SEED), SEED)
     assert algorithm.aggregate(state, Mean()) is state
 
 
@@ -238,7 +238,7 @@ def test_options_that_no_round_can_use_are_refused(options, why):
 
 def test_a_model_without_the_shared_layers_is_refused():
     with pytest.raises(ConfigError, match="no weights that split = 'conv_global' would share"):
-        pruned_personalization(split="conv_global").init(blank(Spec(name="mlp")), 1)
+        pruned_personalization(split="conv_global").init(build_blank(Spec(name="mlp")), 1)
 
 
 def test_momentum_is_kept_for_the_personal_part_alone():

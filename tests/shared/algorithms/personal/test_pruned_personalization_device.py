@@ -14,7 +14,7 @@ from shared.algorithms.personal.pruned_personalization import fedalt, pruned_per
 from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import DRAW, blank, initial
+from shared.models.build import DRAW, build_blank, build_initial
 from shared.protocol.messages import Assignment, Spec
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, SEED, Own, copied, network, pictures, play
@@ -28,7 +28,7 @@ def told_of(hyper=HYPER, **values):
 
 
 def down(spec=CNN, seed=SEED, layers="79"):
-    return {key: leaf.clone() for key, leaf in initial(spec, seed).tree().items() if key[0] in layers}
+    return {key: leaf.clone() for key, leaf in build_initial(spec, seed).tree().items() if key[0] in layers}
 
 
 def do(algorithm, told, device="c", state=None, model=None):
@@ -60,7 +60,7 @@ def test_exactly_so_many_of_the_most_important_are_held(ranks, thousandths, stre
 def ranked(importance, rate=HYPER.learning_rate, model=None):
     """What a step of plain autograd on the received shared part says, with a device's own part as it begins."""
     told = told_of()
-    layers = initial(CNN, SEED).layers
+    layers = build_initial(CNN, SEED).layers
     inputs, labels = next(iter(Own(FLEET["c"], told)))
     functional.cross_entropy(layers(inputs), labels).backward()
     gradient = torch.cat([layers[place].weight.grad.flatten() for place in (7, 9)])
@@ -88,7 +88,7 @@ def test_a_share_of_zero_is_the_identity_and_of_one_sends_nothing():
     state, none = do(algorithm, told_of(prune=1.0))
     assert none.tree == {}
     assert none.metrics == {"pruned": 1.0}
-    assert not torch.equal(state.tree["personal/0.weight"], initial(CNN, SEED).tree()["0.weight"])
+    assert not torch.equal(state.tree["personal/0.weight"], build_initial(CNN, SEED).tree()["0.weight"])
     together, nothing = do(pruned_personalization(updating="simultaneous"), told_of(prune=1.0))
     assert nothing.tree == {}
     torch.testing.assert_close(together.tree, state.tree)
@@ -113,7 +113,7 @@ def test_what_is_pruned_is_zero_at_every_step(updating, extra):
 
 def test_each_phase_leaves_the_other_part_alone():
     """u while v moves, v while u moves: to the bit."""
-    model, begun = network(), initial(CNN, SEED).tree()
+    model, begun = network(), build_initial(CNN, SEED).tree()
     state, result = do(pruned_personalization(global_steps=1, prune=1.0), told_of(prune=1.0), model=model)
     assert all(torch.equal(model.tree()[key], begun[key]) for key in ("7.weight", "7.bias", "9.weight", "9.bias"))
     assert not torch.equal(model.tree()["0.weight"], begun["0.weight"])
@@ -140,7 +140,7 @@ def test_warm_up_with_layers_that_draw_and_normalise_leaves_no_trace():
     """Of two devices that hold all but one weight, one that warmed up for longer drew and counted the same."""
     spec = Spec(name="alexnet", options={"width": 0.03, "hidden": 8, "classes": 3, "dropout": 0.5})
     data = pictures(8, 1, (3, 32, 32))
-    begun = initial(spec, SEED)
+    begun = build_initial(spec, SEED)
     linear = {name for name, layer in begun.layers.named_children() if type(layer).__name__ == "Linear"}
     ours = {key: leaf.clone() for key, leaf in begun.tree().items() if key.partition(".")[0] in linear}
     count = sum(leaf.numel() for leaf in ours.values() if leaf.ndim > 1)
@@ -149,7 +149,7 @@ def test_warm_up_with_layers_that_draw_and_normalise_leaves_no_trace():
         told = told_of(prune=1.5 / count, weights=count)
         algorithm = pruned_personalization(warmup_steps=steps, personal_steps=1, global_steps=2)
         torch.manual_seed(1)
-        found.append(algorithm.local(initial(spec, 1), State(), copied(ours), Own(data, told), told)[0])
+        found.append(algorithm.local(build_initial(spec, 1), State(), copied(ours), Own(data, told), told)[0])
     assert all(torch.equal(leaf, found[1].tree[key]) for key, leaf in found[0].tree.items())
 
 
@@ -219,4 +219,4 @@ def test_states_of_two_seeds_differ_and_of_one_agree():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert play(pruned_personalization()).devices.keys() == FLEET.keys()
-    assert blank(CNN).spec == CNN
+    assert build_blank(CNN).spec == CNN

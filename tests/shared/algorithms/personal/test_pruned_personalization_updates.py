@@ -14,7 +14,7 @@ from shared.algorithms.personal.pruned_personalization import pruned_personaliza
 from shared.codecs.dense import dense
 from shared.codecs.quantize import quantize
 from shared.errors import WireError
-from shared.models.build import blank, initial
+from shared.models.build import build_blank, build_initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Mean, State
@@ -28,7 +28,7 @@ def bytes_of(tree):
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9, 0.97, 0.98, 1.0])
 def test_an_update_takes_the_bytes_of_the_formula(share):
     """4 (N - floor(rho N)) and a bitmap of ceil(N / 8); indices where fewer than one in 32 is kept; nothing at 1."""
-    model = initial(Spec(name="cnn", options={"width": 4, "hidden": 16}), SEED)
+    model = build_initial(Spec(name="cnn", options={"width": 4, "hidden": 16}), SEED)
     count, biases = 16 * 392 + 160, 26
     kept = count - int(share * count)
     mask = torch.zeros(count, dtype=torch.bool)
@@ -71,7 +71,7 @@ def test_nothing_personal_goes_up_or_down(split, share):
     """No two personal numbers in a row are in any payload, nor those that all begin with, nor their names."""
     algorithm = pruned_personalization(split=split)
     played = play(algorithm, 3, values={device: {"prune": share} for device in FLEET})
-    begun = initial(CNN, SEED).tree()
+    begun = build_initial(CNN, SEED).tree()
     travelled = b"".join(bytes_of(tree) for tree in played.down.values())
     travelled += b"".join(bytes_of(result.tree) for result in played.results.values())
     travelled += b"".join(msgspec.msgpack.encode(told) for told in played.told.values())
@@ -132,7 +132,7 @@ def test_values_may_be_quantized():
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.5", [0.5]])
 def test_an_allocated_share_that_is_none_is_refused(share):
     algorithm = pruned_personalization()
-    state = algorithm.init(blank(CNN), 1)
+    state = algorithm.init(build_blank(CNN), 1)
     with pytest.raises(WireError, match="prune is"):
         algorithm.assign(state, Cohort(("a",), HYPER, SEED), {"a": {"prune": share}}, 1)
 
@@ -151,13 +151,13 @@ def test_where_holders_count_alike_none_can_say_that_it_counts_for_more():
 def test_weights_of_a_network_of_more_than_ten_layers_come_back_where_they_belong(prune):
     """The server's first state has layer 3 before layer 10, what travels and checkpoints have it behind."""
     algorithm = pruned_personalization(split="all_global", prune=prune, importance="magnitude", global_steps=1)
-    state = algorithm.init(initial(NORMED, SEED), SEED)
+    state = algorithm.init(build_initial(NORMED, SEED), SEED)
     assert list(state.tree) != sorted(state.tree)
     still = msgspec.structs.replace(HYPER, learning_rate=1e-30)
     told = algorithm.assign(state, Cohort(("a",), still, SEED), {}, 1)["a"]
     down = copied(dict(sorted(state.tree.items())))
     batches = Own(pictures(4, 0, (3, 32, 32)), told)
-    _, result = algorithm.local(initial(NORMED, SEED), State(), down, batches, told)
+    _, result = algorithm.local(build_initial(NORMED, SEED), State(), down, batches, told)
     after = algorithm.aggregate(state, algorithm.absorb(Mean(), "a", told, result)).tree
     for name, leaf in state.tree.items():
         if leaf.ndim > 1:

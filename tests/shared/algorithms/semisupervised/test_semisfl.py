@@ -20,7 +20,7 @@ from shared.codecs.dense import dense
 from shared.data.examples import Examples
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Hyper, mix
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.sessions import Own, drive, make
@@ -67,7 +67,7 @@ class Fleet:
         """Take the supervised steps of the next round."""
         self.number += 1
         batch = self.labelled.inputs, self.labelled.labels
-        with seeded(self.number):
+        with seed_torch(self.number):
             return self.algorithm.server.train(self.skeleton, self.state, batch, self.cohort, self.number)
 
     def play(self, **how):
@@ -75,7 +75,7 @@ class Fleet:
         begun = self.begin()
         told = self.algorithm.assign(begun, self.cohort, {}, self.number)
         batches = {device: Own(self.data[device], one) for device, one in told.items()}
-        with seeded(self.number):
+        with seed_torch(self.number):
             driven = drive(self.algorithm, self.skeleton, begun, told, batches, **how)
         mean = Mean()
         for device in self.names:

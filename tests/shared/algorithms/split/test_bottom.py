@@ -14,7 +14,7 @@ from shared.algorithms.split.client_part import Bottom
 from shared.algorithms.split.fedsl import fedsl
 from shared.errors import TaskFailed
 from shared.models.base import Model
-from shared.models.build import blank, initial, seeded
+from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Spec
 from tests.shared.algorithms.sessions import Fleet
 
@@ -30,10 +30,10 @@ NETWORKS = {
 def parts(name: str) -> tuple[Model, Bottom, Bottom, torch.Tensor]:
     """Return a network, its client part that keeps activations and the one that does not, and a batch."""
     spec, cut = NETWORKS[name]
-    whole = initial(spec, 3)
+    whole = build_initial(spec, 3)
     tree = {key: leaf.clone() for key, leaf in whole.below(cut).state_dict().items()}
     inputs = torch.randn(6, *whole.example, generator=torch.Generator().manual_seed(1))
-    return whole, Bottom(blank(spec), cut, tree), Bottom(blank(spec), cut, tree, recompute=True), inputs
+    return whole, Bottom(build_blank(spec), cut, tree), Bottom(build_blank(spec), cut, tree, recompute=True), inputs
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -47,7 +47,7 @@ def test_activations_computed_again_change_no_bit(name: str) -> None:
         came = []
         for bottom in (keeping, again):
             held = {key: leaf.clone() for key, leaf in bottom.tree().items()}
-            with seeded(turn):
+            with seed_torch(turn):
                 features, buffers = bottom.forward(inputs + turn)
                 drawn = [torch.rand(3)]
                 bottom.backward(features, torch.linspace(-1, 1, features.numel()).view(features.shape))
@@ -66,12 +66,12 @@ def test_the_gradient_is_autograds(name: str, again: bool) -> None:  # noqa: FBT
     whole, *both, inputs = parts(name)
     bottom = both[again]
     layers = whole.below(NETWORKS[name][1]).train()
-    with seeded(7):
+    with seed_torch(7):
         outputs = layers(inputs)
     upstream = torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)
     outputs.backward(upstream)
     for _ in range(2):
-        with seeded(7):
+        with seed_torch(7):
             bottom.backward(bottom.forward(inputs)[0], upstream)
     expected = torch.cat([leaf.grad.flatten() for leaf in layers.parameters()])
     assert bottom.gradient.shape == expected.shape

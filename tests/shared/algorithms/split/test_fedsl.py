@@ -17,7 +17,7 @@ from shared.algorithms.split.fedsl import VARIANTS, fedsl, splitfed
 from shared.algorithms.split.settings import FedslSettings
 from shared.data.examples import batches
 from shared.errors import ConfigError
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper, Spec
 from shared.registry import build
 from shared.tensors.tree import Mean, State
@@ -311,7 +311,7 @@ def test_training_is_a_function_of_its_seeds():
     """Twice the same run with all that is random in it, Dropout of the top included: the same bits."""
     ends = []
     for noise in (1, 2):
-        with seeded(noise):
+        with seed_torch(noise):
             fleet = Fleet(fedsl(cut=2, period=2), "normed", (8, 6), rounds=2)
             fleet.play()
             fleet.play()

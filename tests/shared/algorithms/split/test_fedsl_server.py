@@ -18,7 +18,7 @@ from shared.algorithms.split.cut_shapes import MOST_SHAPES
 from shared.algorithms.split.fedsl import fedsl, splitfed
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Hyper
 from shared.tensors.tree import State
 from tests.shared.algorithms.sessions import CLASSES, HYPER, Fleet
@@ -34,7 +34,7 @@ def copy(state: State) -> State:
 def served(fleet: Fleet, ups, **options):
     """Serve one step from a copy of the fleet's state; torch's generator is seeded, as whoever drives it does."""
     algorithm = HELD(**options) if options else fleet.algorithm
-    with seeded(1):
+    with seed_torch(1):
         return algorithm.split.serve(fleet.skeleton, copy(fleet.state), fleet.told(1), ups)
 
 
@@ -102,7 +102,7 @@ def test_the_gradient_is_the_mean_and_each_device_gets_its_own(name):
     top = fleet.skeleton.above(1)
     leaves = {key: fleet.state.tree[key].clone() for key in top.state_dict()}
     weights = {key: leaves[key].requires_grad_() for key, _ in top.named_parameters()}
-    with seeded(1):
+    with seed_torch(1):
         for device, up in ups.items():
             features = up["features"].clone().requires_grad_()
             loss = functional.cross_entropy(functional_call(top, leaves, (features,)), up["labels"].long())

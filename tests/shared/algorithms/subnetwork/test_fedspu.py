@@ -16,7 +16,7 @@ from shared.algorithms.subnetwork.random_dropout import random_dropout
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.build import initial, seeded
+from shared.models.build import build_initial, seed_torch
 from shared.protocol.messages import Hyper, Spec
 from shared.subnetworks.neurons import PREFIX, count_parameters, coverage, draw_neurons, extract, read_chain
 from shared.tensors.tree import State, Tree
@@ -41,7 +41,7 @@ def fresh(model: Model, seed: int) -> Tree:
 
 @pytest.fixture
 def network() -> Model:
-    with seeded(5):
+    with seed_torch(5):
         return normed()
 
 
@@ -92,12 +92,12 @@ def test_what_came_is_merged_before_anything_is_trained(network):
 
 def test_a_first_participation_begins_with_what_the_run_began_with():
     """Derived from the model's builder and the run's seed; the frozen part of it is bit for bit that."""
-    algorithm, model = fedspu(keep=0.5), initial(SPEC, 7)
-    state = algorithm.init(initial(SPEC, 5), 5)
+    algorithm, model = fedspu(keep=0.5), build_initial(SPEC, 7)
+    state = algorithm.init(build_initial(SPEC, 5), 5)
     moved = State({key: leaf + 1 for key, leaf in state.tree.items()}, state.facts)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 4)["a"]
     down = algorithm.broadcast(moved, "a", told)
-    assert same(algorithm.personal.parameters(model, State(), down, told), initial(SPEC, 5).tree())
+    assert same(algorithm.personal.parameters(model, State(), down, told), build_initial(SPEC, 5).tree())
     after, _ = algorithm.local(model, State(), down, Own(examples((1, 8, 8), 9), told), told)
     layout = read_chain(model.layers)
     for key, mask in coverage(layout.index(draw_neurons(layout.hidden, 0.5, told.seed)), state.tree).items():

@@ -19,7 +19,7 @@ from shared.algorithms.subnetwork.fjord_widths import Widths, parse_widths
 from shared.codecs import CODECS
 from shared.errors import WireError
 from shared.models.base import Model
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
 from shared.subnetworks.neurons import first_neurons
@@ -243,5 +243,5 @@ def test_a_server_that_judges_the_whole_network_is_not_troubled_by_other_widths(
     inputs, layers = site.data("a").inputs, network().layers.eval()
     common = {key: leaf for key, leaf in site.state.tree.items() if "@" not in key}
     assert torch.equal(functional_call(layers, site.state.tree, (inputs,)), functional_call(layers, common, (inputs,)))
-    plain = fjord().init(initial(MLP, 5), 5).tree
+    plain = fjord().init(build_initial(MLP, 5), 5).tree
     assert plain.keys() == model().tree().keys()

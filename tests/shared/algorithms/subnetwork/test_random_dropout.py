@@ -9,7 +9,7 @@ from torch.nn import functional
 from shared.algorithms.base import Cohort
 from shared.algorithms.early_stopping import LOSS, STOPPED
 from shared.algorithms.subnetwork.random_dropout import random_dropout
-from shared.models.build import initial
+from shared.models.build import build_initial
 from shared.protocol.messages import Hyper, Spec
 from shared.subnetworks.neurons import draw_neurons, extract, read_chain, spread
 from shared.tensors.tree import State
@@ -21,7 +21,7 @@ SPEC = Spec(name="cnn", options={"side": 8, "width": 6, "hidden": 20, "classes":
 
 def test_one_step_is_a_step_of_the_whole_network_whose_other_neurons_are_zero():
     """By autograd of the whole network, in which all that does not belong to the choice is zero; nothing is kept."""
-    algorithm, model = random_dropout(keep=0.5), initial(SPEC, 5)
+    algorithm, model = random_dropout(keep=0.5), build_initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
     data, layout = examples((1, 8, 8), 9), read_chain(model.layers)
@@ -31,14 +31,14 @@ def test_one_step_is_a_step_of_the_whole_network_whose_other_neurons_are_zero():
     functional.cross_entropy(functional_call(model.layers, leaves, (data.inputs,)), data.labels).backward()
     expected = {key: (leaf - 0.1 * leaf.grad).detach() for key, leaf in leaves.items()}
     down = algorithm.broadcast(state, "a", told)
-    after, result = algorithm.local(initial(SPEC, 6), State(), down, Own(data, told), told)
+    after, result = algorithm.local(build_initial(SPEC, 6), State(), down, Own(data, told), told)
     assert (after.tree, after.facts) == ({}, {})
     torch.testing.assert_close(result.tree, extract(expected, index))
 
 
 def test_a_device_serves_the_smaller_network_that_it_was_given():
     """The whole network's layers take its leaves; a history of losses is all that a device keeps, if it may stop."""
-    algorithm, model = random_dropout(keep=0.5, early_stopping=True), initial(SPEC, 5)
+    algorithm, model = random_dropout(keep=0.5, early_stopping=True), build_initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
     down, data, layout = algorithm.broadcast(state, "a", told), examples((1, 8, 8), 9), read_chain(model.layers)
@@ -55,7 +55,7 @@ def test_a_device_serves_the_smaller_network_that_it_was_given():
 
 def test_a_device_that_only_evaluates_tries_the_whole_model():
     """Half of it at random is no model that anybody would use; the other half of the method is how it is trained."""
-    algorithm, model = random_dropout(keep=0.5), initial(SPEC, 5)
+    algorithm, model = random_dropout(keep=0.5), build_initial(SPEC, 5)
     state = algorithm.init(model, 5)
     told = algorithm.assign(state, Cohort(("a",), HYPER, seed=11), {}, 1)["a"]
     served = algorithm.personal.parameters(

@@ -16,7 +16,7 @@ from shared.algorithms.semisupervised.full_model.semifl import STATISTICS_BATCH,
 from shared.codecs.dense import dense
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError
-from shared.models.build import seeded
+from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper, mix
 from shared.tensors.tree import Mean, State
 from tests.shared.algorithms.semisupervised.full_model.test_semifl_device import pictures
@@ -32,7 +32,7 @@ def begin(algorithm, state=None, count: int = 12, number: int = 1, name: str = "
     whole, skeleton = make(name)
     before = state or algorithm.init(whole, 5)
     data = pictures(count)
-    with seeded(number):
+    with seed_torch(number):
         return algorithm.server.train(skeleton, before, (data.inputs, data.labels), COHORT, number), before
 
 
@@ -58,7 +58,7 @@ def test_the_servers_epochs_are_a_plain_loops():
     data, seed = pictures(12), mix(11, 1, "supervised")
     optimizer = torch.optim.SGD(layers.parameters(), 0.1, 0.9, weight_decay=0.01, nesterov=True)
     generator, step = torch.Generator().manual_seed(seed), 0
-    with seeded(1):
+    with seed_torch(1):
         for _ in range(2):
             for index in torch.randperm(12, generator=generator).split(4):
                 step += 1
