@@ -148,7 +148,7 @@ def test_a_run_that_is_not_there_is_an_operators_mistake(tried, capsys):
     assert called("show", "nothing", "--data-dir", runs) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == f"edge-server: no run 'nothing' in {runs}; `edge-server runs` lists those there are\n"
+    assert said.err == f"edge-server: no run 'nothing' in {runs}; list the runs with `edge-server runs`\n"
     assert called("trial", "run", runs / "nothing.toml", "--data-dir", runs) == 2
     assert "no such file; give the path" in capsys.readouterr().err
 

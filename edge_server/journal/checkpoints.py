@@ -1,4 +1,4 @@
-"""Checkpoints of the server state, one safetensors file a round, the last few kept; a run's journal beside them."""
+"""Checkpoints of the server state: safetensors files, the latest few retained."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from shared.tensors.tree import State
 
 KEEP = 2
 SPARE, GOOD = ".spare", "good.safetensors"
-"""The file that the next state is written into; and the last state that left the few that are kept: rounds were
-aggregated from it, so that it trains."""
+"""The file that the next state is written into; and the newest state older than the retained ones: later rounds were
+aggregated from it, so it is known to train.
+"""
 
 
 class Origin(NamedTuple):
-    """What a checkpoint is of, as it says itself.
+    """Provenance of a checkpoint, stored inside it.
 
     Attributes:
-        rewinds: How often that run had gone back by then, so that a state that it went back from is not taken for one
-            that came later.
+        rewinds: Rewinds of the run by then; tells a state that the run went back from apart from a later one.
     """
 
     run: str
@@ -37,15 +37,15 @@ class Origin(NamedTuple):
 def save(
     folder: Path, number: int, state: State, *, durable: bool = True, origin: Origin | None = None, best: int = 0
 ) -> None:
-    """Write the state after a round, then part with those older than the last `KEEP`, and with those of void rounds.
+    """Write the state after a round, then remove those older than the last `KEEP` and those of void rounds.
 
-    The newest of the older ones stays as the last good one. Another stays as the file that the next is written into,
-    since overwriting costs half of making one.
+    The newest of the older ones stays as the last good one. Another becomes the file that the next state overwrites,
+    which costs half as much as creating one.
 
     Args:
         durable: Whether to wait until it is on the disk.
-        origin: What it says of itself.
-        best: After which earlier round the model was most accurate; it stays. 0 where nobody knows, or cares.
+        origin: Its provenance.
+        best: Earlier round with the most accurate model, whose state stays; 0 if unknown or irrelevant.
 
     Raises:
         Unwritable: The disk is full or cannot be written; older states are untouched.
@@ -55,11 +55,11 @@ def save(
         path = checkpoint_path(folder, number)
         about = origin._asdict() if origin else None
         file.save(path, state, spare=folder / SPARE, durable=durable, about=about)
-        kept = sorted(folder.glob(CHECKPOINTS))
-        until = kept.index(path) + 1
-        for void in kept[until:]:
+        paths = sorted(folder.glob(CHECKPOINTS))
+        until = paths.index(path) + 1
+        for void in paths[until:]:
             void.replace(folder / SPARE)
-        for old in kept[: max(0, until - KEEP)]:
+        for old in paths[: max(0, until - KEEP)]:
             is_best = old == checkpoint_path(folder, best)
             place = best_path(folder, best) if is_best else folder / GOOD
             if place.exists():
@@ -70,7 +70,7 @@ def save(
 
 
 def load(folder: Path, number: int) -> State:
-    """Read the state after a round, be it the last good or the most accurate one.
+    """Read the state after a round, including the last good and the most accurate one.
 
     Raises:
         FileNotFoundError: There is none.
@@ -80,7 +80,7 @@ def load(folder: Path, number: int) -> State:
 
 
 def state_path(folder: Path, number: int) -> Path:
-    """Return where the state after a round lies, or would: as one of the last, the last good or the most accurate."""
+    """Return the path of the state after a round: a retained, the last good or the most accurate one."""
     path, best = checkpoint_path(folder, number), best_path(folder, number)
     if path.exists():
         return path
@@ -90,7 +90,7 @@ def state_path(folder: Path, number: int) -> Path:
 
 
 def good_number(folder: Path) -> int:
-    """Return after which round the last good state is; 0 where there is none, or it cannot be read."""
+    """Return the round of the last good state; 0 if there is none or it cannot be read."""
     try:
         number = file.read_about(folder / GOOD).get("round") if (folder / GOOD).exists() else None
     except CorruptFile:
@@ -99,48 +99,48 @@ def good_number(folder: Path) -> int:
 
 
 def later(folder: Path, origin: Origin) -> list[Origin]:
-    """Return the checkpoints of a run that are of a later round than `origin` and that it never went back from.
+    """Return the checkpoints of a run later than `origin` that it never went back from.
 
     Args:
-        origin: The run, the last round that its journal knows, and how often it went back by what that says.
+        origin: The run, the last round in its journal and the rewinds recorded there.
 
     Returns:
-        The newest first, the last good and the most accurate among them; whether they can be read is not said.
+        The newest first, the last good and the most accurate among them; they may be unreadable.
     """
-    found = list[Origin]()
+    origins = list[Origin]()
     for path in (*folder.glob(CHECKPOINTS), *folder.glob(GOOD), *folder.glob(BEST)):
         try:
             match file.read_about(path):
                 case {"run": str(run), "round": int(number), "rewinds": int(rewinds)} if run == origin.run:
-                    found.append(Origin(run, number, rewinds))
+                    origins.append(Origin(run, number, rewinds))
         except CorruptFile:
             continue  # what it was of is not known any more: it is set aside when its round is asked for
-    newer = [one for one in found if one.round > origin.round and one.rewinds >= origin.rewinds]
+    newer = [other for other in origins if other.round > origin.round and other.rewinds >= origin.rewinds]
     return sorted(newer, reverse=True)
 
 
 class Store(Journal, Protocol):
-    """One run's journal, its checkpoints and its accepted updates."""
+    """A run's journal, checkpoints and accepted updates."""
 
     def save(self, number: int, state: State) -> None:
-        """Keep the server state after a round, durably. Raises Unwritable, and then nothing has changed."""
+        """Store the server state after a round durably. Raises Unwritable, and then nothing has changed."""
         ...
 
     def load(self, number: int) -> State:
-        """Return the state kept after a round. Raises FileNotFoundError or CorruptFile."""
+        """Return the state after a round. Raises FileNotFoundError or CorruptFile."""
         ...
 
     def good_number(self) -> int:
-        """Return after which round the last good state is, 0 where there is none: a later one may train no more."""
+        """Return the round of the last good state, 0 if there is none; later ones may have diverged."""
         ...
 
     def later(self, origin: Origin) -> list[Origin]:
-        """Return the states of this run that are of later rounds than that, newest first."""
+        """Return the states of this run that are of later rounds, newest first."""
         ...
 
 
 class SqliteStore(SqliteJournal):
-    """The store on disk: journal, checkpoints and accepted updates in one folder a run."""
+    """Store on disk: journal, checkpoints and accepted updates in one folder per run."""
 
     _run: str | None = None
     _keeps_best = False
@@ -162,10 +162,10 @@ class SqliteStore(SqliteJournal):
         save(self.folder / FOLDER, number, state, durable=self.durable, origin=origin, best=best)
 
     def _recall(self, records: Sequence[AnyRecord]) -> None:
-        opened = next((one for one in records if isinstance(one, RunOpened)), None)
-        self._run = opened.run if opened else ""
-        self._keeps_best = opened is not None and opened.plan.evaluation.keep == "best"
-        self._rewinds = sum(isinstance(one, Rewound) for one in records)
+        opening = next((record for record in records if isinstance(record, RunOpened)), None)
+        self._run = opening.run if opening else ""
+        self._keeps_best = opening is not None and opening.plan.evaluation.keep == "best"
+        self._rewinds = sum(isinstance(record, Rewound) for record in records)
         self._best = max(measured_rounds(records), default=(-math.inf, 0))
 
     def load(self, number: int) -> State:

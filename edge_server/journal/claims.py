@@ -1,12 +1,11 @@
-"""Plausibility of what devices claim that tasks cost: by figure, by the server's own clock, by other devices' claims.
+"""Plausibility checks for reported task costs.
 
-Joules are not believed where the device would have drawn more than `MOST_W` from the moment at which its round was
-opened to that at which its update had come, by the server's clock; nor where they are more than `TIMES` what the same
-part of tasks of the other devices takes (their median), in joules and in watts over that part's seconds as well. A
-large share of the data makes the joules of an honest device many, a fast processor its watts; both at once would be a
-claim. Parts are compared with the same part alone, and a part that took nothing is not compared: a task without any
-training step takes its download only, which says nothing of what a step takes. What was measured before round 1 is no
-task and is not usual. Nor are seconds believed that the server did not see pass.
+Joules are rejected if the device would have drawn more than `MOST_W` between the opening of its round and the arrival
+of its update, by the server's clock. They are also rejected if they exceed `MAX_RATIO` times the median of the other
+devices for the same part of a task, both in joules and in watts over that part's seconds: a large share of the data
+explains many joules and a fast processor many watts, but not both at once. Parts of zero joules are not compared,
+since a task without training steps has only its download. Measurements before round 1 are not part of the medians.
+Seconds that the server did not see pass are rejected as well.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from edge_server.journal.run_clock import RunClock
 from shared.protocol.measurements import JOULES, Cost, Provenance, joule_parts
 
 MAX_SOURCE = 64
-MOST, MOST_JOULES = 1e18, 1e9
-"""No task takes so many seconds, cycles or bytes; nor so many joules. So sums cannot overflow."""
-MOST_W, TIMES = 2000.0, 10.0
+MOST_PLAUSIBLE, MOST_JOULES = 1e18, 1e9
+"""Upper limits of a task's seconds, cycles or bytes, and of its joules; they keep sums from overflowing."""
+MOST_W, MAX_RATIO = 2000.0, 10.0
 SLACK_S = 1.0
-"""Is added to what the server's clock says of a task: between two clocks some of it may be lost."""
+"""Tolerance for differences between the device's and the server's clock."""
 LEAST_S = 1e-3
-"""Of a part for its watts: clocks of boards tell no less."""
+"""Shortest part for computing watts; boards' clocks are no finer."""
 
 PHASES: Mapping[str, str] = {
     "download": "its download",
@@ -47,27 +46,29 @@ PHASES: Mapping[str, str] = {
     "upload": "its upload",
 }
 SECONDS = tuple(f"{phase}_s" for phase in PHASES)
-MOST_TIMES, ROOM_S = 2.0, 60.0
-"""No part of a task takes twice as many seconds as the server saw pass, and a minute."""
+MAX_CLOCK_RATIO, MARGIN_S = 2.0, 60.0
+"""No part of a task may take more seconds than the server measured times this ratio plus this margin."""
 
 _FIGURES = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
 
 Task: TypeAlias = tuple[int, int]
-"""Of one device: how often the run had gone back by then, and the round."""
+"""A device's task: rewinds of the run by then, and the round."""
 
 
 def plausible(cost: Cost) -> Cost:
-    """Return a cost without what cannot be true: figures below zero or too large, sources of figures it has not."""
+    """Return a cost without implausible values: negative, infinite or too large."""
     figures = {name: value for name in _FIGURES if _is_figure(value := getattr(cost, name))}
     provenance = {
-        name: Provenance(source=one.source[:MAX_SOURCE], quality=one.quality, uncertainty=_share(one.uncertainty))
-        for name, one in cost.provenance.items()
+        name: Provenance(
+            source=origin.source[:MAX_SOURCE], quality=origin.quality, uncertainty=_share(origin.uncertainty)
+        )
+        for name, origin in cost.provenance.items()
         if name in figures
     }
     return Cost(**figures, provenance=provenance)
 
 
-def _is_figure(value: float | None, most: float = MOST) -> bool:
+def _is_figure(value: float | None, most: float = MOST_PLAUSIBLE) -> bool:
     return value is not None and math.isfinite(value) and 0 <= value <= most
 
 
@@ -77,14 +78,14 @@ def _share(value: float | None) -> float | None:
 
 @dataclass
 class Claim:
-    """What a device says that one task cost it.
+    """Cost that a device reports of one task.
 
     Attributes:
         split: Whether it is a split session.
-        cost: As told; None while nothing is.
-        wall_s: Seconds that it can have taken, by the server's clock; None where nobody knows.
-        is_answered: Whether its update has come.
-        predicted: What the round's decision predicted that it costs; None where nothing was.
+        cost: As reported; None before.
+        wall_s: Upper bound of its duration by the server's clock; None if unknown.
+        is_answered: Whether its update has arrived.
+        predicted: Cost that the round's decision predicted; None without a prediction.
     """
 
     split: bool = False
@@ -94,38 +95,38 @@ class Claim:
     predicted: Cost | None = None
 
     def joules(self) -> dict[str, float]:
-        """Return the parts of its joules that were told, as told."""
+        """Return the reported parts of its joules, unchecked."""
         if self.cost is None:
             return {}
         names = joule_parts(split=self.split)
-        return {name: told for name in names if (told := getattr(self.cost, name)) is not None}
+        return {name: value for name in names if (value := getattr(self.cost, name)) is not None}
 
     def seconds(self, part: str) -> float | None:
-        """Return the seconds over which the watts of a part of its joules are taken; None where nobody knows them.
+        """Return the seconds over which to compute the watts of a part; None if unknown.
 
-        Those that were told of the part, and no more than the server saw pass.
+        These are the reported seconds of the part, capped by the server's measurement.
         """
         if self.wall_s is None:
             return None
-        told = getattr(self.cost, part.replace("_joules", "_s")) if self.cost else None
+        reported_s = getattr(self.cost, part.replace("_joules", "_s")) if self.cost else None
         most = self.wall_s + SLACK_S
-        return most if told is None or not math.isfinite(told) else min(max(told, LEAST_S), most)
+        return most if reported_s is None or not math.isfinite(reported_s) else min(max(reported_s, LEAST_S), most)
 
     def impossible(self) -> set[str]:
-        """Return the parts, of its joules and of its seconds, that no device could have spent."""
-        found = {name for name, told in self.joules().items() if not _is_possible(told, self.wall_s)}
+        """Return the parts of its joules and seconds that no device could have spent."""
+        parts = {name for name, value in self.joules().items() if not _is_possible(value, self.wall_s)}
         if self.cost is None or self.wall_s is None:
-            return found
-        most = MOST_TIMES * self.wall_s + ROOM_S
-        return found | {name for name in SECONDS if (told := getattr(self.cost, name)) is not None and told > most}
+            return parts
+        most = MAX_CLOCK_RATIO * self.wall_s + MARGIN_S
+        return parts | {name for name in SECONDS if (value := getattr(self.cost, name)) is not None and value > most}
 
 
 class Disbelief(NamedTuple):
-    """One figure that is not believed.
+    """One rejected value.
 
     Attributes:
         figure: Its name in `Cost`.
-        wall_s: Seconds that the task can have taken; None where nobody knows.
+        wall_s: Upper bound of the task's duration; None if unknown.
     """
 
     device: str
@@ -135,18 +136,18 @@ class Disbelief(NamedTuple):
     wall_s: float | None
 
     def sentence(self) -> str:
-        """Return what the record says of it."""
+        """Return the note for the journal."""
         within = "" if self.wall_s is None else f", which took {self.wall_s:.3g} s at most"
         phase, unit = self.figure.split("_")
-        told = f"{self.value:.4g} {'J' if unit == 'joules' else unit} of {PHASES[phase]}"
+        amount = f"{self.value:.4g} {'J' if unit == 'joules' else unit} of {PHASES[phase]}"
         return (
-            f"device {self.device} told {told} in round {self.task[1]}{within}: "
-            "such claims are not believed, and count as if they had not been told; look at its meter and clock"
+            f"device {self.device} reported {amount} in round {self.task[1]}{within}: "
+            "implausible costs are ignored; check its meter and clock"
         )
 
 
 class _Usual(NamedTuple):
-    """Medians of one part of tasks: its joules, and its watts over its seconds."""
+    """Medians of one part of tasks: joules, and watts over its seconds."""
 
     joules: float
     watts: float
@@ -154,7 +155,7 @@ class _Usual(NamedTuple):
 
 @dataclass
 class _Ordered:
-    """Joules and watts of one part of a device's tasks, each ascending, and the most joules ever told of it."""
+    """Joules and watts of one part of a device's tasks, both ascending, and the most joules ever reported of it."""
 
     joules: list[float] = field(default_factory=list)
     watts: list[float] = field(default_factory=list)
@@ -167,10 +168,10 @@ class PartTotal:
 
     Attributes:
         asked: Tasks that have this part.
-        told: Those whose part was told, and can be true.
-        joules: The sum of these.
-        most: The largest of these.
-        predicted: Of the others, those for which the round's decision predicted this part, with the joules.
+        told: Tasks with a plausible report of it.
+        joules: Sum over these.
+        most: Maximum over these.
+        predicted: Joules predicted by the round's decision, for the other tasks that have a prediction.
     """
 
     asked: int = 0
@@ -180,7 +181,7 @@ class PartTotal:
     predicted: dict[Task, float] = field(default_factory=dict)
 
     def expect(self, task: Task, predicted: Cost | None, part: str) -> None:
-        """Count a task that has told nothing of this part by what was predicted, if anything was."""
+        """Count a task without a report of this part by its prediction, if there is one."""
         joules: float | None = getattr(predicted, part) if predicted else None
         if joules is not None and _is_figure(joules, MOST_JOULES):
             self.predicted[task] = joules
@@ -188,10 +189,10 @@ class PartTotal:
 
 @dataclass
 class DeviceClaims:
-    """What one device was given and what it told of it, added up as it comes: journals are long.
+    """Tasks and reported costs of one device; sums are kept incrementally, since journals are long.
 
     Attributes:
-        has_trained: Whether it answered a round; what was measured before the first one is another matter.
+        has_trained: Whether it answered a round; measurements before the first one do not count.
         impossible: Parts of tasks that no device could have spent.
     """
 
@@ -202,7 +203,7 @@ class DeviceClaims:
     _usual: dict[str, _Ordered] = field(default_factory=dict)
 
     def ask(self, task: Task, *, split: bool = False, predicted: Cost | None = None) -> Claim:
-        """Return the claim of a task, which is new or was asked for before."""
+        """Return the claim of a task, adding it if new."""
         if task not in self.tasks:
             self.tasks[task] = Claim(split=split, predicted=predicted)
             for name in joule_parts(split=split):
@@ -212,11 +213,11 @@ class DeviceClaims:
         return self.tasks[task]
 
     def tell(self, task: Task, cost: Cost, wall_s: float | None) -> None:
-        """Take what a task cost, in place of what was told of it before.
+        """Set the cost of a task, replacing an earlier report.
 
         Args:
-            task: One that was asked for.
-            wall_s: Seconds that it can have taken; None where nobody knows.
+            task: A task added by `ask`.
+            wall_s: Upper bound of its duration; None if unknown.
         """
         claim = self.tasks[task]
         before = self._possible(task)
@@ -229,23 +230,25 @@ class DeviceClaims:
         self._count(task, now, 1)
         for name, joules in before.items():
             if now.get(name, 0.0) < joules == self._totals[name].most:
-                self._totals[name].most = max((self._possible(one).get(name, 0.0) for one in self.tasks), default=0.0)
+                self._totals[name].most = max(
+                    (self._possible(other).get(name, 0.0) for other in self.tasks), default=0.0
+                )
 
     def totals(self, doubted: Collection[tuple[Task, str]]) -> dict[str, PartTotal]:
-        """Return the sums of each part, without those figures that other devices' make doubtful."""
+        """Return the totals of each part without the doubted values."""
         if not doubted:
             return self._totals
-        found = {name: PartTotal(total.asked, predicted=dict(total.predicted)) for name, total in self._totals.items()}
+        totals = {name: PartTotal(total.asked, predicted=dict(total.predicted)) for name, total in self._totals.items()}
         for task, claim in self.tasks.items():
             for name, joules in self._possible(task).items():
                 if (task, name) in doubted:
-                    found[name].expect(task, claim.predicted, name)
+                    totals[name].expect(task, claim.predicted, name)
                 else:
-                    _add(found[name], joules, 1)
-        return found
+                    _count_joules(totals[name], joules, 1)
+        return totals
 
     def usual(self) -> dict[str, _Usual]:
-        """Return the medians of each part of its tasks, of those that it has told and that can be true."""
+        """Return the medians of each part over its plausible reports."""
         return {
             name: _Usual(_median(ordered.joules), _median(ordered.watts))
             for name, ordered in self._usual.items()
@@ -253,25 +256,25 @@ class DeviceClaims:
         }
 
     def beyond(self, part: str, usual: _Usual) -> set[tuple[Task, str]]:
-        """Return the tasks of which a part is too many times what is usual."""
-        if part not in self._usual or self._usual[part].most <= TIMES * usual.joules:
+        """Return the tasks of which a part exceeds `MAX_RATIO` times the medians."""
+        if part not in self._usual or self._usual[part].most <= MAX_RATIO * usual.joules:
             return set()
         return {
             (task, part)
             for task, claim in self.tasks.items()
             if (seconds := claim.seconds(part)) is not None
-            and self._possible(task).get(part, 0.0) > TIMES * max(usual.joules, usual.watts * seconds)
+            and self._possible(task).get(part, 0.0) > MAX_RATIO * max(usual.joules, usual.watts * seconds)
         }
 
     def _possible(self, task: Task) -> dict[str, float]:
-        told = self.tasks[task].joules()
-        return {name: one for name, one in told.items() if (task, name) not in self.impossible}
+        joules = self.tasks[task].joules()
+        return {name: value for name, value in joules.items() if (task, name) not in self.impossible}
 
     def _count(self, task: Task, parts: Mapping[str, float], sign: int) -> None:
-        """Add parts of a task to the sums and to what is usual, or take them out again."""
+        """Add parts of a task to the totals and medians, or remove them (`sign` -1)."""
         claim = self.tasks[task]
         for name, joules in parts.items():
-            _add(self._totals[name], joules, sign)
+            _count_joules(self._totals[name], joules, sign)
             self._totals[name].predicted.pop(task, None)
             if sign < 0:
                 self._totals[name].expect(task, claim.predicted, name)
@@ -286,7 +289,7 @@ class DeviceClaims:
                     values[place : place + (sign < 0)] = [figure] * (sign > 0)
 
 
-def _add(total: PartTotal, joules: float, sign: int) -> None:
+def _count_joules(total: PartTotal, joules: float, sign: int) -> None:
     total.told += sign
     total.joules += sign * joules
     if sign > 0:
@@ -294,14 +297,14 @@ def _add(total: PartTotal, joules: float, sign: int) -> None:
 
 
 def _is_possible(joules: float, wall_s: float | None) -> bool:
-    """Tell whether any device could have spent so much in so long."""
+    """Return True if some device could spend so many joules in that time."""
     most = MOST_JOULES if wall_s is None else min(MOST_JOULES, MOST_W * (wall_s + SLACK_S))
     return _is_figure(joules, most)
 
 
 @dataclass
 class Claims:
-    """Collects what a run's journal says of the costs of its tasks, those that were made void later included."""
+    """Collects the reported task costs of a run's journal, voided ones included."""
 
     accounts: defaultdict[str, DeviceClaims] = field(default_factory=lambda: defaultdict(DeviceClaims))
     _lives: int = 0
@@ -310,7 +313,7 @@ class Claims:
     _closed: float | None = None
 
     def take(self, records: Iterable[AnyRecord]) -> None:
-        """Take the journal's next records."""
+        """Add the journal's next records."""
         for record in records:
             self._take_one(record, self._clock.take(record))
 
@@ -322,10 +325,12 @@ class Claims:
                 self._go_back(record)
             case RoundOpened():
                 self._opened[self._lives, record.round] = at
-                decided = record.decision.devices if record.decision else {}
-                for device, told in record.assignments.items():
-                    predicted = decided[device].predicted if device in decided else None
-                    self.accounts[device].ask((self._lives, record.round), split=told.is_split, predicted=predicted)
+                choices = record.decision.devices if record.decision else {}
+                for device, assignment in record.assignments.items():
+                    predicted = choices[device].predicted if device in choices else None
+                    self.accounts[device].ask(
+                        (self._lives, record.round), split=assignment.is_split, predicted=predicted
+                    )
             case UpdateAccepted():
                 self._accept(record, at)
             case CostSettled():
@@ -336,14 +341,14 @@ class Claims:
                 pass
 
     def _begin(self, at: float | None) -> None:
-        """Begin with another process of the server; where it does not know for how long there was none, nobody does."""
+        """Start a new server process; if the downtime is unknown, so are durations that span it."""
         if not self._clock.is_known:
             self._opened, self._closed = dict.fromkeys(self._opened), None
         elif self._closed is None:
             self._closed = at
 
     def _go_back(self, record: Rewound) -> None:
-        """Begin rounds anew, beside what is spent on them; where an opening stays, who was asked is asked again."""
+        """Repeat rounds without forgetting what was spent; if an opening stays valid, its devices are asked again."""
         before, self._lives = (self._lives, record.round), self._lives + 1
         again = self._lives, record.round
         for account in self.accounts.values():
@@ -356,48 +361,52 @@ class Claims:
         measured = record.update.cost.exchange_s is not None  # running statistics, in a session that opened no round
         account.ask(task, split=measured).is_answered = True
         start = self._opened.get(task, self._closed)
-        account.tell(task, record.update.cost, _between(start, at))
+        account.tell(task, record.update.cost, _seconds_between(start, at))
 
     def _settle(self, record: CostSettled) -> None:
-        """Take the whole cost of a task that the device was given; nobody else spends on the run's account."""
+        """Set the final cost of a task that the device was assigned; costs of other tasks are ignored."""
         task = self._lives, record.round
         account = self.accounts[record.device] if record.device in self.accounts else DeviceClaims()
         if claim := account.tasks.get(task):
-            late_s = _between(self._opened.get(task), self._clock.last_s)
+            late_s = _seconds_between(self._opened.get(task), self._clock.last_s)
             account.tell(task, record.cost, claim.wall_s if claim.is_answered else late_s)
 
     def beyond(self) -> dict[str, set[tuple[Task, str]]]:
-        """Return the parts of tasks that are too many times what others take, by device."""
+        """Return the parts of tasks that exceed `MAX_RATIO` times the other devices' medians, by device."""
         usual = {device: account.usual() for device, account in self.accounts.items()}
-        found = dict[str, set[tuple[Task, str]]]()
+        tasks = dict[str, set[tuple[Task, str]]]()
         for part in JOULES:
-            known = {device: medians[part] for device, medians in usual.items() if part in medians}
+            medians_by_device = {device: medians[part] for device, medians in usual.items() if part in medians}
             joules, watts = (
-                _medians_of_others({device: getattr(one, figure) for device, one in known.items()})
+                _medians_of_others(
+                    {device: getattr(device_medians, figure) for device, device_medians in medians_by_device.items()}
+                )
                 for figure in _Usual._fields
             )
-            for device, account in self.accounts.items() if known else ():
-                if device not in known:
-                    medians = _Usual(*(statistics.median(values) for values in zip(*known.values(), strict=True)))
+            for device, account in self.accounts.items() if medians_by_device else ():
+                if device not in medians_by_device:
+                    medians = _Usual(
+                        *(statistics.median(values) for values in zip(*medians_by_device.values(), strict=True))
+                    )
                 elif device in joules:
                     medians = _Usual(joules[device], watts[device])
                 else:
                     continue  # no other device has told this part
                 if beyond := account.beyond(part, medians):
-                    found.setdefault(device, set()).update(beyond)
-        return found
+                    tasks.setdefault(device, set()).update(beyond)
+        return tasks
 
     def doubts(self) -> list[Disbelief]:
-        """Return the figures that are not believed, in order of device and task."""
-        beyond, found = self.beyond(), list[Disbelief]()
+        """Return the rejected values in order of device and task."""
+        beyond, doubts = self.beyond(), list[Disbelief]()
         for device, account in sorted(self.accounts.items()):
             for task, name in sorted(account.impossible | beyond.get(device, set())):
                 claim = account.tasks[task]
-                found.append(Disbelief(device, task, name, getattr(claim.cost, name), claim.wall_s))
-        return found
+                doubts.append(Disbelief(device, task, name, getattr(claim.cost, name), claim.wall_s))
+        return doubts
 
 
-def _between(start: float | None, stop: float | None) -> float | None:
+def _seconds_between(start: float | None, stop: float | None) -> float | None:
     return None if start is None or stop is None else max(0.0, stop - start)
 
 
@@ -406,26 +415,28 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the median of all values but its own, by name; nothing where there are no others."""
+    """Return for each name the median of the others' values; nothing for a single name."""
     ordered = sorted(values.items(), key=lambda pair: pair[1])
-    rest, found = len(ordered) - 1, dict[str, float]()
-    for place, (name, _) in enumerate(ordered) if rest else ():
-        middle = [ordered[k + (k >= place)][1] for k in ((rest - 1) // 2, rest // 2)]
-        found[name] = sum(middle) / len(middle)
-    return found
+    others, medians = len(ordered) - 1, dict[str, float]()
+    for place, (name, _) in enumerate(ordered) if others else ():
+        middle = [ordered[k + (k >= place)][1] for k in ((others - 1) // 2, others // 2)]
+        medians[name] = sum(middle) / len(middle)
+    return medians
 
 
-def without(cost: Cost, figures: Iterable[str]) -> Cost:
-    """Return a cost without some of its figures."""
-    gone = frozenset(figures)
-    kept = {name: value for name in _FIGURES if name not in gone and (value := getattr(cost, name)) is not None}
-    return Cost(**kept, provenance={name: one for name, one in cost.provenance.items() if name not in gone})
+def drop_figures(cost: Cost, figures: Iterable[str]) -> Cost:
+    """Return a cost without some of its values."""
+    omitted = frozenset(figures)
+    remaining = {name: value for name in _FIGURES if name not in omitted and (value := getattr(cost, name)) is not None}
+    return Cost(
+        **remaining, provenance={name: origin for name, origin in cost.provenance.items() if name not in omitted}
+    )
 
 
 def doubted_figures(records: Iterable[AnyRecord]) -> dict[tuple[int, str], dict[str, float]]:
-    """Return the figures of a run that are not believed, with what was told, by round and device."""
-    claims, found = Claims(), dict[tuple[int, str], dict[str, float]]()
+    """Return the rejected values of a run by round and device."""
+    claims, doubted = Claims(), dict[tuple[int, str], dict[str, float]]()
     claims.take(records)
-    for one in claims.doubts():
-        found.setdefault((one.task[1], one.device), {})[one.figure] = one.value
-    return found
+    for doubt in claims.doubts():
+        doubted.setdefault((doubt.task[1], doubt.device), {})[doubt.figure] = doubt.value
+    return doubted

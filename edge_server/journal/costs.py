@@ -1,4 +1,4 @@
-"""Costs of tasks as devices report them: settled once the upload is known, by round and device."""
+"""Task costs reported by devices, recorded once per round and device."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.journal.claims import doubted_figures, plausible, without
+from edge_server.journal.claims import doubted_figures, drop_figures, plausible
 from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, valid
 from shared.protocol.measurements import Cost, Spent
 from shared.protocol.messages import Report
 
 SETTLE_S = 2.0
-"""How long a run that has ended waits for what its last uploads cost."""
+"""Seconds that a finished run waits for the costs of its last uploads."""
 
 
 @dataclass
 class Costs:
-    """Takes the settled costs of a run from the devices' reports into its journal, each once.
+    """Records the final costs of a run's tasks from the devices' reports, each once.
 
-    A report is retained, so that it is heard again after every restart. What a device settles are later and later
-    rounds, and beside them later and later evaluations, which are numbered beyond the rounds: one that is no later than
-    what is recorded of that device is not taken. Nor is the cost of a round that was made void, which is not that of
-    its repetition.
+    Reports are retained messages and arrive again after every restart. A device reports ever later rounds and,
+    separately, evaluations, whose numbers lie beyond the rounds. So a cost no later than the device's last one is
+    dropped, and so is the cost of a voided round, which is not that of its repetition.
 
     Attributes:
-        rounds: The last round it can have; evaluations have numbers up to twice that, and one.
-        last: The last round that is recorded of each device.
-        evaluated: Likewise the last evaluation.
+        rounds: Last possible round; evaluations have numbers up to twice that plus one.
+        last: Last recorded round of each device.
+        evaluated: Last recorded evaluation of each device.
     """
 
     run: str
@@ -40,7 +39,7 @@ class Costs:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def recall(self, records: Iterable[AnyRecord]) -> None:
-        """Learn from a run's journal what is recorded already."""
+        """Restore the state from a run's journal."""
         every = list(records)
         self._recorded = {record.device: record for record in every if isinstance(record, CostSettled)}
         for record in valid(every):
@@ -49,41 +48,41 @@ class Costs:
                 last[record.device] = max(record.round, last.get(record.device, record.round))
 
     def repeat(self, number: int) -> None:
-        """Take what devices settle of a round that is done again, beside what they settled of it before."""
+        """Accept the costs of a repeated round again."""
         self.last = {device: min(last, number - 1) for device, last in self.last.items()}
 
     def hear(self, report: Report) -> None:
-        """Take what a report says of tasks of this run."""
-        for spent in [*report.earlier, *([report.spent] if report.spent else [])]:
-            if spent.run == self.run:
-                self._take(report.device, spent)
+        """Queue the costs in a report that belong to this run."""
+        for spending in [*report.earlier, *([report.spent] if report.spent else [])]:
+            if spending.run == self.run:
+                self._take(report.device, spending)
 
     def _last(self, number: int) -> dict[str, int]:
         return self.last if number <= self.rounds else self.evaluated
 
-    def _take(self, device: str, spent: Spent) -> None:
-        last = self._last(spent.round)
-        if not last.get(device, -1) < spent.round <= 2 * self.rounds + 1:
+    def _take(self, device: str, spending: Spent) -> None:
+        last = self._last(spending.round)
+        if not last.get(device, -1) < spending.round <= 2 * self.rounds + 1:
             return
-        settled = CostSettled(round=spent.round, device=device, cost=plausible(spent.cost))
-        if settled == self._recorded.get(device):
+        record = CostSettled(round=spending.round, device=device, cost=plausible(spending.cost))
+        if record == self._recorded.get(device):
             return
-        last[device] = spent.round
+        last[device] = spending.round
         self._changed.set()
-        self._heard.put_nowait(settled)
+        self._heard.put_nowait(record)
 
     async def keep(self) -> None:
-        """Record what is heard, until cancelled."""
+        """Record queued costs until cancelled."""
         while True:
             await self.append(await self._heard.get())
             self._heard.task_done()
 
     async def settled(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
-        """Wait until the costs of a round are recorded; of those devices that are too slow, no longer than that.
+        """Wait until the costs of a round are recorded, at most `patience_s`; missing ones stay unknown.
 
         Args:
-            devices: Whose costs are waited for.
-            patience_s: Seconds after which they stay unknown.
+            devices: Devices to wait for.
+            patience_s: In seconds.
         """
         try:
             async with asyncio.timeout(patience_s):
@@ -96,31 +95,30 @@ class Costs:
 
 
 def by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
-    """Return what is known of every task's cost, by round and device; the settled cost stands for the update's.
+    """Return the costs of all tasks by round and device; the final cost replaces the update's.
 
-    Figures that are not believed are not among it: see `edge_server.journal.claims`.
+    Implausible values are left out: see `edge_server.journal.claims`.
     """
-    every, found = list(records), dict[int, dict[str, Cost]]()
+    every, costs = list(records), dict[int, dict[str, Cost]]()
     for record in valid(every):
         match record:
             case UpdateAccepted():
-                found.setdefault(record.round, {}).setdefault(record.device, plausible(record.update.cost))
+                costs.setdefault(record.round, {}).setdefault(record.device, plausible(record.update.cost))
             case CostSettled():
-                found.setdefault(record.round, {})[record.device] = record.cost
+                costs.setdefault(record.round, {})[record.device] = record.cost
     for (number, device), doubted in doubted_figures(every).items():
-        if cost := found.get(number, {}).get(device):
-            found[number][device] = without(
-                cost, [name for name, told in doubted.items() if getattr(cost, name) == told]
+        if cost := costs.get(number, {}).get(device):
+            costs[number][device] = drop_figures(
+                cost, [name for name, value in doubted.items() if getattr(cost, name) == value]
             )
-    return found
+    return costs
 
 
 def statistics_by_round(records: Sequence[AnyRecord]) -> dict[int, dict[str, Cost]]:
-    """Return what measuring running statistics after a round cost, by that round and device; see `by_round`.
-
-    Args:
-        records: A run's journal.
-    """
-    costs, last = by_round(records), max((one.plan.rounds for one in records if isinstance(one, RunOpened)), default=0)
-    measured = [one.round for one in closed_rounds(records) if one.statistics_batches is not None]
+    """Return the cost of re-measuring running statistics, by preceding round and device; see `by_round`."""
+    costs, last = (
+        by_round(records),
+        max((record.plan.rounds for record in records if isinstance(record, RunOpened)), default=0),
+    )
+    measured = [record.round for record in closed_rounds(records) if record.statistics_batches is not None]
     return {number: costs.get(last + 1 + number, {}) for number in measured}

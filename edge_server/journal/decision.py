@@ -1,4 +1,4 @@
-"""Decision of a coordinator for one round, with the figures it follows from: whoever reads it can decide it again."""
+"""Decision records of a coordinator, with all inputs needed to reproduce them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Source: TypeAlias = Literal["measured", "last_good", "profile", "default"]
 
 
 class Figure(msgspec.Struct, frozen=True, array_like=True):
-    """One figure that was decided from, and where it comes from.
+    """An input of a decision with its source.
 
     Attributes:
-        value: In SI units; its name ends in them.
-        source: `measured` since the last decision; `last_good`: before that; `profile`: what the plan says of the
-            device; `default`: what the optimizer's options say of any device.
+        value: In the SI unit that its name ends in.
+        source: `measured` since the last decision; `last_good`: measured before that; `profile`: stated in the plan for
+            the device; `default`: from the optimizer's options.
     """
 
     value: float
@@ -28,15 +28,14 @@ class Figure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one device was given, and why.
+    """Decision for one device and its reasons.
 
     Attributes:
-        values: What its assignment says.
-        figures: What that was decided from, by name.
-        predicted: What its task should cost, under the names of what it will say that it cost.
-        binding: What kept it from more: the name of a `Bound` of the optimizers, such as `time`, or
-            `cluster`.
-        multiplier: Of the limit that binds: how much the objective falls by one unit more of it.
+        values: Values of its assignment.
+        figures: Inputs of the decision, by name.
+        predicted: Predicted cost of its task, with the names of the reported cost.
+        binding: Constraint that limits it: the name of an optimizer's `Bound`, such as `time`, or `cluster`.
+        multiplier: Lagrange multiplier of that constraint: decrease of the objective per unit of slack.
     """
 
     values: dict[str, Value] = {}
@@ -47,18 +46,18 @@ class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One round's decision.
+    """Decision for one round.
 
     Attributes:
-        limits: What held for all devices: seconds, joules, sizes of the model.
-        ladder: Where there is a choice of ratios: each with the bytes that an update of it takes.
-        devices: By name; those of the cohort.
-        objective: What was minimised; None where nothing was.
-        multiplier: Of what all devices share, such as bandwidth.
-        feasible: Whether all limits could be met. If not, each device has the least there is, and the run goes on.
-        enough: Of limits that could not be met: the smallest that would do, by name.
-        term: In a run of several sites: of the coordinator, from 0; it only grows.
-        coordinator: Likewise: the site that decided, for its own devices and others.
+        limits: Limits shared by all devices: seconds, joules, model sizes.
+        ladder: Candidate ratios with the bytes of an update, if ratios are discrete.
+        devices: Decisions for the cohort, by name.
+        objective: Minimised value; None without an objective.
+        multiplier: Of the shared resource, such as bandwidth.
+        feasible: Whether all limits could be met; if not, each device gets the minimum and the run continues.
+        enough: Smallest sufficient values of limits that could not be met, by name.
+        term: In a run of several sites, the coordinator's term from 0; it only grows.
+        coordinator: In a run of several sites, the site that decided for itself and others.
     """
 
     optimizer: str = ""
@@ -74,32 +73,32 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def allocation(self) -> dict[str, dict[str, Value]]:
-        """What an algorithm is handed."""
-        return {device: dict(given.values) for device, given in self.devices.items()}
+        """Assigned values by device, as an algorithm receives them."""
+        return {device: dict(choice.values) for device, choice in self.devices.items()}
 
 
 def kept_share(values: Mapping[str, Value]) -> float:
-    """Return the share of the model that a device keeps by what it was given."""
-    given = Allocated.of(values)
-    return (1.0 if given.keep is None else given.keep) - (given.prune or 0.0)
+    """Return the share of the model that a device keeps under its assigned values."""
+    allocation = Allocated.of(values)
+    return (1.0 if allocation.keep is None else allocation.keep) - (allocation.prune or 0.0)
 
 
 def predicted_joules(decision: Decision | None) -> dict[str, float]:
-    """Return the joules that a decision predicts of whole tasks, by device; who tells none has none."""
-    found = dict[str, float]()
-    for device, given in decision.devices.items() if decision else ():
-        parts = [getattr(given.predicted, name) for name in JOULES]
-        if given.predicted.compute_joules is not None:
-            found[device] = math.fsum(one for one in parts if one is not None)
-    return found
+    """Return the predicted joules of complete tasks by device; devices without a prediction are left out."""
+    joules = dict[str, float]()
+    for device, choice in decision.devices.items() if decision else ():
+        parts = [getattr(choice.predicted, name) for name in JOULES]
+        if choice.predicted.compute_joules is not None:
+            joules[device] = math.fsum(part for part in parts if part is not None)
+    return joules
 
 
 class OfTerm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One line of the journal of a run of several sites, about who decides and with whose joules.
+    """Base of records about coordination and joules shared between sites.
 
     Attributes:
-        term: Number of the coordinator's turn: that of site T modulo their number, in the plan's order.
-        at: When, on the server's monotonic clock.
+        term: Number of the coordinator's term; site `term` modulo their number, in the plan's order, coordinates.
+        at: On the server's monotonic clock.
     """
 
     round: int
@@ -108,30 +107,30 @@ class OfTerm(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TermBegan(OfTerm, frozen=True, kw_only=True):
-    """This site takes no earlier term for valid from here on; `cause` says why, in a word."""
+    """This site rejects earlier terms from now on; `cause` is one word."""
 
     cause: str = ""
 
 
 class Pledged(OfTerm, frozen=True, kw_only=True):
-    """This site put joules aside for a round's coordinator, before it told that."""
+    """This site reserved joules for a round's coordinator, recorded before it announces them."""
 
     joules: float
 
 
 class Granted(OfTerm, frozen=True, kw_only=True):
-    """What of a pledge came back: the devices of this site may spend it."""
+    """Part of a pledge that came back; the devices of this site may spend it."""
 
     joules: float
 
 
 class Coordinated(OfTerm, frozen=True, kw_only=True):
-    """This site decided as coordinator, before it told anybody.
+    """This site decided as coordinator, recorded before it announces the decision.
 
     Attributes:
-        sites: The devices of each site that was decided for.
-        decision: For all of them; None where the term was closed for this round without one.
-        grants: To each site of whose pledge this decides; together at most what they pledged.
+        sites: Devices of each site that was decided for.
+        decision: For all of them; None if the term was closed for this round without one.
+        grants: Joules granted to each site that pledged; in total at most what was pledged.
     """
 
     sites: dict[str, tuple[str, ...]] = {}

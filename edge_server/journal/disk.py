@@ -1,6 +1,6 @@
-"""SQLite and disk errors: translation into ours, retry while a disk is full.
+"""SQLite and disk errors: translation and retry while a disk is full.
 
-A full disk is waited for: a run on a roof goes on once somebody has made room.
+A run waits for a full disk instead of failing: an unattended gateway continues once somebody has made room.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DISK: Mapping[int, int] = {
     sqlite3.SQLITE_IOERR: errno.EIO,
     sqlite3.SQLITE_READONLY: errno.EROFS,
 }
-_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a table has rotted away
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a damaged table
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +34,7 @@ RETRY_S = 3.0
 
 
 def read_only_uri(path: Path) -> str:
-    """Return the address by which to open a database only to read it, also while another user's process writes it."""
+    """Return the URI that opens a database read-only, even while another user's process writes it."""
     is_idle = not path.with_name(f"{path.name}-wal").exists()
     # Where nobody can write, SQLite cannot make its shared memory file and must be told that it needs none; a writer
     # has made one, and what it wrote last lies beside the database.
@@ -43,32 +43,32 @@ def read_only_uri(path: Path) -> str:
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from another one under its name; None where there is none."""
+    """Return the device and inode of a file; None if it does not exist."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 @contextmanager
 def translate_sql_errors(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite's into ours.
+    """Translate SQLite errors.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full, failing or read-only.
         CorruptFile: The database cannot be read.
     """
     try:
         yield
-    except UnicodeDecodeError as error:  # it would name a table of which the name has rotted
+    except UnicodeDecodeError as error:  # a damaged name of a table
         raise CorruptFile(f"{path}: {error}") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_CANTOPEN and not os.access(path.parent, os.W_OK):
             code = sqlite3.SQLITE_READONLY
         elif code == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK):
-            code = sqlite3.SQLITE_CORRUPT  # it takes itself for one of a later version
+            code = sqlite3.SQLITE_CORRUPT  # the header claims a later version
         if code in _DISK:
             raise disk_error(path, _DISK[code]) from error
         if code in _CORRUPT:
@@ -79,16 +79,14 @@ def translate_sql_errors(path: Path) -> Iterator[None]:
 async def persist(
     worker: Worker, retry_s: float | None, write: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """Write, and again after `retry_s` for as long as the disk refuses; None to give up at once.
+    """Run a write, repeated every `retry_s` while the disk refuses; None to give up at once.
 
     Args:
-        worker: Runs it beside the event loop.
+        worker: Runs the write outside the event loop.
         retry_s: Seconds between attempts.
-        *args: For `write`.
-        **kwargs: For `write`.
 
     Raises:
-        Unwritable: The disk refuses, and nobody waits for it.
+        Unwritable: The disk refuses, and `retry_s` is None.
     """
     refused = False
     while True:
@@ -98,10 +96,10 @@ async def persist(
             if retry_s is None:
                 raise
             if not refused:
-                log.error("%s; waiting, and trying again every %.0f s", error, retry_s)  # noqa: TRY400 - not a fault
+                log.error("%s; retrying every %.0f s", error, retry_s)  # noqa: TRY400 - not a fault
             refused = True
             await asyncio.sleep(retry_s)
         else:
             if refused:
-                log.info("the disk takes it again")
+                log.info("writing to the disk works again")
             return result

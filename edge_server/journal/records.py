@@ -1,4 +1,4 @@
-"""Journal records of a run: what its server decided, saw and received, a struct a line."""
+"""Journal records of a run: decisions, observations and messages of its server."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shared.protocol.messages import Assignment, Update
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One line of the journal that no round wrote. Seconds are of the server's monotonic clock."""
+    """Base of records that belong to no round. Seconds are of the server's monotonic clock."""
 
 
 class ServerBegan(Observed, frozen=True, kw_only=True):
-    """A server process began with the run, or went on with it; the clocks of two processes have nothing in common.
+    """A server process started or continued the run; the clocks of two processes are unrelated.
 
     Second `t` of this process's clock is second `run_s + (t - at)` of the run; see `edge_server.journal.run_clock`.
 
     Attributes:
         at: On the process's clock.
-        run_s: The same moment, in seconds of the run.
-        utc_s: The same moment in calendar seconds, where there is a calendar.
+        run_s: The same moment in seconds of the run.
+        utc_s: The same moment in calendar seconds, if the calendar is known.
     """
 
     at: float
@@ -38,7 +38,7 @@ class ServerBegan(Observed, frozen=True, kw_only=True):
 
 
 class Joined(Observed, frozen=True, kw_only=True):
-    """A device is there: it connected, did so anew (`reconnected`), or is another process than before (`restarted`)."""
+    """A device is online: it connected, `reconnected`, or its process was `restarted`."""
 
     device: str
     at: float
@@ -47,7 +47,7 @@ class Joined(Observed, frozen=True, kw_only=True):
 
 
 class Left(Observed, frozen=True, kw_only=True):
-    """A device is gone by its own or its broker's word, or was when this server process began (`unheard`)."""
+    """A device is offline: announced by it or its broker, or absent when this server process began (`unheard`)."""
 
     device: str
     at: float
@@ -55,15 +55,15 @@ class Left(Observed, frozen=True, kw_only=True):
 
 
 class Sensed(Observed, frozen=True, kw_only=True):
-    """What matters of a report; see `edge_server.fleet.observe` for which reports are told.
+    """The relevant part of a report; `edge_server.fleet.observe` selects the reports.
 
     Attributes:
-        at: When the server heard it.
-        readings: Figures by name, whose end is the unit.
-        ages: Seconds before `at` at which a figure was measured, where that was more than a second.
-        provenance: Source and quality of those figures of which that is news.
-        board: Id of the firmware profile, where that is news.
-        facts: Those that are news.
+        at: When the server received it.
+        readings: Values by name; the name ends in the unit.
+        ages: Seconds before `at` at which a value was measured, if more than one.
+        provenance: Source and quality of those values for which it changed.
+        board: Id of the firmware profile, if it changed.
+        facts: Those that changed.
     """
 
     device: str
@@ -76,12 +76,12 @@ class Sensed(Observed, frozen=True, kw_only=True):
 
 
 class LeftOut(Observed, frozen=True, kw_only=True):
-    """A device takes no part until its agent is started anew: its operator must edit something, by its own words.
+    """A device is excluded until its agent restarts, because its operator must correct something.
 
     Attributes:
-        instance: Of its agent's process.
-        cause: What it said, or what it did not.
-        silent: Whether it said nothing at all: then it takes part again as soon as it speaks.
+        instance: Id of its agent's process.
+        cause: Cause that it reported, or what it failed to do.
+        silent: Whether it sent nothing at all; it then takes part again with its first message.
     """
 
     device: str
@@ -93,13 +93,13 @@ class LeftOut(Observed, frozen=True, kw_only=True):
 
 
 class Noted(Observed, frozen=True, kw_only=True):
-    """Something that whoever reads the run's figures must know, such as a gap in a trace that was filled by a rule."""
+    """A warning to readers of the run's values, such as a gap in a trace that was filled."""
 
     what: str
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One line of the journal. Seconds are of the server's monotonic clock unless they say otherwise."""
+    """Base of records of rounds. Seconds are of the server's monotonic clock unless stated otherwise."""
 
 
 class RunOpened(Record, frozen=True, kw_only=True):
@@ -107,10 +107,10 @@ class RunOpened(Record, frozen=True, kw_only=True):
 
     Attributes:
         started: Calendar time for people; empty in replay.
-        imported: Whether it was made of a trace: nobody goes on with it.
-        draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old journals.
-        statistics_batches: Over how many batches running statistics are measured; 0: they are not, as in old journals.
-        sites: Those of the plan, in its order, which a table of sorted keys has lost; the plan that is read has it.
+        imported: Whether it was imported from a trace; it cannot be resumed.
+        draw: Generator of initial weights, see `shared.models.build`; empty for torch's, as in old journals.
+        statistics_batches: Batches over which running statistics are measured; 0 for never, as in old journals.
+        sites: Site names in the plan's order, which a table with sorted keys loses; a plan read back has it.
     """
 
     run: str
@@ -126,12 +126,12 @@ class RunOpened(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """What training steps cost the devices, timed before the first round.
+    """Costs of training steps, timed before the first round.
 
     Attributes:
-        by_device: What one local iteration costs each.
-        metrics: What the algorithm measured besides, such as the variance of its gradients.
-        failed: Devices that could not, with the cause.
+        by_device: Cost of one local iteration by device.
+        metrics: Further measurements of the algorithm, such as gradient variance.
+        failed: Causes by device.
     """
 
     by_device: dict[str, StepCost]
@@ -140,14 +140,14 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class RoundOpened(Record, frozen=True, kw_only=True):
-    """A round began: what every device of its cohort was told. A restart repeats exactly this.
+    """A round began with these assignments. A restart repeats them exactly.
 
     Attributes:
-        at: When the cohort was drawn and the first task could go out; the wait for devices was over.
-        online: How many devices were there.
-        decision: What the plan's optimizer decided for it, and from what; None where there is none.
-        classes: Names of the classes, where the devices agreed on them before this record: for later processes.
-        inputs: Likewise, how they prepare their examples.
+        at: When the cohort was drawn, after the wait for devices.
+        online: Number of online devices.
+        decision: Decision of the plan's optimizer with its inputs; None without one.
+        classes: Class names, if the devices had agreed on them by then; later processes read them here.
+        inputs: Input preparation that the devices agreed on, likewise.
     """
 
     round: int
@@ -160,7 +160,7 @@ class RoundOpened(Record, frozen=True, kw_only=True):
 
 
 class UpdateAccepted(Record, frozen=True, kw_only=True):
-    """A device's update is stored; from here on it counts, once. `at` is when its last frame had come."""
+    """A device's update is stored and counts from now on, once. `at` is when its last frame arrived."""
 
     round: int
     device: str
@@ -170,7 +170,7 @@ class UpdateAccepted(Record, frozen=True, kw_only=True):
 
 
 class CostSettled(Record, frozen=True, kw_only=True):
-    """What a task cost its device in all, upload included; known once that update is settled, so after the update."""
+    """Total cost of a task, upload included; known only after the update was delivered."""
 
     round: int
     device: str
@@ -181,26 +181,25 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     """A round ended.
 
     Attributes:
-        outcome: `aggregated`; or `missed`, where too few updates came and the model stayed as it was.
+        outcome: `aggregated`; or `missed`: too few updates, the model is unchanged.
         arrived: Devices whose update counts.
-        failed: Devices that could not, with the cause.
-        refused: Bytes we did not take, counted by reason.
+        failed: Causes by device.
+        refused: Rejected bytes by reason.
         loss: Mean training loss, weighted by examples.
         accuracy: Of the aggregated model on the server's test data.
-        class_accuracy: Likewise, by class in the order of the labels; None of a class without examples. Left out where
-            the server tested nothing, and of more than a hundred classes.
-        device_accuracy: Of the model the round began with, on the devices' held-out examples, weighted by examples; of
-            personal models, after training, each weighted alike.
-        seconds: From the wait for devices to the model aggregated and stored; `RoundOpened.at` is when that wait ended.
-        bytes_up: Bytes of frames that came from each device.
-        bytes_down: Bytes of frames that each device says it received.
-        steps: Of a split round: how many were served.
-        missed: Of a split round: how many of its steps each device had no part in; who missed none is left out.
-        statistics_batches: Of a split round after which running statistics were measured anew: over how many batches.
-            The tasks of that have numbers beyond the rounds, as an evaluation's; see EvaluationPlan.number.
-        restored: Whether the record of it was lost: the state after it is there, and nothing else is known.
-        terms: The method's own figures of its training, by name: the means of its loss terms, supervised steps. Left
-            out where it has none.
+        class_accuracy: The same by class in the order of the labels; None for a class without examples. Unset if the
+            server tested nothing, or beyond a hundred classes.
+        device_accuracy: On the devices' held-out examples: of the model the round began with, weighted by examples; of
+            personal models after training, unweighted.
+        seconds: From the wait for devices to the stored aggregated model; `RoundOpened.at` is when that wait ended.
+        bytes_up: Bytes of frames received from each device.
+        bytes_down: Bytes of frames that each device reports as received.
+        steps: Of a split round: steps served.
+        missed: Of a split round: steps that each device missed; devices that missed none are left out.
+        statistics_batches: Of a split round: batches over which running statistics were measured again after it. Those
+            tasks have numbers beyond the rounds, like evaluations; see EvaluationPlan.number.
+        restored: Whether its record was lost: the state after it exists, nothing else is known.
+        terms: Metrics of the algorithm by name, such as mean loss terms and supervised steps; unset without any.
     """
 
     round: int
@@ -225,13 +224,13 @@ class RoundClosed(Record, frozen=True, kw_only=True):
 
 
 class Evaluated(Record, frozen=True, kw_only=True):
-    """The model, or every device's own, on the devices' held-out examples.
+    """Evaluation of the model, or of personal models, on the devices' held-out examples.
 
     Attributes:
-        accuracy: Mean: of one model weighted by examples, of personal ones each weighted alike.
-        by_device: What each of them measured.
-        round: The last round before it; None in old journals, where it is of the finished model.
-        personal: Whether each device tried parameters of its own.
+        accuracy: Mean: of one model weighted by examples, of personal models unweighted.
+        by_device: Metrics measured by each device.
+        round: The round before it; None in old journals, which evaluated the finished model.
+        personal: Whether each device evaluated its personal model.
     """
 
     accuracy: float | None
@@ -241,15 +240,15 @@ class Evaluated(Record, frozen=True, kw_only=True):
 
 
 class Rewound(Record, frozen=True, kw_only=True):
-    """What was recorded of `round` and later rounds before this line is void: they are done again.
+    """All earlier records of `round` and later rounds are void: these rounds are repeated.
 
-    A checkpoint was damaged; a server restarted within a split round, whose top it had trained in memory; a round was
-    missed, and the plan repeats such rounds; or training diverged, and the run went back to its last good model.
+    Causes: a damaged checkpoint; a server restart within a split round, whose top model was in memory; a missed round
+    under a plan that repeats them; or diverged training that went back to its last good model.
 
     Attributes:
-        round: The first that is done again.
-        reopened: Whether the beginning of that round stays: the same devices do it again as they were told.
-        missed: Whether it is done again for nothing but having been missed: no model is lost.
+        round: The first round to repeat.
+        reopened: Whether the round's opening stays valid: the same devices repeat it with the same assignments.
+        missed: Whether it is repeated only because it was missed; no model is lost.
     """
 
     round: int
@@ -259,14 +258,14 @@ class Rewound(Record, frozen=True, kw_only=True):
 
 
 class EdgeSettled(Record, frozen=True, kw_only=True):
-    """How a site settled the edge to a neighbour in the gossip after a round, before it told anybody.
+    """State of the edge to a neighbour in the gossip after a round, recorded before it is announced.
 
     Attributes:
         round: The last edge round of a global round.
-        run: Its own name of its run; once an edge was on, no other run of it is heard.
-        on: Whether its model is mixed with ours, and ours with its; if not, `cause` says why in one word: `deadline`;
-            `unheard`, where the owner of the edge never said how it settled it; why its model was refused, such as
-            `norm`. With `-there` behind it, the other end has refused ours.
+        run: The neighbour's name of its run; once an edge was on, other runs of it are ignored.
+        on: Whether the two sites mix their models; if not, `cause` is one word: `deadline`; `unheard`: the owner of the
+            edge never announced its state; or why the model was refused, such as `norm`. The suffix `-there` means that
+            the other end refused this site's model.
     """
 
     round: int
@@ -278,18 +277,18 @@ class EdgeSettled(Record, frozen=True, kw_only=True):
 
 
 class Gossiped(Record, frozen=True, kw_only=True):
-    """A site gossiped after a round; what it has now is what `RoundClosed` tells of.
+    """A site gossiped after a round; `RoundClosed` describes the resulting model.
 
     Attributes:
         round: The last edge round of a global round.
-        on, off: Neighbours with whom it mixed, and the others, with the cause.
-        bytes_up, bytes_down: Bytes of frames that were sent to each neighbour, and that came of it.
-        refused: What peers said that was of no use, counted by reason.
-        seconds: From the model of this site to the models of all whose edges are on; it ended `at`.
-        transfer_s: Of them, from a neighbour's offer to its whole model.
-        before, after: The model before and after mixing as a sketch, by which sites tell how far their models are
-            apart; see `edge_server.sites.sketch`. Empty in old journals.
-        parameters: Likewise of what training moves, after mixing, where the model has other leaves too.
+        on, off: Neighbours that it mixed with, and the others with the cause.
+        bytes_up, bytes_down: Bytes of frames sent to and received from each neighbour.
+        refused: Rejected messages of peers, counted by reason.
+        seconds: From this site's model to the models of all neighbours whose edges are on; it ended `at`.
+        transfer_s: Part of them, from a neighbour's offer to its complete model.
+        before, after: Sketches of the model before and after mixing, from which sites estimate the distance between
+            their models; see `edge_server.sites.sketch`. Empty in old journals.
+        parameters: Sketch of the trainable parameters after mixing, if the model has other leaves too.
     """
 
     round: int
@@ -307,9 +306,9 @@ class Gossiped(Record, frozen=True, kw_only=True):
 
 
 class RunClosed(Record, frozen=True, kw_only=True):
-    """A run ended by its plan, or since its training `diverged`, or was `refused` by all devices or by this server.
+    """A run ended: by its plan, because training `diverged`, or `refused` by all devices or by this server.
 
-    `cause` says why before its last round, if so.
+    `cause` is set if it ended before its last round.
     """
 
     outcome: Literal["finished", "stopped", "diverged", "refused"]
@@ -323,12 +322,12 @@ AnyRecord: TypeAlias = RunOpened | Measured | OfRounds | Seen | BetweenSites | R
 
 
 class Journal(Protocol):
-    """One run's records, in order.
+    """Records of one run, in order.
 
     Attributes:
-        folder: Where all of the run lies, but for the accepted updates.
-        updates: Where the accepted updates of the open round lie, a file a device.
-        retry_s: Seconds after which to try again what the disk refuses; None to give up.
+        folder: Folder of the run, without the accepted updates.
+        updates: Folder of the open round's accepted updates, one file per device.
+        retry_s: Seconds before a failed write is repeated; None to give up.
     """
 
     folder: Path
@@ -336,29 +335,29 @@ class Journal(Protocol):
     retry_s: float | None
 
     def append(self, record: AnyRecord) -> None:
-        """Add a record; it is durable when this returns. Raises Unwritable, and then it is not there."""
+        """Add a record durably. Raises Unwritable, and then it is not added."""
         ...
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
-        """Add all of some records or, where it raises Unwritable, none."""
+        """Add all records or, raising Unwritable, none."""
         ...
 
     def records(self, after: int = 0) -> list[AnyRecord]:
-        """Return the records in order, leaving out the first `after`."""
+        """Return the records in order without the first `after`."""
         ...
 
 
 def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     """Return the records without those that a later `Rewound` made void."""
-    kept: list[AnyRecord] = []
+    valid_records: list[AnyRecord] = []
     last = None
     for record in records:
         if isinstance(record, RunOpened):
             last = record.plan.rounds
         if isinstance(record, Rewound):
-            kept = [one for one in kept if not _is_void(one, record, last)]
-        kept.append(record)
-    return kept
+            valid_records = [earlier for earlier in valid_records if not _is_void(earlier, record, last)]
+        valid_records.append(record)
+    return valid_records
 
 
 def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
@@ -374,10 +373,10 @@ def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
 
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
-    """Return the rounds that ended, in order."""
+    """Return the ends of valid rounds, in order."""
     return [record for record in valid(records) if isinstance(record, RoundClosed)]
 
 
 def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:
-    """Return the accuracy on the server's test data after each round that has one, with the round; no void ones."""
-    return [(one.accuracy, one.round) for one in closed_rounds(records) if one.accuracy is not None]
+    """Return (accuracy on the server's test data, round) of each valid round that was evaluated."""
+    return [(end.accuracy, end.round) for end in closed_rounds(records) if end.accuracy is not None]

@@ -1,4 +1,7 @@
-"""History of reports of a site in SQLite: bounded in days and bytes, outlives runs, read while the server writes it."""
+"""Report history of a site in SQLite, bounded in days and bytes.
+
+It outlives runs and can be read while the server writes it.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,10 @@ FORM_BY_ID = "SELECT body FROM forms WHERE id = ?"
 
 log = logging.getLogger(__name__)
 FULL_EVERY = 60
-"""Rows from one full row to the next: what is read in vain to learn what a figure was."""
+"""Rows from one full row to the next: the most that a reader decodes to restore a value."""
 
 OVERHEAD_BYTES = 48
-"""What a row takes beside its body."""
+"""Size of a row besides its body."""
 
 ALL = 1 << 62
 INSERT = "INSERT INTO reports (device, seq, heard_utc_s, at, form, is_full, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -81,8 +84,8 @@ class KeptReport:
     """A report of the history.
 
     Attributes:
-        heard_utc_s: Calendar seconds at which the server heard it, by the server's clock.
-        report: What was kept of it.
+        heard_utc_s: Calendar seconds on the server's clock at which it arrived.
+        report: The part that is stored.
     """
 
     heard_utc_s: float
@@ -91,7 +94,7 @@ class KeptReport:
 
 @dataclass(frozen=True)
 class HistoryRow:
-    """A row of a device's history, full again: what the next row's changes refer to."""
+    """A decoded full row of a device's history; the next row's changes refer to it."""
 
     seq: int
     heard_utc_s: float
@@ -102,29 +105,29 @@ class HistoryRow:
 
 
 def iterate_rows(connection: sqlite3.Connection, device: int, first: int) -> Iterator[HistoryRow]:
-    """Yield a device's history from a row on; before the first full row, only with the figures that changed.
+    """Yield a device's history from a row on; before the first full row, with changed values only.
 
     Args:
-        device: Its number there.
+        device: Its number in the database.
         first: Number of the first row.
 
     Raises:
-        CorruptFile: It is not as it was written.
+        CorruptFile: A row is damaged.
     """
     form_id, form, row = -1, Form("", "", (), {}, {}), ReportRow({})
     for seq, heard_utc_s, at, number, is_full, body in connection.execute(CHAIN, (device, first)):
         if not isinstance(at, float) or not math.isfinite(at):
-            raise CorruptFile(f"a kept report is not as it was written: its time is {at}")
+            raise CorruptFile(f"a stored report is damaged: its time is {at}")
         if number != form_id:
-            found = connection.execute(FORM_BY_ID, (number,)).fetchone()
-            form_id, form = number, report_rows.decode_form(found[0] if found else b"")  # its first row is full
+            form_row = connection.execute(FORM_BY_ID, (number,)).fetchone()
+            form_id, form = number, report_rows.decode_form(form_row[0] if form_row else b"")  # its first row is full
         changed = report_rows.decode_row(body)
         row = changed if is_full else report_rows.apply_changes(row, changed)
         yield HistoryRow(seq, heard_utc_s, at, form_id, form, row)
 
 
 def last_row(connection: sqlite3.Connection, device: int) -> HistoryRow | None:
-    """Return the last row of a device, None where there is none. Raises CorruptFile as `chain`."""
+    """Return the last row of a device, None if there is none. Raises CorruptFile as `iterate_rows`."""
     first = connection.execute(LAST_FULL, (device,)).fetchone()[0] or 0
     return next(iter(deque(iterate_rows(connection, device, first), maxlen=1)), None)
 
@@ -138,21 +141,21 @@ def latest_reports(path: Path) -> dict[str, KeptReport]:
     """
 
     def read(connection: sqlite3.Connection) -> dict[str, KeptReport]:
-        found = {name: last_row(connection, device) for device, name in connection.execute(DEVICES).fetchall()}
+        rows = {name: last_row(connection, device) for device, name in connection.execute(DEVICES).fetchall()}
         return {
             name: KeptReport(link.heard_utc_s, report_rows.join_report(name, link.at, link.form, link.row))
-            for name, link in found.items()
+            for name, link in rows.items()
             if link
         }
 
-    return _ask(path, read)
+    return _query(path, read)
 
 
 def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0) -> list[tuple[float, Reading]]:
-    """Return a figure of a device over time, with the calendar seconds at which the server heard each.
+    """Return a reading of a device over time, with the calendar seconds at which the server received each.
 
     Args:
-        since_utc_s: Calendar seconds from which on.
+        since_utc_s: Earliest calendar second.
 
     Raises:
         ConfigError: There is no history.
@@ -163,47 +166,47 @@ def reading_history(path: Path, device: str, name: str, since_utc_s: float = 0.0
         number = (connection.execute(DEVICE, (device,)).fetchone() or [-1])[0]
         first = connection.execute(FULL_BEFORE, (number, since_utc_s)).fetchone()[0] or 0
         links = (link for link in iterate_rows(connection, number, first) if link.heard_utc_s >= since_utc_s)
-        found = ((link.heard_utc_s, report_rows.row_reading(name, link.at, link.form, link.row)) for link in links)
-        return [(heard_utc_s, reading) for heard_utc_s, reading in found if reading]
+        readings = ((link.heard_utc_s, report_rows.row_reading(name, link.at, link.form, link.row)) for link in links)
+        return [(heard_utc_s, reading) for heard_utc_s, reading in readings if reading]
 
-    return _ask(path, read)
+    return _query(path, read)
 
 
 def forget_history(path: Path, device: str) -> int:
-    """Remove a device from the history, which a server may write meanwhile; return how many reports these were.
+    """Remove a device from the history, even while a server writes it; return the number of reports removed.
 
     Raises:
         CorruptFile: The history cannot be read.
         Unwritable: It cannot be written.
     """
-    opened = closing(sqlite3.connect(path, isolation_level=None))
-    with translate_sql_errors(path), explain_disk_errors(path.parent), opened as connection:
+    database = closing(sqlite3.connect(path, isolation_level=None))
+    with translate_sql_errors(path), explain_disk_errors(path.parent), database as connection:
         _require_tables(connection, path)
         connection.execute("BEGIN IMMEDIATE")
-        found = connection.execute(DEVICE, (device,)).fetchone()
-        if not found:
+        device_row = connection.execute(DEVICE, (device,)).fetchone()
+        if not device_row:
             return 0
-        (count,) = connection.execute("SELECT count(*) FROM reports WHERE device = ?", found).fetchone()
+        (count,) = connection.execute("SELECT count(*) FROM reports WHERE device = ?", device_row).fetchone()
         for statement in FORGET:
-            connection.execute(statement, {"device": found[0], "until": ALL, "overhead": OVERHEAD_BYTES})
+            connection.execute(statement, {"device": device_row[0], "until": ALL, "overhead": OVERHEAD_BYTES})
         connection.execute("COMMIT")
         return int(count)
 
 
 def _require_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file whose tables are views, which may go on for ever.
+    """Refuse a file whose tables are views, which may never end.
 
     Raises:
         CorruptFile: One is.
     """
     for name, kind, sql in connection.execute(TABLES):
         if kind != "table" or not sql.upper().startswith("CREATE TABLE"):
-            raise CorruptFile(f"{path}: {name} is no table of ours but a {kind}")
+            raise CorruptFile(f"{path}: {name} is a {kind}, not the expected table; move the file away")
 
 
-def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
+def _query(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     if not path.is_file():
-        raise ConfigError(f"{path}: no server has kept a history there; name its data_dir")
+        raise ConfigError(f"{path}: no report history found; give the data_dir of a server")
     attempts = 0
     while True:
         try:
@@ -211,7 +214,7 @@ def _ask(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
                 _require_tables(connection, path)
                 return read(connection)
         except sqlite3.Error as error:
-            # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
+            # While a writer shuts down, its shared memory file may vanish during a read.
             attempts += 1
             if attempts == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
                 raise CorruptFile(f"{path}: {error}") from error
@@ -222,13 +225,13 @@ SWEEP_S, DAY_S = 3600.0, 86_400.0
 
 @dataclass
 class ReportHistory:
-    """The history's one writer in this process; may be used from several threads.
+    """The only writer of the history in this process; may be used from several threads.
 
     Attributes:
-        folder: Where the file lies, or will lie.
-        keep_days: Reports older than that are forgotten.
-        max_bytes: Of the file. Beyond it the device that takes most of it loses its oldest reports first, so that one
-            that says much leaves the others their share.
+        folder: Folder of the file.
+        keep_days: Maximum age of reports.
+        max_bytes: Maximum size of the file. Beyond it, the device that uses most loses its oldest reports first, so
+            that a talkative device does not displace the others.
     """
 
     folder: Path
@@ -242,14 +245,14 @@ class ReportHistory:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the file."""
         return self.folder / FILE
 
     def write(self, batch: Sequence[KeptReport]) -> None:
-        """Add reports, all or none; a damaged history is set aside, and a new one begun with them.
+        """Add reports, all or none; a damaged history is set aside and a new one begun.
 
         Raises:
-            Unwritable: The disk takes nothing more, and the reports are dropped.
+            Unwritable: The disk is full, and the reports are dropped.
         """
         with self._lock:
             try:
@@ -257,7 +260,7 @@ class ReportHistory:
             except CorruptFile as error:
                 self.close()
                 unused = self._set_aside()
-                log.error("%s; set aside as %s, a new history begins", error, unused.name)  # noqa: TRY400 - no fault
+                log.error("%s; set aside as %s, starting a new history", error, unused.name)  # noqa: TRY400 - no fault
                 self._write(batch)
 
     def close(self) -> None:
@@ -271,13 +274,13 @@ class ReportHistory:
         with explain_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._notice_deleted()
-        with translate_sql_errors(self.path), self._opened() as connection:
+        with translate_sql_errors(self.path), self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            for kept in batch:
-                self._add(connection, kept)
-            self._forget(connection, max((kept.heard_utc_s for kept in batch), default=0.0))
+            for stored in batch:
+                self._add(connection, stored)
+            self._forget(connection, max((stored.heard_utc_s for stored in batch), default=0.0))
 
-    def _opened(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
             try:
@@ -293,27 +296,27 @@ class ReportHistory:
         return self._connection
 
     def _notice_deleted(self) -> None:
-        """Go on in the file that is there; where it was deleted, the open one still has every report."""
-        if self._connection is None or (found := file_identity(self.path)) == self._identity:
+        """Restore the file if it was deleted, from the open one, which still has every report."""
+        if self._connection is None or (identity := file_identity(self.path)) == self._identity:
             return
         partial = self.path.with_name(f"{FILE}.part")
-        if found is None:
+        if identity is None:
             with translate_sql_errors(self.path), explain_disk_errors(self.folder):
                 partial.unlink(missing_ok=True)
                 with closing(sqlite3.connect(partial)) as copy:
                     self._connection.backup(copy)
         self.close()
-        if found is None:
+        if identity is None:
             with explain_disk_errors(self.folder):
                 for suffix in ("-wal", "-shm"):
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
                 partial.replace(self.path)
-            log.warning("%s was deleted: written anew, with all its reports", self.path)
+            log.warning("%s was deleted; restored with all its reports", self.path)
 
-    def _add(self, connection: sqlite3.Connection, kept: KeptReport) -> None:
-        """Add a report unless it is the one that came last: a retained one is heard again after every restart."""
-        report = kept.report
-        device, link, since_full = self._known(connection, report.device)
+    def _add(self, connection: sqlite3.Connection, stored: KeptReport) -> None:
+        """Add a report unless it is the device's last one: retained messages arrive again after every restart."""
+        report = stored.report
+        device, link, since_full = self._find_device(connection, report.device)
         form, row = report_rows.split_report(report)
         if link and (link.form.instance, link.at) == (form.instance, report.at):
             return
@@ -321,31 +324,30 @@ class ReportHistory:
         is_full = link is None or link.form_id != form_id or since_full >= FULL_EVERY
         body = report_rows.encode_part(row if link is None or is_full else report_rows.row_changes(link.row, row))
         seq = link.seq + 1 if link else 1
-        connection.execute(INSERT, (device, seq, kept.heard_utc_s, report.at, form_id, is_full, body))
+        connection.execute(INSERT, (device, seq, stored.heard_utc_s, report.at, form_id, is_full, body))
         connection.execute(SPEND, (len(body) + OVERHEAD_BYTES, device))
-        after = HistoryRow(seq, kept.heard_utc_s, report.at, form_id, form, row)
+        after = HistoryRow(seq, stored.heard_utc_s, report.at, form_id, form, row)
         self._links[report.device] = device, after, 1 if is_full else since_full + 1
 
-    def _known(self, connection: sqlite3.Connection, name: str) -> tuple[int, HistoryRow | None, int]:
-        """Return a device's number, its last row and how many rows ago one was full.
+    def _find_device(self, connection: sqlite3.Connection, name: str) -> tuple[int, HistoryRow | None, int]:
+        """Return a device's number, its last row and the number of rows since a full one.
 
-        What is remembered holds if that row is the last in the file: another process may have written since, or what
-        was written may have been rolled back.
+        The cache holds only if that row is still the last: another process may have written, or a write was undone.
         """
         if name in self._links:
             device, link, since_full = self._links[name]
             if connection.execute(NEW_SEQ, (device,)).fetchone()[0] == link.seq:
                 return device, link, since_full
-        found = connection.execute(DEVICE, (name,)).fetchone()
-        if not found:
+        device_row = connection.execute(DEVICE, (name,)).fetchone()
+        if not device_row:
             return connection.execute(NEW_DEVICE, (name,)).lastrowid or 0, None, 0
-        return found[0], last_row(connection, found[0]), FULL_EVERY
+        return device_row[0], last_row(connection, device_row[0]), FULL_EVERY
 
     def _form(self, connection: sqlite3.Connection, device: int, form: report_rows.Form) -> int:
         body = report_rows.encode_part(form)
         digest = xxhash.xxh3_64_intdigest(body) >> 1
-        if found := connection.execute(FORM, (device, digest)).fetchone():
-            return int(found[0])
+        if form_row := connection.execute(FORM, (device, digest)).fetchone():
+            return int(form_row[0])
         connection.execute(SPEND, (len(body) + OVERHEAD_BYTES, device))
         return connection.execute(NEW_FORM, (device, digest, body)).lastrowid or 0
 
@@ -353,8 +355,8 @@ class ReportHistory:
         if abs(now_utc_s - self._swept_utc_s) >= SWEEP_S:
             self._swept_utc_s = now_utc_s
             for (device,) in connection.execute("SELECT id FROM devices").fetchall():
-                kept = connection.execute(FIRST_SINCE, (device, now_utc_s - self.keep_days * DAY_S)).fetchone()
-                self._forget_until(connection, device, kept[0] if kept else ALL)
+                oldest = connection.execute(FIRST_SINCE, (device, now_utc_s - self.keep_days * DAY_S)).fetchone()
+                self._forget_until(connection, device, oldest[0] if oldest else ALL)
         while _used_bytes(connection) > self.max_bytes and (largest := connection.execute(LARGEST).fetchone()):
             first, final = connection.execute(ENDS, largest).fetchone()
             self._forget_until(connection, largest[0], ALL if final is None else first + (final - first) // 16 + 1)
@@ -364,7 +366,9 @@ class ReportHistory:
             return
         for statement in FORGET:
             connection.execute(statement, {"device": device, "until": until, "overhead": OVERHEAD_BYTES})
-        self._links = {name: one for name, one in self._links.items() if one[0] != device or one[1].seq >= until}
+        self._links = {
+            name: entry for name, entry in self._links.items() if entry[0] != device or entry[1].seq >= until
+        }
 
     def _set_aside(self) -> Path:
         unused = unused_name(self.path)

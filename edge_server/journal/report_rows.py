@@ -1,4 +1,4 @@
-"""Delta encoding of reports: a form, which seldom changes and is kept once, and a row of the figures that changed."""
+"""Delta encoding of reports: a rarely changing form and rows of changed values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 MAX_FIGURES = 256
 MAX_FORM_BYTES = 16 << 10
-"""A hundred figures with their sources take 6 KiB; of a report that says much more, only a part is kept."""
+"""A hundred readings with their sources take 6 KiB; larger forms are truncated."""
 
 AT_ONCE_S = 1.0
-"""Probes are asked one after another; what lies closer together than this was measured at once."""
+"""Readings closer together than this count as simultaneous: probes run one after another."""
 
 _NAME, _WORD, _TEXT = 96, 32, 160
-"""Characters of a name, of a word such as a unit, and of a source, cause or fact; longer texts are cut."""
+"""Maximum characters of a name, of a word such as a unit, and of a source, cause or fact."""
 
 
 class FormFigure(NamedTuple):
-    """What of a reading seldom changes."""
+    """Rarely changing part of a reading."""
 
     name: str
     unit: str
@@ -36,7 +36,7 @@ class FormFigure(NamedTuple):
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True):
-    """What of a report seldom changes."""
+    """Rarely changing part of a report."""
 
     instance: str
     board: str
@@ -46,13 +46,13 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReportRow(msgspec.Struct, frozen=True, array_like=True):
-    """What of a report changes.
+    """Changing part of a report.
 
     Attributes:
-        values: By place in the form; of a row that is not full, those that differ from the row before.
-        moments: When a figure was measured, where that was more than `AT_ONCE_S` from when most were.
-        spent: None in a row that is not full means that it did not change.
-        most_at: When most figures were measured; None where that was when the report was made.
+        values: By index in the form; in a row that is not full, those that differ from the previous row.
+        moments: Times of readings more than `AT_ONCE_S` from the median time.
+        spent: In a row that is not full, None means unchanged.
+        most_at: Median time of the readings; None if it is that of the report.
     """
 
     values: dict[int, int | float]
@@ -68,52 +68,58 @@ _rows: msgspec.msgpack.Decoder[ReportRow] = msgspec.msgpack.Decoder(ReportRow)
 
 
 def split_report(report: Report) -> tuple[Form, ReportRow]:
-    """Return a report's form and its full row, bounded whatever a device says.
+    """Return a report's form and its full row, bounded in size whatever a device sends.
 
-    A figure that is not finite becomes an absence: it cannot be true.
+    A value that is not finite becomes an absence with the cause.
     """
-    kept = {name: one for name, one in report.readings.items() if len(name) <= _NAME}
-    kept = dict(list(kept.items())[:MAX_FIGURES])
-    untrue = {name: Absent(lack="invalid", cause="not finite") for name, one in kept.items() if not _is_finite(one)}
-    absent = {name: Absent(lack=one.lack, cause=one.cause[:_TEXT]) for name, one in report.absent.items()}
-    readings = {name: one for name, one in kept.items() if name not in untrue}
+    bounded = {name: reading for name, reading in report.readings.items() if len(name) <= _NAME}
+    bounded = dict(list(bounded.items())[:MAX_FIGURES])
+    untrue = {
+        name: Absent(lack="invalid", cause="not finite") for name, reading in bounded.items() if not _is_finite(reading)
+    }
+    absent = {name: Absent(lack=reading.lack, cause=reading.cause[:_TEXT]) for name, reading in report.absent.items()}
+    readings = {name: reading for name, reading in bounded.items() if name not in untrue}
     form = Form(
         report.instance[:_WORD],
         report.board[:_NAME],
-        tuple(FormFigure(name, one.unit[:_WORD], one.source[:_TEXT], one.quality) for name, one in readings.items()),
-        _first(absent | untrue, MAX_FIGURES),
-        _first({name: fact[:_TEXT] for name, fact in report.facts.items()}, MAX_FIGURES),
+        tuple(
+            FormFigure(name, reading.unit[:_WORD], reading.source[:_TEXT], reading.quality)
+            for name, reading in readings.items()
+        ),
+        _truncate(absent | untrue, MAX_FIGURES),
+        _truncate({name: fact[:_TEXT] for name, fact in report.facts.items()}, MAX_FIGURES),
     )
     while len(encode_part(form)) > MAX_FORM_BYTES:
         half = len(form.figures) // 2
         form = Form(
             *(form.instance, form.board, form.figures[:half]),
-            *(_first(form.absent, len(form.absent) // 2), _first(form.facts, len(form.facts) // 2)),
+            *(_truncate(form.absent, len(form.absent) // 2), _truncate(form.facts, len(form.facts) // 2)),
         )
-    return form, _full([readings[figure.name] for figure in form.figures], report)
+    return form, _full_row([readings[figure.name] for figure in form.figures], report)
 
 
-def _full(readings: list[Reading], report: Report) -> ReportRow:
-    spent = report.spent if report.spent and is_name(report.spent.run) else None
-    moments = sorted(one.at for one in readings)
+def _full_row(readings: list[Reading], report: Report) -> ReportRow:
+    spending = report.spent if report.spent and is_name(report.spent.run) else None
+    moments = sorted(reading.at for reading in readings)
     most_at = moments[len(moments) // 2] if moments else report.at
     if _is_at_once(most_at, report.at):
         most_at = report.at
     return ReportRow(
-        values={index: _short(one.value) for index, one in enumerate(readings)},
-        uncertainties={i: one.uncertainty for i, one in enumerate(readings) if _is_spread(one.uncertainty)},
-        moments={i: one.at for i, one in enumerate(readings) if not _is_at_once(one.at, most_at)},
-        spent=msgspec.structs.replace(spent, cost=plausible(spent.cost)) if spent else None,
+        values={index: _compact(reading.value) for index, reading in enumerate(readings)},
+        uncertainties={i: reading.uncertainty for i, reading in enumerate(readings) if _is_spread(reading.uncertainty)},
+        moments={i: reading.at for i, reading in enumerate(readings) if not _is_at_once(reading.at, most_at)},
+        spent=msgspec.structs.replace(spending, cost=plausible(spending.cost)) if spending else None,
         most_at=None if most_at == report.at else most_at,
     )
 
 
 def row_changes(before: ReportRow, row: ReportRow) -> ReportRow:
-    """Return what of a full row differs from the full row before it."""
+    """Return the differences of a full row from the previous full row."""
     lost = dict.fromkeys(before.uncertainties.keys() - row.uncertainties.keys())
     return ReportRow(
         values={i: value for i, value in row.values.items() if before.values.get(i) != value},
-        uncertainties=lost | {i: one for i, one in row.uncertainties.items() if before.uncertainties.get(i) != one},
+        uncertainties=lost
+        | {i: spread for i, spread in row.uncertainties.items() if before.uncertainties.get(i) != spread},
         moments=row.moments,
         most_at=row.most_at,
         spent=row.spent if row.spent != before.spent else None,
@@ -121,11 +127,11 @@ def row_changes(before: ReportRow, row: ReportRow) -> ReportRow:
 
 
 def apply_changes(before: ReportRow, changed: ReportRow) -> ReportRow:
-    """Return the full row that `changes` was made of."""
+    """Return the full row from the previous one and its changes."""
     spreads = {**before.uncertainties, **changed.uncertainties}
     return ReportRow(
         values={**before.values, **changed.values},
-        uncertainties={i: one for i, one in spreads.items() if one is not None},
+        uncertainties={i: spread for i, spread in spreads.items() if spread is not None},
         moments=changed.moments,
         most_at=changed.most_at,
         spent=changed.spent or before.spent,
@@ -133,10 +139,10 @@ def apply_changes(before: ReportRow, changed: ReportRow) -> ReportRow:
 
 
 def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
-    """Return the report; of a row whose full row is gone, only with the figures that are known.
+    """Return the report; if its full row is gone, with the known readings only.
 
     Args:
-        at: When the report was made, on the device's clock.
+        at: Time of the report on the device's clock.
     """
     readings = {
         figure.name: _reading(figure, index, at, row)
@@ -156,10 +162,10 @@ def join_report(device: str, at: float, form: Form, row: ReportRow) -> Report:
 
 
 def row_reading(name: str, at: float, form: Form, row: ReportRow) -> Reading | None:
-    """Return one figure of a report, None where it was not measured or is not known.
+    """Return one reading of a report; None if it was not measured or is unknown.
 
     Args:
-        at: When the report was made, on the device's clock.
+        at: Time of the report on the device's clock.
     """
     index = next((index for index, figure in enumerate(form.figures) if figure.name == name), -1)
     return _reading(form.figures[index], index, at, row) if index in row.values else None
@@ -177,7 +183,7 @@ def _reading(figure: FormFigure, index: int, at: float, row: ReportRow) -> Readi
 
 
 def encode_part(part: Form | ReportRow) -> bytes:
-    """Return a part's bytes."""
+    """Return a part as bytes."""
     return _encoder.encode(part)
 
 
@@ -195,11 +201,11 @@ def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:
-        raise CorruptFile(f"a kept report is not as it was written: {error}") from error
+        raise CorruptFile(f"a stored report is damaged: {error}") from error
 
 
-def _first(found: dict[str, T], count: int) -> dict[str, T]:
-    return dict([(name, one) for name, one in found.items() if len(name) <= _NAME][:count])
+def _truncate(entries: dict[str, T], count: int) -> dict[str, T]:
+    return dict([(name, value) for name, value in entries.items() if len(name) <= _NAME][:count])
 
 
 def _is_at_once(one_s: float, other_s: float) -> bool:
@@ -214,6 +220,6 @@ def _is_spread(uncertainty: float | None) -> bool:
     return uncertainty is not None and math.isfinite(uncertainty) and uncertainty >= 0
 
 
-def _short(value: float) -> int | float:
-    """Return a whole number as one: it takes fewer bytes, and reads back as the same float."""
+def _compact(value: float) -> int | float:
+    """Return integral values as int: fewer bytes, and the same float when read back."""
     return int(value) if value.is_integer() and value != 0 and abs(value) < 1 << 53 else value

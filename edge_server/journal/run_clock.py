@@ -1,4 +1,4 @@
-"""Seconds of a run, joined over the server processes that had it: a run goes on over restarts, a clock does not."""
+"""Run clock: seconds of a run, continued over server restarts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import NamedTuple
 from edge_server.journal.records import AnyRecord, RoundOpened, ServerBegan
 
 FAR_S = 30 * 86_400.0
-"""A calendar that moved by more between two processes was set meanwhile: boards and gateways may boot in 1970."""
+"""A larger jump of the calendar between two processes means it was set: boards and gateways may boot in 1970."""
 
 RESTARTED = "went on after a restart of the server"
-"""In the note of a round whose seconds hold the time in which there was no server."""
+"""Note of a round whose seconds include a time without a server."""
 
 
 def server_began(
     records: Iterable[AnyRecord], *, at: float, utc_s: float | None = None, versions: dict[str, str] | None = None
 ) -> ServerBegan:
-    """Return the record of a process that begins now.
+    """Return the record of a server process that begins now.
 
-    A first process begins at second 0 of its run. A later one begins as long after the one before it as the calendar
-    says, but never before the last moment that is recorded; where the calendar cannot be true (or there is none),
-    right at that moment.
+    The first process begins at second 0 of its run. A later one begins as long after its predecessor as the calendar
+    says, but never before the last recorded moment; if the calendar is implausible or missing, exactly at that moment.
 
     Args:
         records: The run's journal so far.
@@ -39,16 +38,16 @@ def server_began(
 
 
 def _by_calendar(earlier: ServerBegan, utc_s: float | None) -> float | None:
-    """Return the second of the run at a moment of the calendar, None where it cannot be true or there is none."""
+    """Return the second of the run at a calendar moment; None if implausible or missing."""
     if earlier.utc_s is None or utc_s is None or not 0 <= utc_s - earlier.utc_s <= FAR_S:
         return None
     return earlier.run_s + utc_s - earlier.utc_s
 
 
 class Elapsed(NamedTuple):
-    """Seconds that have passed, and whether all of them are known; if not, there may have been more.
+    """Elapsed seconds, and whether they are exact; if not, they are a lower bound.
 
-    Of them at most `away_s` had no server: from the last moment that is recorded to the beginning of the next process.
+    At most `away_s` of them had no server: from the last recorded moment to the beginning of the next process.
     """
 
     seconds: float
@@ -56,11 +55,11 @@ class Elapsed(NamedTuple):
     away_s: float = 0.0
 
 
-def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float) -> Elapsed:
-    """Return how long ago a round was opened, over the processes of the server.
+def elapsed_since(records: Iterable[AnyRecord], opening: RoundOpened, now: float) -> Elapsed:
+    """Return the time since a round was opened, over all server processes.
 
     Args:
-        records: The run's journal, of which the last process is the one that asks.
+        records: The run's journal; its last process is the current one.
         now: On the clock of that process.
     """
     processes, opened_s, is_known = list[ServerBegan](), None, True
@@ -71,7 +70,7 @@ def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float)
             told_s = _by_calendar(processes[-1], record.utc_s) if processes else None
             is_known &= opened_s is None or told_s == record.run_s
             processes.append(record)
-        elif isinstance(record, RoundOpened) and record.round == opened.round:
+        elif isinstance(record, RoundOpened) and record.round == opening.round:
             opened_s, is_known, away_s = second, True, 0.0
         last_s = max(last_s, second or 0.0)
     if opened_s is None or not processes:
@@ -81,13 +80,13 @@ def elapsed_since(records: Iterable[AnyRecord], opened: RoundOpened, now: float)
 
 @dataclass
 class RunClock:
-    """Tells the second of the run at which records were made, one after the other.
+    """Converts the times of consecutive records to seconds of the run.
 
-    Before the first process has said what its clock shows, which only an old journal does, nothing is known.
+    Nothing is known before the first `ServerBegan`, which only old journals lack.
 
     Attributes:
-        last_s: The latest so far.
-        is_known: Whether the newest process knew how long there had been none.
+        last_s: Latest second so far.
+        is_known: Whether the downtime before the newest process is known.
     """
 
     last_s: float | None = None
@@ -95,7 +94,7 @@ class RunClock:
     _process: ServerBegan | None = None
 
     def take(self, record: AnyRecord) -> float | None:
-        """Return the second of the run of the next record; None where it does not say when."""
+        """Return the second of the run of the next record; None if it has no time."""
         if isinstance(record, ServerBegan):
             told_s = _by_calendar(self._process, record.utc_s) if self._process else record.run_s
             self._process, self.is_known = record, told_s == record.run_s
@@ -108,7 +107,7 @@ class RunClock:
 
 
 def timed_records(records: Iterable[AnyRecord]) -> Iterator[tuple[AnyRecord, float | None]]:
-    """Yield every record with the second of the run at which it happened; None where it does not say when."""
+    """Yield every record with its second of the run; None if it has no time."""
     clock = RunClock()
     for record in records:
         yield record, clock.take(record)

@@ -1,4 +1,4 @@
-"""Runs of a site: found by name, listed, summarised; the versions that a run's record names."""
+"""Runs of a site: lookup by name, listing, summaries and outcomes."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from shared.spelling import guess
 log = logging.getLogger(__name__)
 
 LAST = "last"
-"""Stands for the run that was begun last."""
+"""Name that stands for the run that was begun last."""
 SITES = "sites"
-"""In a folder of runs: a folder for each site that a trial with several had on this machine, which holds its runs."""
+"""Subfolder of a local trial with several sites: a folder of runs for each."""
 LOCAL = "local"
-"""In the folder of a run with agents on this machine, where their files and logs lie."""
+"""Subfolder of a run with the files and logs of agents on this machine."""
 MOST_NAMED = 5
 MOST_ENDED = 64
-"""Runs that devices are told are over; each is a name in every task."""
+"""Ended runs that devices are told of; every task carries these names."""
 
 ORDER = "order"
-"""File of a folder of runs: their names in the order in which they were begun, whatever the clock said."""
+"""File with the names of a folder's runs in the order they were begun, independent of the clock."""
 
 DISTRIBUTIONS = ("fieldfleet", "numpy", "torch")
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a line."""
+    """One line about a run."""
 
     run: str
     plan: str
@@ -73,18 +73,18 @@ class Run:
 
     @property
     def opened(self) -> RunOpened | None:
-        """Return the record of its beginning."""
+        """The record of its beginning."""
         return next((record for record in self.records if isinstance(record, RunOpened)), None)
 
     @property
     def closed(self) -> RunClosed | None:
-        """Return the record of its end, None while there is none."""
+        """The record of its end; None before."""
         return next((record for record in self.records if isinstance(record, RunClosed)), None)
 
 
 def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
-    """Return what people are shown of a run's rounds: their numbers, and where its plan has sites, `global.edge`."""
-    plan = next((one.plan for one in records if isinstance(one, RunOpened)), None)
+    """Return a function from round numbers to displayed names: `global.edge` in a plan with sites, else the number."""
+    plan = next((record.plan for record in records if isinstance(record, RunOpened)), None)
     if plan is None or not plan.sites:
         return str
     rounds, edge_rounds = plan.rounds, plan.sites.edge_rounds
@@ -92,15 +92,15 @@ def name_rounds(records: Iterable[AnyRecord]) -> Callable[[int], str]:
 
 
 def new_name(plan: Plan) -> str:
-    """Return a name that no other run has."""
+    """Return a unique run name."""
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
 
 
 def note_begun(folder: Path, *, anew: bool = False) -> None:
-    """Write down that a run was begun after all that are there; once, unless it is a replay that is written anew.
+    """Append a run to the order of runs, once.
 
     Args:
-        anew: Whether it takes the place of an earlier one of its name.
+        anew: Whether it replaces an earlier run of its name, as a repeated replay does.
     """
     parents = folder.parents
     data_dir = parents[2] if parents[1].name == SITES else parents[0]
@@ -111,11 +111,11 @@ def note_begun(folder: Path, *, anew: bool = False) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{folder.name}\n")
     except OSError as error:  # a full disk keeps no run from its rounds
-        log.warning("%s: %s: the order of runs goes by calendar time", path, error.strerror)
+        log.warning("%s: %s; runs are ordered by calendar time instead", path, error.strerror)
 
 
 def _begun_order(data_dir: Path) -> dict[str, int]:
-    """Return the place of each run that was noted in the order in which they were begun."""
+    """Return the position of each noted run in the order of beginning."""
     try:
         names = (data_dir / ORDER).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -124,32 +124,32 @@ def _begun_order(data_dir: Path) -> dict[str, int]:
 
 
 def by_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
-    """Return the key by which runs stand in the order in which they were begun.
+    """Return a sort key for runs by beginning.
 
-    Those of versions that noted no order come before all others, by calendar time.
+    Runs of versions that noted no order come first, by calendar time.
     """
     order = _begun_order(data_dir)
     return lambda run: (order.get(run.folder.name, -1), _begun_utc_s(run))
 
 
 def make_folder(data_dir: Path) -> Path:
-    """Return a folder of runs that is there, and that this version has written down to write in.
+    """Return a folder of runs, created if necessary and marked with this version.
 
     Raises:
-        ConfigError: It cannot be made, or nothing in it; or a newer version wrote there.
-        Unwritable: The disk takes nothing more.
+        ConfigError: It cannot be created or written, or a newer version wrote there.
+        Unwritable: The disk is full.
     """
     try:
         claim_data_folder(data_dir)
         with explain_disk_errors(data_dir):
             tempfile.TemporaryFile(dir=data_dir).close()
     except OSError as error:
-        raise ConfigError(f"{data_dir}: {error.strerror}; name a folder of runs that you may write in") from error
+        raise ConfigError(f"{data_dir}: {error.strerror}; choose a writable folder for runs") from error
     return data_dir
 
 
 def exists(data_dir: Path, run: str) -> bool:
-    """Tell whether a run of that name was ever begun here."""
+    """Return True if the folder has a run of that name."""
     return _holds_run(data_dir / run)
 
 
@@ -161,7 +161,7 @@ def _holds_run(folder: Path) -> bool:
 
 
 def is_empty(folder: Path) -> bool:
-    """Tell whether a run never began: its journal is not there or has no record, and there is nothing to lose."""
+    """Return True if a run never began: no journal or an empty one, and no files to lose."""
     if any(path.is_file() for kind in ("checkpoints", "updates") for path in (folder / kind).rglob("*")):
         return False
     if not _holds_run(folder):
@@ -173,60 +173,64 @@ def is_empty(folder: Path) -> bool:
 
 
 def find(data_dir: Path, run: str) -> Run:
-    """Return a run by its name, by what only its name begins with, by the path of its folder, or the `last` one.
+    """Return a run by its name, a unique prefix of it, the path of its folder, or `last`.
 
     Raises:
-        ConfigError: There is none, several begin so, its journal cannot be read, or a newer version wrote there.
+        ConfigError: No run or several match, its journal cannot be read, or a newer version wrote there.
     """
-    folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _abbreviated(data_dir, run)
+    folder = next(filter(_holds_run, (data_dir / run, Path(run))), None) or _resolve_prefix(data_dir, run)
     check_data_folder(folder.parent)
     try:
         return Run(folder, read(folder))
     except CorruptFile as error:
-        raise ConfigError(f"{error}; restore the file from a copy, or go on with what of the run is whole") from error
+        raise ConfigError(
+            f"{error}; restore the file from a copy, or resume the run from its intact records"
+        ) from error
 
 
 def find_all(data_dir: Path, run: str) -> list[Run]:
-    """Return a run, found as `find` does, or those of all sites: by what their names begin with, or by their folder.
+    """Return a run as `find` does, or those of all sites of a plan: by the common prefix of their names or folder.
 
-    The `last` run of a plan with sites stands for those of all of them that were made with it.
+    The `last` run of a plan with sites stands for the runs of all sites made with it.
 
     Raises:
-        ConfigError: As `find`; or a folder has other runs than those of one plan's sites.
+        ConfigError: As `find`; or a folder holds other runs than those of one plan's sites.
     """
-    folder = next((one for one in (data_dir / run, Path(run)) if run and one.is_dir() and not _holds_run(one)), None)
-    if folder is not None and (held := folders_of_runs(folder)):
-        found = [find(folder, str(one.relative_to(folder))) for one in held]
-        names = {base for one in found if (base := name_of_sites(one))}
-        if len(names) == 1 and all(name_of_sites(one) for one in found):
-            return _in_order(found)
-        raise ConfigError(f"{folder}: a folder of {len(found)} runs that are not those of one plan's sites; name a run")
+    folder = next(
+        (path for path in (data_dir / run, Path(run)) if run and path.is_dir() and not _holds_run(path)), None
+    )
+    if folder is not None and (folders := folders_of_runs(folder)):
+        runs = [find(folder, str(run_folder.relative_to(folder))) for run_folder in folders]
+        names = {base for site_run in runs if (base := name_of_sites(site_run))}
+        if len(names) == 1 and all(name_of_sites(site_run) for site_run in runs):
+            return _sort_by_site(runs)
+        raise ConfigError(f"{folder}: {len(runs)} runs that are not those of one plan's sites; name a run")
     if run == LAST:
         last = find(data_dir, run)
         base = name_of_sites(last)
-        return _of_sites(data_dir, base) or [last] if base else [last]
-    return _of_sites(data_dir, run) or [find(data_dir, run)]
+        return _runs_of_sites(data_dir, base) or [last] if base else [last]
+    return _runs_of_sites(data_dir, run) or [find(data_dir, run)]
 
 
 def name_of_sites(run: Run) -> str:
-    """Return what the names of all sites' runs begin with, by that of one; empty where the plan has no sites."""
+    """Return the common prefix of all sites' runs from the name of one; empty if the plan has no sites."""
     sites = run.opened.plan.sites if run.opened else None
     ends = [site for site in sites.names if run.folder.name.endswith(f"-{site}")] if sites else []
     return run.folder.name.removesuffix(f"-{max(ends, key=len)}") if ends else ""
 
 
-def _of_sites(data_dir: Path, base: str) -> list[Run]:
-    """Return the runs whose name is that of one plan's sites together, or begins so where all are of one plan's."""
+def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
+    """Return the runs of one plan's sites by their common name, or a prefix of it if unambiguous."""
     alike = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
     if any(folder.name == base for folder in alike) or len(alike) <= 1:
         return []
-    found = [find(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
-    names = {name_of_sites(one) for one in found}
-    chosen = found if len(names) == 1 and "" not in names else [one for one in found if name_of_sites(one) == base]
-    return _in_order(chosen)
+    runs = [find(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
+    names = {name_of_sites(run) for run in runs}
+    chosen = runs if len(names) == 1 and "" not in names else [run for run in runs if name_of_sites(run) == base]
+    return _sort_by_site(chosen)
 
 
-def _in_order(runs: Iterable[Run]) -> list[Run]:
+def _sort_by_site(runs: Iterable[Run]) -> list[Run]:
     """Return the runs of sites in the order of the plan's sites."""
 
     def place(run: Run) -> int:
@@ -236,30 +240,30 @@ def _in_order(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=place)
 
 
-def _abbreviated(data_dir: Path, run: str) -> Path:
-    """Return the folder of the only run whose name begins so, or of the one that was begun last."""
+def _resolve_prefix(data_dir: Path, run: str) -> Path:
+    """Return the folder of the only run with that prefix, or of the run begun last."""
     if run == LAST and (begun := all_runs(data_dir)):
         return begun[0].folder
-    there = folders_of_runs(data_dir)
-    alike = [folder for folder in there if folder.name == run]
-    alike = alike or [folder for folder in there if run and folder.name.startswith(run)]
+    folders = folders_of_runs(data_dir)
+    alike = [folder for folder in folders if folder.name == run]
+    alike = alike or [folder for folder in folders if run and folder.name.startswith(run)]
     if len(alike) > 1:
         some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
-        raise ConfigError(f"{run!r} may be any of {len(alike)} runs in {data_dir}: {some}; give more of the name")
+        raise ConfigError(f"{run!r} matches {len(alike)} runs in {data_dir}: {some}; use a longer prefix")
     if not alike:
-        meant = guess(run, [folder.name for folder in there])
-        raise NoSuchRun(f"no run {run!r} in {data_dir}; `edge-server runs` lists those there are{meant}")
+        suggestion = guess(run, [folder.name for folder in folders])
+        raise NoSuchRun(f"no run {run!r} in {data_dir}; list the runs with `edge-server runs`{suggestion}")
     return alike[0]
 
 
 def folders_of_runs(data_dir: Path) -> list[Path]:
-    """Return the folders with a journal, those of sites on this machine too, in the order of their names."""
-    found = [*data_dir.glob(f"*/{JOURNAL}"), *data_dir.glob(f"{SITES}/*/*/{JOURNAL}")]
-    return sorted((path.parent for path in found), key=lambda folder: (folder.name, folder))
+    """Return the folders with a journal, sorted by name; those of sites on this machine included."""
+    paths = [*data_dir.glob(f"*/{JOURNAL}"), *data_dir.glob(f"{SITES}/*/*/{JOURNAL}")]
+    return sorted((path.parent for path in paths), key=lambda folder: (folder.name, folder))
 
 
 def all_runs(data_dir: Path) -> list[Run]:
-    """Return every readable run, newest first; what cannot be read is reported and left alone."""
+    """Return every readable run, newest first; unreadable ones are logged and skipped."""
     runs = []
     for folder in folders_of_runs(data_dir):
         try:
@@ -270,14 +274,14 @@ def all_runs(data_dir: Path) -> list[Run]:
 
 
 def _begun_utc_s(run: Run) -> float:
-    """Return when a run was begun; of one without calendar time, as a replay, when its folder was last written."""
+    """Return when a run was begun; without calendar time, as in a replay, when its folder was last written."""
     stamp = run.opened.started if run.opened else ""
-    known = utc_of_stamp(stamp)
-    return run.folder.stat().st_mtime if known is None else known
+    utc_s = utc_of_stamp(stamp)
+    return run.folder.stat().st_mtime if utc_s is None else utc_s
 
 
 def ended_runs(data_dir: Path) -> tuple[str, ...]:
-    """Return the runs that are over, the one that was begun last first; of many the newest."""
+    """Return the names of ended runs, most recently begun first, at most `MOST_ENDED`."""
     ended, order = [], _begun_order(data_dir)
     for folder in folders_of_runs(data_dir):
         try:
@@ -289,24 +293,24 @@ def ended_runs(data_dir: Path) -> tuple[str, ...]:
 
 
 FOLDER, CHECKPOINTS, BEST = "checkpoints", "round-*.safetensors", "best-*.safetensors"
-"""Where in a run's folder its states lie, what they are called, and the most accurate where it is older than these."""
+"""Subfolder of a run's checkpoints, their file names, and that of the most accurate one once it is older."""
 
 
 def checkpoint_path(folder: Path, number: int) -> Path:
-    """Return where the state after round `number` lies."""
+    """Return the path of the state after a round."""
     return folder / f"round-{number:06d}.safetensors"
 
 
 def best_path(folder: Path, number: int) -> Path:
-    """Return where the most accurate state lies, that after round `number`, once it is older than those that stay."""
+    """Return the path of the most accurate state, that after round `number`, once it is older than the latest few."""
     return folder / f"best-{number:06d}.safetensors"
 
 
 def require_record(folder: Path) -> None:
-    """Refuse to begin a run where one was, of which states are there and no record.
+    """Refuse to begin a run in a folder with checkpoints but without a journal.
 
     Raises:
-        ConfigError: There are such states.
+        ConfigError: There are such checkpoints.
     """
     paths = list((folder / FOLDER).glob("*.safetensors"))
     names = [path.stem.rpartition("-")[2] for path in paths]
@@ -314,13 +318,13 @@ def require_record(folder: Path) -> None:
     if number or "good" in names:
         until = f" up to round {number}" if number else ""
         raise ConfigError(
-            f"{folder}: there are checkpoints{until}, and {JOURNAL} holds no run: put that file (and "
-            f"{JOURNAL}-wal, if there was one) back from a copy; or move the folder away to begin anew"
+            f"{folder}: checkpoints{until} exist, but {JOURNAL} holds no run; restore that file (and "
+            f"{JOURNAL}-wal, if it existed) from a copy, or move the folder away to start again"
         )
 
 
 def _require_records(data_dir: Path, plan: Plan) -> None:
-    """Refuse to begin a plan anew beside a run of its name whose record is lost; see `require_record`."""
+    """Refuse to begin a plan again beside one of its runs whose journal is lost; see `require_record`."""
     named = re.compile(re.escape(plan.name[:32]) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
     for path in data_dir.glob(f"*/{FOLDER}"):
         if named.fullmatch(path.parent.name) and not salvageable_records(path.parent / JOURNAL):
@@ -328,32 +332,32 @@ def _require_records(data_dir: Path, plan: Plan) -> None:
 
 
 def is_local(folder: Path) -> bool:
-    """Tell whether a run's devices were agents on this machine, which nobody goes on with but who names it."""
+    """Return True if a run's devices were agents on this machine; such a run is resumed only by name."""
     return (folder / LOCAL).is_dir()
 
 
 def _runs_with_devices(data_dir: Path) -> list[Run]:
-    """Return the runs with the devices of a site."""
+    """Return the runs with a site's real devices."""
     folders = [folder for folder in folders_of_runs(data_dir) if not is_local(folder)]
     return [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
 
 
 def has_rounds(folder: Path) -> bool:
-    """Tell whether a round of a run was ever opened, or nobody can tell."""
+    """Return True if a round was ever opened, or the journal cannot be read."""
     try:
         records = salvageable_records(folder / JOURNAL)
     except (CorruptFile, ConfigError):
         return True
-    return any(isinstance(one, RoundOpened | Measured) for one in records)
+    return any(isinstance(record, RoundOpened | Measured) for record in records)
 
 
 def unfinished(data_dir: Path, plan: Plan) -> str | None:
-    """Return the name of the latest live run of this very plan that has not ended; a replay has no calendar time.
+    """Return the latest live run of exactly this plan that has not ended.
 
-    One with agents on this machine is left alone: real devices never saw what it learnt, nor do its rounds count.
+    Runs with agents on this machine do not count: the site's devices took no part in them.
 
     Raises:
-        ConfigError: As `require_record` of a run that by its name is one of this plan.
+        ConfigError: As `require_record` for a run that by its name is one of this plan.
     """
     _require_records(data_dir, plan)
     runs = _runs_with_devices(data_dir)
@@ -369,27 +373,29 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
 
 
 def edited_from(data_dir: Path, plan: Plan) -> str:
-    """Return which run of a plan of this name was begun last and where that plan differs; empty where it does not.
+    """Return how this plan differs from that of the last run of a plan of its name; empty if it does not.
 
     Args:
-        plan: What is to be done now.
+        plan: The plan to run now.
     """
     runs = sorted(_runs_with_devices(data_dir), key=by_beginning(data_dir))
     begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
-    last = next((one for one in reversed(begun) if one.plan.name == plan.name), None)
+    last = next((opening for opening in reversed(begun) if opening.plan.name == plan.name), None)
     if last is None or is_same_plan(last.plan, plan):
         return ""
     return f"the plan differs from that of run {last.run} ({describe_differences(last.plan, plan)})"
 
 
 def describe_differences(begun: Plan, plan: Plan) -> str:
-    """Return in which keys two plans differ, not too many of them."""
-    found = plan_differences(begun, plan)
-    return ", ".join(found[:MOST_NAMED]) + f" and {len(found) - MOST_NAMED} more" * (len(found) > MOST_NAMED)
+    """Return the keys in which two plans differ, at most `MOST_NAMED`."""
+    differences = plan_differences(begun, plan)
+    return ", ".join(differences[:MOST_NAMED]) + f" and {len(differences) - MOST_NAMED} more" * (
+        len(differences) > MOST_NAMED
+    )
 
 
 def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
-    """Return the run of that name if it has ended; without a name, the latest live run of this very plan that has.
+    """Return the run of that name if it has ended; without a name, the latest ended live run of exactly this plan.
 
     Args:
         name: Of the run; empty for any.
@@ -402,51 +408,51 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
 
 
 def summarise_run(run: Run) -> RunSummary:
-    """Return a run in a line; its accuracy is the last that anybody measured of its model, or of its devices' own."""
-    closed, opened = closed_rounds(run.records), run.opened
+    """Return one line about a run; its accuracy is the last evaluation, of personal models if there are any."""
+    closed, opening = closed_rounds(run.records), run.opened
     on_devices = [record for record in valid(run.records) if isinstance(record, Evaluated)]
-    own = [record.accuracy for record in on_devices if record.personal]
+    personal = [record.accuracy for record in on_devices if record.personal]
     shared = [record.accuracy for record in closed]
     besides = [*(record.device_accuracy for record in closed), *(record.accuracy for record in on_devices)]
-    measured = next((kind for kind in map(_known, (own, shared, besides)) if kind), [])
+    measured = next((kind for kind in map(_drop_none, (personal, shared, besides)) if kind), [])
     return RunSummary(
-        run=opened.run if opened else run.folder.name,
-        plan=opened.plan.name if opened else "",
-        algorithm=opened.plan.algorithm.name if opened else "",
-        started=opened.started if opened else "",
+        run=opening.run if opening else run.folder.name,
+        plan=opening.plan.name if opening else "",
+        algorithm=opening.plan.algorithm.name if opening else "",
+        started=opening.started if opening else "",
         rounds=len(closed),
-        of=opened.plan.rounds if opened else 0,
+        of=opening.plan.rounds if opening else 0,
         accuracy=measured[-1] if measured else None,
         outcome=outcome_of(run),
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _drop_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
 def outcome_of(run: Run) -> str:
-    """Return how a run ended, or that it is `running`, or `dead`: it has not ended, and no server is at work on it.
+    """Return a run's outcome; `running` or, without a server at work on it, `dead` before its end.
 
-    `missed` where it came to its end, and no round of it had enough updates, so that its model is untrained.
+    `missed` if it ended but no round had enough updates, so that its model is untrained.
     """
     if run.opened is None:
         return "empty"
     if run.closed is None:
         return "running" if is_held(run.folder, unknown=True) else "dead"
     closed = closed_rounds(run.records)
-    is_missed = run.closed.outcome == "finished" and closed and all(one.outcome == "missed" for one in closed)
+    is_missed = run.closed.outcome == "finished" and closed and all(end.outcome == "missed" for end in closed)
     return "missed" if is_missed else run.closed.outcome
 
 
 def versions() -> dict[str, str]:
-    """Return the version of Python and of every distribution that decides what numbers come out, if it is there."""
+    """Return the versions of Python and of the installed distributions that determine results."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where a run begins
 
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
-            found[name] = version(name)
+            by_name[name] = version(name)
         except PackageNotFoundError:
             continue  # imported from a folder that was never installed
-    return found
+    return by_name

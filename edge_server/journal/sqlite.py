@@ -1,7 +1,7 @@
-"""Hash-chained journal rows in SQLite (WAL mode): written by one process, read by others, salvaged where damaged.
+"""SQLite journal: hash-chained rows, one writer, salvage of damaged files.
 
-A mark covers its row and the mark before it, so that no row changes or goes unnoticed. What a damaged journal still
-holds are the records before the damage, which are a run as it stood earlier.
+Each row's mark covers the row and the previous mark, so that changed or missing rows are noticed. The records before
+the damage are intact: they are the run at an earlier time. Files are in WAL mode, so others can read meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.runtime.durable import drop_oldest, explain_disk_errors, sync, unuse
 
 TABLE = "CREATE TABLE records (seq INTEGER PRIMARY KEY, body TEXT NOT NULL, mark INTEGER)"
 SCHEMA = TABLE.replace("TABLE", "TABLE IF NOT EXISTS")
-FOUND = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
+TABLE_SQL = "SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE name = 'records'"
 INSERT = "INSERT INTO records (body, mark) VALUES (CAST(? AS TEXT), ?)"
 SELECT = "SELECT CAST(body AS BLOB), mark FROM records WHERE rowid >= ? ORDER BY rowid"
 LAST = "SELECT mark FROM records ORDER BY rowid DESC LIMIT 1"
@@ -53,15 +53,15 @@ def encode(record: AnyRecord) -> bytes:
 
 
 def row_mark(body: bytes, before: int) -> int:
-    """Return the mark of a row whose predecessor has the mark `before`, 0 for the first: XXH3-64 without its last bit.
+    """Return the mark of a row after a row with mark `before` (0 for the first): XXH3-64 without its last bit.
 
-    SQLite itself finds damage of its pages' structure only, and its integers have a sign.
+    SQLite itself detects only structural damage of its pages; its integers are signed.
     """
     return xxhash.xxh3_64_intdigest(body, seed=before) >> 1
 
 
 def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
-    """Yield the rows of records that follow a row with the mark `before`."""
+    """Yield the rows of records that follow a row with mark `before`."""
     for record in records:
         body = encode(record)
         before = row_mark(body, before)
@@ -69,25 +69,25 @@ def marked_rows(records: Iterable[AnyRecord], before: int) -> Iterator[Row]:
 
 
 def decode(rows: Iterable[Row], before: int = 0) -> list[AnyRecord]:
-    """Return the records of rows that follow a row with the mark `before`.
+    """Return the records of rows that follow a row with mark `before`.
 
     Raises:
-        CorruptFile: A row is not as it was written, or one is missing.
+        CorruptFile: A row was changed or is missing.
     """
     records = []
-    for body, found in rows:
+    for body, mark in rows:
         try:
             records.append(_decoder.decode(body))
             before = row_mark(body, before)
         except (msgspec.DecodeError, RecursionError, TypeError, ValueError) as error:  # TypeError: it is no text
             raise CorruptFile(f"record {len(records) + 1}: {error}") from error
-        if found != before:
-            raise CorruptFile(f"record {len(records)} or the one before it is not as it was written")
+        if mark != before:
+            raise CorruptFile(f"record {len(records)} or the one before it was changed")
     return records
 
 
 def intact_records(rows: Iterable[Row]) -> list[AnyRecord]:
-    """Return the records up to the first row that is not as it was written."""
+    """Return the records up to the first damaged row."""
     records: list[AnyRecord] = []
     before = 0
     for row in rows:
@@ -105,13 +105,13 @@ def salvageable_records(journal: Path) -> list[AnyRecord]:
 
 
 def salvage(journal: Path, cause: Exception) -> None:
-    """Put a journal of what is whole in the place of a damaged one, which is set aside.
+    """Replace a damaged journal by its intact records and set the damaged file aside.
 
-    At any moment one of both is there under the journal's name. What the old one had not yet taken over from its
-    write-ahead log is set aside with it: the new one must not take it over.
+    Either file is under the journal's name at any moment. The old write-ahead log is set aside too: the new file must
+    not apply it.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full.
     """
     records = salvageable_records(journal)
     with explain_disk_errors(journal):
@@ -125,7 +125,7 @@ def salvage(journal: Path, cause: Exception) -> None:
         sync(journal.parent)
         drop_oldest(journal.parent.glob("*.corrupt-*[0-9]"))
         drop_oldest(journal.parent.glob("*.corrupt-*-wal"))
-    log.error("%s: set aside as %s, going on from its %d records that are whole", cause, unused.name, len(records))
+    log.error("%s; set aside as %s, continuing from its %d intact records", cause, unused.name, len(records))
 
 
 def _salvaged_rows(journal: Path) -> Iterator[Row]:
@@ -133,12 +133,12 @@ def _salvaged_rows(journal: Path) -> Iterator[Row]:
         suppress(sqlite3.Error, UnicodeDecodeError),
         closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection,
     ):
-        if connection.execute(FOUND).fetchone() == (TABLE.encode(),):  # a view may go on for ever
+        if connection.execute(TABLE_SQL).fetchone() == (TABLE.encode(),):  # a view may never end
             yield from connection.execute(SELECT, (0,))
 
 
 def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
-    """Write a journal of records under another name; return its path."""
+    """Write a journal of records under a temporary name; return its path."""
     path = journal.with_name(f"{journal.name}.part")
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -148,17 +148,17 @@ def _write_beside(journal: Path, records: Iterable[AnyRecord]) -> Path:
 
 
 class SqliteJournal:
-    """One run's folder. May be used from several threads, one call at a time."""
+    """Journal in a run's folder. May be used from several threads, one call at a time."""
 
     def __init__(self, folder: Path, *, durable: bool = True, updates: Path | None = None) -> None:
-        """Open or create a run's folder; a damaged journal is set aside, and what of it is whole is gone on with.
+        """Open or create a run's folder; a damaged journal is set aside and continued from its intact records.
 
         Args:
-            durable: Whether to wait for the disk: until a record is on it, and where it is full, for room.
-            updates: Where accepted updates lie, if not in the run's folder.
+            durable: Whether to wait until records are on the disk, and for room if it is full.
+            updates: Folder of accepted updates, if not in the run's folder.
 
         Raises:
-            Unwritable: The disk takes nothing more.
+            Unwritable: The disk is full.
         """
         with explain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class SqliteJournal:
         self._path = folder / JOURNAL
         self._lock, self.durable = threading.RLock(), durable
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
-        self._taking_over: Future[None] | None = None
+        self._checkpoint: Future[None] | None = None
         try:
             self._open()
         except CorruptFile as error:
@@ -183,13 +183,13 @@ class SqliteJournal:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute(f"PRAGMA synchronous = {'FULL' if self.durable else 'OFF'}")
                 self._connection.execute(SCHEMA)
-                _require_table(path, self._connection.execute(FOUND).fetchone())
+                _require_table(path, self._connection.execute(TABLE_SQL).fetchone())
                 self._connection.execute("BEGIN")  # what can be read may not take another record
                 self._connection.execute(INSERT, (b"", 0))
                 self._connection.execute("ROLLBACK")
-                [[found]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
-                self._second.execute(FOUND).fetchone()  # opens the log, which may be deleted later
-            _require(path, whole=found == "ok", cause=found)
+                [[verdict]] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
+                self._second.execute(TABLE_SQL).fetchone()  # opens the log, which may be deleted later
+            _require(path, is_intact=verdict == "ok", cause=verdict)
             self.records()
             self._identity = file_identity(path)
         except BaseException:
@@ -198,12 +198,12 @@ class SqliteJournal:
 
     def _disconnect(self) -> None:
         self._second.close()
-        self._connection.close()  # the last one, which takes the log with it
+        self._connection.close()  # the last connection deletes the log
 
     def append(self, record: AnyRecord) -> None:
-        """Add a record durably; soon after a round all are in the database itself: a copy of the file is the run.
+        """Add a record durably; soon after a round the database file alone holds all records, so it can be copied.
 
-        That takes two more waits for the disk, which the next round does not wait for.
+        The checkpoint takes two more disk waits, which the next round does not wait for.
         """
         body = encode(record)
         with self._lock, translate_sql_errors(self._path):
@@ -211,19 +211,19 @@ class SqliteJournal:
             [before] = self._connection.execute(LAST).fetchone() or [0]
             self._connection.execute(INSERT, (body, row_mark(body, before)))
             if self.durable and isinstance(record, RunOpened | RoundClosed | RunClosed):
-                self._taking_over = self._beside.submit(self._take_over_log, self._second)
+                self._checkpoint = self._beside.submit(self._checkpoint_log, self._second)
         if isinstance(record, RunOpened | RunClosed):
             self.settle()
 
     @staticmethod
-    def _take_over_log(connection: sqlite3.Connection) -> None:
-        """Copy what is in the log into the database; others may write meanwhile."""
+    def _checkpoint_log(connection: sqlite3.Connection) -> None:
+        """Copy the log into the database while others may write."""
         with suppress(sqlite3.Error):  # the records are safe in the log; a full disk is told with the next one
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def settle(self) -> None:
-        """Wait until the database's file alone has all records up to the last round that was closed."""
-        if taking_over := self._taking_over:
+        """Wait until the database file alone holds all records up to the last closed round."""
+        if taking_over := self._checkpoint:
             taking_over.result()
 
     def extend(self, records: Sequence[AnyRecord]) -> None:
@@ -239,29 +239,29 @@ class SqliteJournal:
                     self._connection.execute("ROLLBACK")
 
     def _restore_deleted(self) -> None:
-        """Write the journal anew where its file was deleted: the open database still has every record."""
+        """Rewrite the journal if its file was deleted: the open database still has every record."""
         path = self._path
-        if (found := file_identity(path)) == self._identity:
+        if (identity := file_identity(path)) == self._identity:
             return
-        if found:
-            raise ConfigError(f"{path} was replaced by another file while its run was going on: this process ends")
-        held = _decode(self.folder, self._connection.execute(SELECT, (0,)).fetchall())
+        if identity:
+            raise ConfigError(f"{path} was replaced by another file during its run; restart the server")
+        records = _decode(self.folder, self._connection.execute(SELECT, (0,)).fetchall())
         with explain_disk_errors(path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = _write_beside(path, held)
+            partial = _write_beside(path, records)
             self.settle()
-            self._disconnect()  # takes the log with it, which must not be taken over
+            self._disconnect()  # deletes the log, which must not be applied
             path.with_name(f"{JOURNAL}-wal").unlink(missing_ok=True)
             path.with_name(f"{JOURNAL}-shm").unlink(missing_ok=True)
             partial.replace(path)
             sync(self.folder)
         self._open()
-        log.error("%s was deleted while its run was going on: written anew, with all its %d records", path, len(held))
+        log.error("%s was deleted during its run; restored with all its %d records", path, len(records))
 
     def records(self, after: int = 0) -> list[AnyRecord]:
         with self._lock, translate_sql_errors(self.folder / JOURNAL):
-            found = self._connection.execute(SELECT, (after,)).fetchall()
-        return _decode(self.folder, found, after)
+            rows = self._connection.execute(SELECT, (after,)).fetchall()
+        return _decode(self.folder, rows, after)
 
     def export(self) -> Path:
         """Write the journal as JSON lines beside the database; return the path."""
@@ -272,7 +272,7 @@ class SqliteJournal:
         return path
 
     def close(self) -> None:
-        """Close the database, after whatever a thread is still writing."""
+        """Close the database after pending writes."""
         with self._lock:
             self.settle()
             self._disconnect()
@@ -280,7 +280,7 @@ class SqliteJournal:
 
 
 def read(folder: Path, after: int = 0) -> list[AnyRecord]:
-    """Return a run's records while another process may be writing, leaving out the first `after`.
+    """Return a run's records without the first `after`, even while another process writes.
 
     Raises:
         CorruptFile: The journal cannot be read.
@@ -289,7 +289,7 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
         try:
             return _decode(folder, _rows(folder, after), after)
         except sqlite3.DatabaseError as error:
-            # Between a writer's last words and its end, its shared memory file goes away under a reader's feet.
+            # While a writer shuts down, its shared memory file may vanish during a read.
             if attempt == ATTEMPTS or error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN:
                 raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
         except UnicodeDecodeError as error:
@@ -298,14 +298,14 @@ def read(folder: Path, after: int = 0) -> list[AnyRecord]:
 
 
 def last_record(folder: Path) -> AnyRecord | None:
-    """Return the last record of a run, without reading the others; None where there is none.
+    """Return the last record of a run without reading the others; None if there is none.
 
     Raises:
         CorruptFile: The journal cannot be read.
     """
     try:
         with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
-            row = connection.execute(LAST_BODY).fetchone() if connection.execute(FOUND).fetchone() else None
+            row = connection.execute(LAST_BODY).fetchone() if connection.execute(TABLE_SQL).fetchone() else None
         return _decoder.decode(row[0]) if row else None
     except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error
@@ -314,26 +314,26 @@ def last_record(folder: Path) -> AnyRecord | None:
 def _rows(folder: Path, after: int) -> list[Row]:
     """Return the rows from number `after` on."""
     with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
-        if not (table := connection.execute(FOUND).fetchone()):
-            return []  # the writer has made the file and not yet the table
+        if not (table := connection.execute(TABLE_SQL).fetchone()):
+            return []  # the writer has created the file but not the table yet
         _require_table(folder / JOURNAL, table)
         return connection.execute(SELECT, (after,)).fetchall()
 
 
-def _require_table(path: Path, found: tuple[bytes] | None) -> None:
-    whole = found == (TABLE.encode(),)
-    _require(path, whole=whole, cause="its table of records is not ours, or of an earlier version")
+def _require_table(path: Path, table_sql: tuple[bytes] | None) -> None:
+    is_intact = table_sql == (TABLE.encode(),)
+    _require(path, is_intact=is_intact, cause="its table of records is missing or of an earlier version")
 
 
-def _require(path: Path, *, whole: bool, cause: str) -> None:
-    if not whole:
+def _require(path: Path, *, is_intact: bool, cause: str) -> None:
+    if not is_intact:
         raise CorruptFile(f"{path}: {cause}")
 
 
-def _decode(folder: Path, found: list[Row], after: int = 0) -> list[AnyRecord]:
-    """Return the records of rows that begin with the number `after`, but not that row's own."""
-    before = found[0][1] if after and found else 0
+def _decode(folder: Path, rows: list[Row], after: int = 0) -> list[AnyRecord]:
+    """Return the records of rows after row number `after`, which comes first."""
+    before = rows[0][1] if after and rows else 0
     try:
-        return decode(found[bool(after) :], before)
+        return decode(rows[bool(after) :], before)
     except CorruptFile as error:
         raise CorruptFile(f"{folder / JOURNAL}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from edge_server.journal.claims import MOST
+from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.plan.plan import Plan
 from shared.protocol.measurements import Cost, Quality
 
@@ -61,7 +61,7 @@ def worst_quality(qualities: Iterable[Quality | None]) -> Quality | None:
 
 def amount_or_unknown(value: float | None, quality: Quality | None = None) -> Amount:
     """Return one value as an amount; `UNKNOWN` for None and implausible values."""
-    return UNKNOWN if value is None or not abs(value) <= MOST else Amount(value=float(value), quality=quality)
+    return UNKNOWN if value is None or not abs(value) <= MOST_PLAUSIBLE else Amount(value=float(value), quality=quality)
 
 
 def share_or_none(value: float | None) -> float | None:

@@ -15,7 +15,7 @@ from edge_server.fleet.membership import MOST_NAMED, Members, Muster
 from edge_server.fleet.observe import Observing
 from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
-from edge_server.journal.budget import Ledger, spent_budget
+from edge_server.journal.budget import Ledger, describe_spent_budget
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.costs import Costs
 from edge_server.journal.outcome import frequent_cause, name_some
@@ -333,7 +333,7 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
     if membership.here(fleet) and not membership.ready(fleet):
         dark = ", ".join(membership.here(fleet)[:8])
         return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
-    return spent_budget(budget, spending)
+    return describe_spent_budget(budget, spending)
 
 
 async def _record_doubts(rounds: Rounds, ledger: Ledger) -> None:

@@ -1,1 +1,1 @@
-"""Journals of rollouts, and what their records come to."""
+"""Journals of rollouts, and the state they describe."""

@@ -1,9 +1,9 @@
-"""Journals of rollouts: what was ordered, which boards were taken in which wave, and what became of it, a line each.
+"""Rollout journal file: records in JSON lines with chained marks.
 
-    rollouts/DEPLOYMENT.jsonl        a line is a record in JSON with a mark that covers it and the mark before
+    rollouts/DEPLOYMENT.jsonl        a line is a mark, covering record and previous mark, and the record
 
-The process that drives a rollout writes here, and so do commands that give it orders: each appends under the file's
-lock, and reads what others have appended. A last line that a power cut tore off is as if it had not been written.
+The process that drives a rollout and commands that give orders both append, under the file's lock, after reading what
+others appended. An incomplete last line, as after a power cut, is ignored and overwritten.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ Outcome: TypeAlias = Literal["finished", "stopped", "aborted", "taken-back"]
 Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 
 MARK = 16
-"""Hexadecimal digits of a line's mark, which stands before the record with a blank behind."""
+"""Hexadecimal digits of a line's mark, which precedes the record and a blank."""
 
 
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollout is to do.
+    """Settings of a rollout.
 
     Attributes:
         release: `NAME/VERSION`.
         sha256: Of the release's manifest.
-        run: That the model is of.
-        canary: Boards of each profile that are first; 0 for none.
-        waves: Shares of the boards that have been offered it after each wave.
-        soak_s: Seconds for which each board watches it before it is committed.
-        max_failures: So many boards that refuse it or go back stop the rollout.
-        on_failure: What is done then: `stop`, or `back` for the boards that have it, too.
-        devices: Pattern of the boards' names, as in a shell.
-        max_drop: Accuracy that may be lost on a board's own examples.
-        max_latency_ms: Longest p95 of an inference; 0 for one and a half times the version before.
-        attempt: One more than earlier rollouts of the release: what a board refused then, it tries again.
-        ahead: Whether boards of later waves fetch it with the first ones, so that its parts go once for all.
-        least_bytes_per_s: A board that fetches parts more slowly, or not at all, has failed.
+        run: Run that trained the model.
+        canary: Boards of each profile in the canary wave; 0 for none.
+        waves: Cumulative shares of boards that have been offered the release after each wave.
+        soak_s: Seconds for which each board observes the release before it commits it.
+        max_failures: Number of boards refusing it or rolling back that stops the rollout.
+        on_failure: What follows then: `stop`, or `back` to roll back the boards that have it as well.
+        devices: Shell pattern of board names.
+        max_drop: Allowed loss of accuracy on a board's local examples.
+        max_latency_ms: Highest p95 of an inference; 0 for one and a half times the previous version's.
+        attempt: One more than earlier rollouts of the release: boards retry what they refused then.
+        ahead: Whether boards of later waves fetch it with the first wave, so that its parts are sent once.
+        least_bytes_per_s: Boards that fetch parts more slowly have failed.
     """
 
     deployment: str
@@ -75,17 +75,17 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.release.partition("/")[0]
 
     @property
     def version(self) -> int:
-        """Of the release."""
+        """Version of the release."""
         return int(self.release.partition("/")[2])
 
 
 class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of what is recorded; `at` is calendar time for people."""
+    """Base of rollout records; `at` is calendar time for people."""
 
     at: str
 
@@ -100,7 +100,7 @@ class WaveOpened(RolloutRecord, frozen=True, kw_only=True):
     """Boards are offered the release from now on.
 
     Attributes:
-        devices: Which, with the profile of each.
+        devices: Profile of each board.
         canary: Whether they are the first of their profiles.
     """
 
@@ -109,26 +109,26 @@ class WaveOpened(RolloutRecord, frozen=True, kw_only=True):
 
 
 class BoardTold(RolloutRecord, frozen=True, kw_only=True):
-    """A board has said how it stands with the model, and that is news."""
+    """A board reported a new state of the model."""
 
     device: str
     status: ModelStatus
 
 
 class BoardGivenUp(RolloutRecord, frozen=True, kw_only=True):
-    """A board that is there took longer than it may, and has failed; unless it says later that it made it after all."""
+    """An online board exceeded its time limit and counts as failed, unless it reports success later."""
 
     device: str
     cause: str
 
 
 class PartsSent(RolloutRecord, frozen=True, kw_only=True):
-    """Parts went to boards.
+    """Parts were sent to boards.
 
     Attributes:
-        devices: That they were for.
+        devices: Recipients.
         size: Bytes that these boards lacked.
-        sent: Bytes that were handed to the broker.
+        sent: Bytes passed to the broker.
     """
 
     devices: tuple[str, ...]
@@ -137,10 +137,10 @@ class PartsSent(RolloutRecord, frozen=True, kw_only=True):
 
 
 class RolloutOrdered(RolloutRecord, frozen=True, kw_only=True):
-    """Somebody, or a wave that failed, changed its course.
+    """An operator, or a failed wave, changed the course of the rollout.
 
     Attributes:
-        cause: Why, where nobody ordered it.
+        cause: Empty if an operator ordered it.
     """
 
     order: Order
@@ -148,11 +148,11 @@ class RolloutOrdered(RolloutRecord, frozen=True, kw_only=True):
 
 
 class RolloutEnded(RolloutRecord, frozen=True, kw_only=True):
-    """There is nothing left to do for the boards that are there.
+    """Nothing is left to do for the boards that are online.
 
     Attributes:
-        outcome: What it came to.
-        behind: Boards that were offered it and are not there.
+        outcome: Final state.
+        behind: Boards that were offered it and are offline.
     """
 
     outcome: Outcome
@@ -168,7 +168,7 @@ _decoder: msgspec.json.Decoder[AnyRolloutRecord] = msgspec.json.Decoder(AnyRollo
 
 
 def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:
-    """Return the line of a record that follows one with the mark `before`, and its own mark.
+    """Return the line of a record that follows a line with mark `before`, and its own mark.
 
     Raises:
         Unrecordable: It could not be read back.
@@ -179,67 +179,63 @@ def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:
 
 
 def read_lines(data: bytes, before: str, place: str) -> tuple[list[AnyRolloutRecord], str, int]:
-    """Return the records of whole lines, the mark of the last, and the bytes that they take.
+    """Return the records of complete lines, the mark of the last, and their size in bytes.
 
     Args:
-        data: Lines; what follows the last end of one is torn, or still being written.
-        before: The mark of the line before them; empty for none.
-        place: Where they lie, for the error.
+        data: Lines; a trailing incomplete one is ignored.
+        before: Mark of the line before them; empty for none.
+        place: Path for error messages.
 
     Raises:
-        CorruptFile: A line is not as it was written.
+        CorruptFile: A line was changed or is missing.
     """
-    found: list[AnyRolloutRecord] = []
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.split(b"\n")[:-1]:
+    records: list[AnyRolloutRecord] = []
+    complete = data[: data.rfind(b"\n") + 1]
+    for line in complete.split(b"\n")[:-1]:
         body = line[MARK + 1 :]
         mark = xxhash.xxh3_64_hexdigest(before.encode() + body)
         try:
             if line[: MARK + 1] != mark.encode() + b" ":
-                raise CorruptFile(f"{place}: line {len(found) + 1}, or the one before it, is not as it was written")
-            found.append(_decoder.decode(body))
+                raise CorruptFile(f"{place}: line {len(records) + 1} or the one before it was changed")
+            records.append(_decoder.decode(body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptFile(f"{place}: line {len(found) + 1}: {error}") from error
+            raise CorruptFile(f"{place}: line {len(records) + 1}: {error}") from error
         before = mark
-    return found, before, len(whole)
+    return records, before, len(complete)
 
 
 class RolloutJournal:
-    """The journal of one rollout, which several processes append to.
-
-    Args:
-        deployment: Name of the rollout.
-    """
+    """Journal of one rollout, appended to by several processes."""
 
     def __init__(self, data_dir: Path, deployment: str) -> None:
         self.path = data_dir / FOLDER / f"{deployment}{SUFFIX}"
         self._read_to, self._mark = 0, ""
 
     def news(self) -> list[AnyRolloutRecord]:
-        """Return what was appended since the last call, by this process or another.
+        """Return the records appended since the last call, by this process or another.
 
         Raises:
-            CorruptFile: A line is not as it was written.
+            CorruptFile: A line was changed or is missing.
         """
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             return self._take(file.read())
 
     def _take(self, data: bytes) -> list[AnyRolloutRecord]:
-        found, self._mark, size = read_lines(data, self._mark, str(self.path))
+        records, self._mark, size = read_lines(data, self._mark, str(self.path))
         self._read_to += size
-        return found
+        return records
 
     def append(self, *records: AnyRolloutRecord) -> list[AnyRolloutRecord]:
-        """Add records durably; return them, behind what others have appended since the last call.
+        """Add records durably; return them after those that others appended since the last call.
 
         Raises:
-            CorruptFile: A line is not as it was written.
-            Unwritable: The disk takes nothing more.
+            CorruptFile: A line was changed or is missing.
+            Unwritable: The disk is full.
         """
-        with explain_disk_errors(self.path), self._locked() as file:
+        with explain_disk_errors(self.path), self._lock_file() as file:
             data = os.pread(file, os.fstat(file).st_size - self._read_to, self._read_to)
-            found = self._take(data)
+            appended = self._take(data)
             os.ftruncate(file, self._read_to)  # a torn last line
             lines, mark = b"", self._mark
             for record in records:
@@ -247,10 +243,10 @@ class RolloutJournal:
                 lines += line
             self._write(file, lines)
             self._mark, self._read_to = mark, self._read_to + len(lines)
-        return [*found, *records]
+        return [*appended, *records]
 
     def _write(self, file: int, lines: bytes) -> None:
-        """Put lines behind what is known, all of them or none."""
+        """Write lines after the known ones, all or none."""
         done = 0
         try:
             while done < len(lines):
@@ -261,7 +257,7 @@ class RolloutJournal:
             raise
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _lock_file(self) -> Iterator[int]:
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -275,7 +271,7 @@ class RolloutJournal:
 
 
 def rollout_names(data_dir: Path) -> list[str]:
-    """Return the names of all rollouts, the first begun first."""
+    """Return the names of all rollouts, sorted, which is by beginning."""
     folder = data_dir / FOLDER
     names = [path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")] if folder.is_dir() else []
     return sorted(name for name in names if is_name(name))
@@ -286,21 +282,23 @@ def read_rollout(data_dir: Path, deployment: str) -> list[AnyRolloutRecord]:
 
     Raises:
         ConfigError: There is none of that name.
-        CorruptFile: A line is not as it was written.
+        CorruptFile: A line was changed or is missing.
     """
     try:
         return RolloutJournal(data_dir, deployment).news()
     except FileNotFoundError:
-        known = ", ".join(rollout_names(data_dir)[-8:]) or "none"
-        raise ConfigError(f"no rollout {deployment[:80]!r} in {data_dir / FOLDER}; there are: {known}") from None
+        names = ", ".join(rollout_names(data_dir)[-8:]) or "none"
+        raise ConfigError(
+            f"no rollout {deployment[:80]!r} in {data_dir / FOLDER}; existing rollouts: {names}"
+        ) from None
 
 
 def boards_of_models(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
-    """Return what each board said last of each model, by device and model, as far as rollouts heard of it.
+    """Return the last status that each board reported of each model, by device and model, over all rollouts.
 
-    A journal that is damaged is reported and passed over.
+    Damaged journals are logged and skipped.
     """
-    found: dict[str, dict[str, tuple[str, ModelStatus]]] = {}
+    latest: dict[str, dict[str, tuple[str, ModelStatus]]] = {}
     for name in rollout_names(data_dir):
         try:
             records = read_rollout(data_dir, name)
@@ -309,7 +307,7 @@ def boards_of_models(data_dir: Path) -> Mapping[str, Mapping[str, ModelStatus]]:
             continue
         for record in records:
             if isinstance(record, BoardTold):
-                known = found.setdefault(record.device, {})
-                if record.at >= known.get(record.status.name, ("",))[0]:
-                    known[record.status.name] = record.at, record.status
-    return {device: {name: status for name, (_, status) in known.items()} for device, known in found.items()}
+                by_model = latest.setdefault(record.device, {})
+                if record.at >= by_model.get(record.status.name, ("",))[0]:
+                    by_model[record.status.name] = record.at, record.status
+    return {device: {name: status for name, (_, status) in by_model.items()} for device, by_model in latest.items()}

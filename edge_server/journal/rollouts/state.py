@@ -1,4 +1,4 @@
-"""What the records of a rollout come to: its boards and how each stands, for who goes on with it and for who looks."""
+"""State of a rollout replayed from its journal: waves and each board's standing."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ _MODES: Mapping[Order, Mode] = {
 
 @dataclass
 class RolloutState:
-    """What a rollout's records come to.
+    """State of a rollout.
 
     Attributes:
-        plan: What it is to do.
-        mode: What was ordered last.
-        waves: The boards of each wave with their profiles.
-        canaries: Numbers of those waves that were canaries, from 0.
-        told: What each of its boards said last.
-        before: The version that each of them served before it was offered this one.
-        given_up: Boards that took longer than they may, and over what.
-        forgiven: Boards whose failures were known when somebody ordered to go on.
-        cause: Of the last order that nobody gave.
-        outcome: Of a rollout that is over; None while there is something to do.
-        behind: Boards that were away at the end.
-        sent: Bytes of parts that were handed to the broker.
+        plan: Its settings.
+        mode: Result of the last order.
+        waves: Profiles of each wave's boards.
+        canaries: Indices of the canary waves.
+        told: Last status of each board.
+        before: Version that each board served before this one was offered.
+        given_up: Boards that exceeded a time limit, with the cause.
+        forgiven: Boards whose failures were known when an operator ordered to resume.
+        cause: Of the last automatic order.
+        outcome: Of a finished rollout; None before.
+        behind: Boards that were offline at the end.
+        sent: Bytes of parts passed to the broker.
     """
 
     plan: RolloutPlan
@@ -80,40 +80,40 @@ class RolloutState:
 
     @property
     def taken(self) -> dict[str, str]:
-        """The boards that were offered it, with their profiles, in order."""
+        """Boards that were offered the release, with their profiles, in order."""
         return {device: profile for wave in self.waves for device, profile in wave.items()}
 
     @property
     def failures(self) -> dict[str, str]:
-        """Why boards failed that nobody has forgiven, by name."""
+        """Causes of unforgiven failures, by board."""
         failed = (device for device in self.taken if self.stands(device, self.told.get(device)) == "failed")
         return {device: self.reason(device) for device in failed if device not in self.forgiven}
 
     def stands(self, device: str, status: ModelStatus | None) -> Standing:
-        """Return how a board stands with the release; one that was given up has failed, unless it has committed it.
+        """Return the standing of a board; one that was given up has failed unless it committed the release.
 
         Args:
-            status: What it said last.
+            status: Its last status.
         """
-        found = standing(self.plan, status)
-        return "failed" if device in self.given_up and found != "committed" else found
+        by_status = standing(self.plan, status)
+        return "failed" if device in self.given_up and by_status != "committed" else by_status
 
     def reason(self, device: str) -> str:
-        """Return why a board failed, by its own word, or by ours where it was given up."""
-        told = self.told.get(device)
-        is_its_own = device not in self.given_up or standing(self.plan, told) == "failed"
-        return (told.reason if told else "") if is_its_own else self.given_up[device]
+        """Return why a board failed: its own cause, or that for which it was given up."""
+        status = self.told.get(device)
+        is_its_own = device not in self.given_up or standing(self.plan, status) == "failed"
+        return (status.reason if status else "") if is_its_own else self.given_up[device]
 
     def apply(self, record: AnyRolloutRecord) -> None:
-        """Take the next record."""
+        """Apply the next record."""
         match record:
             case WaveOpened():
                 self.canaries |= {len(self.waves)} if record.canary else set()
                 self.waves.append(record.devices)
                 self.outcome = None
                 for device in record.devices:
-                    known = self.told.get(device)
-                    self.before.setdefault(device, known.committed if known else 0)
+                    status = self.told.get(device)
+                    self.before.setdefault(device, status.committed if status else 0)
             case BoardTold() if record.status.name == self.plan.name:
                 self.told[record.device] = record.status
             case BoardGivenUp():
@@ -136,18 +136,18 @@ class RolloutState:
 
 
 def fold(records: Iterable[AnyRolloutRecord]) -> RolloutState | None:
-    """Return what records come to; None where there is not even the first."""
-    found: RolloutState | None = None
+    """Return the state described by records; None without a first one."""
+    state: RolloutState | None = None
     for record in records:
         if isinstance(record, RolloutStarted):
-            found = RolloutState(record.plan, started=record.at)
-        elif found:
-            found.apply(record)
-    return found
+            state = RolloutState(record.plan, started=record.at)
+        elif state:
+            state.apply(record)
+    return state
 
 
 def standing(plan: RolloutPlan, status: ModelStatus | None) -> Standing:
-    """Return how a board stands with a rollout's release, by what it said last."""
+    """Return a board's standing with a rollout's release from its last status."""
     if status is None:
         return "waiting"
     is_ours = status.deployment == plan.deployment and status.candidate == plan.version
@@ -166,10 +166,10 @@ class BoardRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         profile: Id of its firmware profile.
         wave: From 1.
-        canary: Whether it was one of the first.
+        canary: Whether it was in a canary wave.
         stands: `waiting`, `taking`, `trial`, `committed`, `failed` or `superseded`.
-        state: What the board says.
-        serves: The version that it serves; 0 for none, or where it has said nothing.
+        state: As reported by the board.
+        serves: Version that it serves; 0 for none or unknown.
     """
 
     device: str
@@ -186,13 +186,13 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout in JSON.
 
     Attributes:
-        plan: What it is to do.
-        state: The outcome, or what is under way: `going`, `paused`, `going-back`.
-        counts: Boards by how they stand.
-        boards: That were offered the release.
-        behind: Boards that were away at the end.
-        sent_bytes: Of parts, handed to the broker.
-        ended: Likewise; empty while it is under way.
+        plan: Its settings.
+        state: The outcome, or the mode before it: `going`, `paused`, `going-back`.
+        counts: Number of boards by standing.
+        boards: Boards that were offered the release.
+        behind: Boards that were offline at the end.
+        sent_bytes: Bytes of parts passed to the broker.
+        ended: Calendar time; empty before the end.
     """
 
     plan: RolloutPlan
@@ -207,12 +207,12 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def board_rows(state: RolloutState) -> list[BoardRow]:
-    """Return the boards that were offered the release, in the order of the waves."""
+    """Return the boards that were offered the release, by wave."""
     rows = []
     for number, wave in enumerate(state.waves):
         for device, profile in wave.items():
-            told = state.told.get(device)
-            stands = state.stands(device, told)
+            status = state.told.get(device)
+            stands = state.stands(device, status)
             rows.append(
                 BoardRow(
                     device=device,
@@ -220,8 +220,8 @@ def board_rows(state: RolloutState) -> list[BoardRow]:
                     wave=number + 1,
                     canary=number in state.canaries,
                     stands=stands,
-                    state=told.state if told else "",
-                    serves=told.committed if told else 0,
+                    state=status.state if status else "",
+                    serves=status.committed if status else 0,
                     reason=state.reason(device) if stands in ("failed", "superseded") else "",
                 )
             )
@@ -235,7 +235,7 @@ def summarise(state: RolloutState) -> RolloutSummary:
         plan=state.plan,
         state=state.outcome or state.mode,
         cause=state.cause,
-        counts={one: sum(row.stands == one for row in rows) for one in sorted({row.stands for row in rows})},
+        counts={stands: sum(row.stands == stands for row in rows) for stands in sorted({row.stands for row in rows})},
         boards=rows,
         behind=state.behind,
         sent_bytes=state.sent,
@@ -245,8 +245,8 @@ def summarise(state: RolloutState) -> RolloutSummary:
 
 
 def rollouts_of(data_dir: Path, runs: Collection[str]) -> list[RolloutState]:
-    """Return the rollouts of these runs' releases, oldest first; damaged journals are reported and skipped."""
-    found = []
+    """Return the rollouts of these runs' releases, oldest first; damaged journals are logged and skipped."""
+    states = []
     for name in rollout_names(data_dir):
         try:
             state = fold(read_rollout(data_dir, name))
@@ -254,5 +254,5 @@ def rollouts_of(data_dir: Path, runs: Collection[str]) -> list[RolloutState]:
             log.warning("%s", error)
             continue
         if state and state.plan.run in runs:
-            found.append(state)
-    return found
+            states.append(state)
+    return states

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edge_server.journal.claims import MOST
+from edge_server.journal.claims import MOST_PLAUSIBLE
 from edge_server.report import formatting
 from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import ChartLine, Point, chart
@@ -93,7 +93,7 @@ def _note_missing(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:
 def _values(runs: Sequence[Digest], of: Height) -> list[float]:
     """Return all drawable values of a metric."""
     heights = (of(round_) for run in runs for round_ in run.rounds)
-    return [value for value in heights if value is not None and abs(value) < MOST]
+    return [value for value in heights if value is not None and abs(value) < MOST_PLAUSIBLE]
 
 
 def across(round_: RoundDigest, kind: str) -> Amount:
@@ -127,7 +127,7 @@ def _curve(run: Digest, of: Height, axis: LowerAxis) -> list[Point]:
     return [
         Point(place.value / axis.size, height, f"round {round_.round}: {height:.4g}; {_place(place, axis.kind)}")
         for place, height, round_ in coordinates
-        if place.value is not None and height is not None and abs(height) < MOST
+        if place.value is not None and height is not None and abs(height) < MOST_PLAUSIBLE
     ]
 
 

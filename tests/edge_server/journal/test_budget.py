@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_server.journal.budget import Ledger, RunSpending, affordable, foreseen_joules, spent_budget
+from edge_server.journal.budget import Ledger, RunSpending, affordable, describe_spent_budget, foreseen_joules
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.costs import by_round
 from edge_server.journal.decision import Decision, Given
@@ -182,16 +182,19 @@ def test_a_journal_read_in_two_parts_says_the_same_and_no_less_than_what_was_tol
         (BudgetPlan(time_s=12.0), "budget.time_s: 12 s of 12 s are spent"),
         (
             BudgetPlan(joules=40.0),
-            "budget.joules: at least 40 J of 40 J are spent, 3 J of them charged for what devices did not tell",
+            "budget.joules: at least 40 J of 40 J are spent, 3 J of them estimated for unreported costs",
         ),
     ],
 )
 def test_a_budget_is_spent_when_it_is_reached(budget, cause):
-    assert spent_budget(budget, RunSpending(12.0, 40.0, 3.0, is_whole=False, unmetered=())) == cause
+    assert describe_spent_budget(budget, RunSpending(12.0, 40.0, 3.0, is_whole=False, unmetered=())) == cause
 
 
 def test_joules_that_nobody_knows_spend_no_budget():
-    assert spent_budget(BudgetPlan(joules=1.0), RunSpending(12.0, None, 0.0, is_whole=False, unmetered=("a",))) == ""
+    assert (
+        describe_spent_budget(BudgetPlan(joules=1.0), RunSpending(12.0, None, 0.0, is_whole=False, unmetered=("a",)))
+        == ""
+    )
 
 
 def answering(figures: dict[str, list[float | None]], folder: Path, budget: str, rounds: int = 9, **keys: str):
@@ -351,7 +354,7 @@ def test_one_claim_that_cannot_be_true_ends_no_run(tmp_path, claim):
     assert len(closed_rounds(records)) == 9
     assert ends(records) == RunClosed(outcome="finished")
     [note] = [one.what for one in records if isinstance(one, Noted)]
-    assert note.startswith(f"device a told {claim:.4g} J of computing in round 2, which took 5 s at most: such claims")
+    assert note.startswith(f"device a reported {claim:.4g} J of computing in round 2, which took 5 s at most: ")
     assert by_round(records)[2]["a"].compute_joules is None
     assert by_round(records)[3]["a"].compute_joules == 3.0
 
@@ -372,7 +375,7 @@ def test_a_device_without_joules_takes_no_part_after_its_first_task(tmp_path):
     [note] = [one.what for one in records if isinstance(one, Noted)]
     assert note == "device b takes no further part: budget.joules is set, and it tells none of its training"
     assert ends(records).cause == (
-        "budget.joules: at least 12 J of 12 J are spent, 3 J of them charged for what devices did not tell"
+        "budget.joules: at least 12 J of 12 J are spent, 3 J of them estimated for unreported costs"
     )
 
 

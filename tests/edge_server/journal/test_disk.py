@@ -140,7 +140,7 @@ def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
 
     rounds = virtual(play())
     assert [closed.arrived for closed in rounds] == [("one", "two")] * 2
-    told = [line for line in caplog.messages if "trying again every 3 s" in line]
+    told = [line for line in caplog.messages if "retrying every 3 s" in line]
     assert len(told) == 1
 
 
@@ -169,7 +169,7 @@ def test_a_server_that_waits_for_room_ends_when_told(disk, tmp_path):
     )
     disk.fill()
     with forked("run", "--config", path, log=log) as server:
-        until(lambda: "trying again every" in log.read_text(), "it waits")
+        until(lambda: "retrying every" in log.read_text(), "it waits")
         server.terminate()
         assert server.wait(PATIENCE_S) == 0
     told = log.read_text()

@@ -234,7 +234,7 @@ def test_a_damaged_history_is_set_aside_and_a_new_one_begun(readings, damage, ca
     assert latest_reports(readings.path)["orin"] == said[-1]
     assert reading_history(readings.path, "orin", WATTS)[-3:] == figures(said)
     assert [one.name for one in readings.folder.glob("*corrupt*")] == [f"{FILE}.corrupt-1"]
-    assert sum("a new history begins" in line for line in caplog.messages) == 1
+    assert sum("starting a new history" in line for line in caplog.messages) == 1
 
 
 def test_of_damaged_histories_the_newest_is_kept(readings):
@@ -307,7 +307,7 @@ def test_a_history_that_is_deleted_under_its_writer_is_written_anew_with_every_r
     said += fill(readings, 5, first=5)["orin"]
     found = reading_history(readings.path, "orin", WATTS)
     assert [at for at, _ in found] == [one.heard_utc_s for one in said]
-    assert caplog.text.count("written anew") == 1
+    assert caplog.text.count("restored with all its reports") == 1
     assert not list(readings.folder.glob("*.part"))
 
 

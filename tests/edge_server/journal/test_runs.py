@@ -101,7 +101,7 @@ def test_runs_of_sites_on_this_machine_are_found_by_their_names(tmp_path, plan):
         begin(tmp_path / SITES / site, f"tiny-{site}", plan, "20260101T000000Z")
     assert {run.folder.parent.name for run in all_runs(tmp_path)} == {"roof", "roof-2"}
     assert find(tmp_path, "tiny-roof").folder == tmp_path / SITES / "roof" / "tiny-roof"
-    with pytest.raises(ConfigError, match="may be any of 2 runs"):
+    with pytest.raises(ConfigError, match="matches 2 runs"):
         find(tmp_path, "tiny")
 
 

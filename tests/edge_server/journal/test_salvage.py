@@ -131,7 +131,7 @@ def test_one_figure_that_rotted_costs_that_record_and_the_later_ones(closed, aft
     found = after(closed, JOURNAL, lambda data: data.replace(needle, b'"seconds":8.0'))
     assert found == RECORDS[:6]
     assert (
-        "record 7 or the one before it is not as it was written: set aside as journal.sqlite.corrupt-1" in caplog.text
+        "record 7 or the one before it was changed; set aside as journal.sqlite.corrupt-1" in caplog.text
     )
 
 

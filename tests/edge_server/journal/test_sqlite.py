@@ -248,7 +248,7 @@ def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_r
     store.close()
     assert read(tmp_path / "run") == written
     assert not list((tmp_path / "run").glob("*.part"))
-    assert f"written anew, with all its {len(written) - 1} records" in caplog.text
+    assert f"restored with all its {len(written) - 1} records" in caplog.text
 
 
 def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(tmp_path):
@@ -259,7 +259,7 @@ def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(t
     shutil.rmtree(tmp_path / "run")
     other = SqliteStore(tmp_path / "run")
     other.append(written[0])
-    with pytest.raises(ConfigError, match="was replaced by another file"):
+    with pytest.raises(ConfigError, match="was replaced by another file during its run"):
         store.append(written[1])
     other.append(written[2])
     assert read(tmp_path / "run") == [written[0], written[2]]

@@ -116,7 +116,7 @@ def go_on(place: Path) -> tuple[Resumption, list[AnyRecord]] | None:
     store = SqliteStore(place, durable=False)
     try:
         if not store.records():
-            with pytest.raises(ConfigError, match=rf"checkpoints up to round {ROUNDS}.*holds no run: put that file"):
+            with pytest.raises(ConfigError, match=rf"checkpoints up to round {ROUNDS}.*holds no run; restore"):
                 require_record(store.folder)
             return None
         return resume(store, lambda: state(0)), store.records()

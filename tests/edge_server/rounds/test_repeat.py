@@ -61,7 +61,7 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     caplog.set_level("INFO")
     records = virtual(whole())
     assert "missed updates=0 seconds=0.000 failed=2: one, two: examples.npz: No such file" in caplog.text
-    assert caplog.text.count("round 1 was missed 3 times one after the other: time alone will hardly mend it") == 1
+    assert caplog.text.count("round 1 was missed 3 times one after the other: waiting is unlikely to help") == 1
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in range(1, 41)]
     assert missed_tries(records) == {1: 4}  # after 1, 2, 4 and 8 s
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]

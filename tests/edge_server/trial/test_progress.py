@@ -35,7 +35,7 @@ def missed(failed: dict[str, str], asked: tuple[str, ...] = ("a", "b", "c")) -> 
 def test_a_missed_round_names_its_most_frequent_cause_and_the_devices(is_terminal):
     """The line said how many had failed, and only `show` why."""
     said = shown(*missed({"a": GONE, "b": GONE, "c": "TaskFailed: other"}), is_terminal=is_terminal)
-    assert f"round 1/5  missed: 0 updates came; a, b: {GONE}; 1 failed otherwise  1.00 s" in said
+    assert f"round 1/5  missed: 0 updates came; a, b: {GONE}; 1 failed for other reasons  1.00 s" in said
 
 
 def test_devices_that_did_not_answer_and_nobody_to_ask_are_causes_too():
@@ -51,7 +51,7 @@ def test_after_some_misses_in_a_row_it_says_what_to_do():
     """Once, and again only after a round that was not missed."""
     again = missed({"a": GONE})
     assert "device-agent doctor" not in shown(*again * 2)
-    assert shown(*again * 9).count("missed 3 times one after the other: time alone will hardly mend it") == 1
+    assert shown(*again * 9).count("missed 3 times one after the other: waiting is unlikely to help") == 1
 
 
 def test_of_several_sites_every_line_says_whose_it_is_and_who_mixed():
