@@ -364,7 +364,7 @@ def test_who_claims_nothing_else_takes_no_further_part_and_is_named_once(tmp_pat
     assert [len(one.assignments) for one in records if isinstance(one, RoundOpened)] == [2, *[1] * 8]
     assert ends(records) == RunClosed(outcome="finished")
     notes = [one.what for one in records if isinstance(one, Noted)]
-    assert len([one for one in notes if one.startswith("device a told 1e+18 J")]) == 1
+    assert len([one for one in notes if one.startswith("device a reported 1e+18 J")]) == 1
 
 
 def test_a_device_without_joules_takes_no_part_after_its_first_task(tmp_path):

@@ -279,7 +279,7 @@ def test_a_full_disk_refuses_by_name_and_what_is_there_stays(disk):
 
 def test_there_is_no_history(tmp_path):
     """Said with what to do."""
-    with pytest.raises(ConfigError, match="name its data_dir"):
+    with pytest.raises(ConfigError, match="give the data_dir"):
         latest_reports(tmp_path / FILE)
 
 
