@@ -130,9 +130,7 @@ def test_one_figure_that_rotted_costs_that_record_and_the_later_ones(closed, aft
     needle = b'"seconds":7.0'
     found = after(closed, JOURNAL, lambda data: data.replace(needle, b'"seconds":8.0'))
     assert found == RECORDS[:6]
-    assert (
-        "record 7 or the one before it was changed; set aside as journal.sqlite.corrupt-1" in caplog.text
-    )
+    assert "record 7 or the one before it was changed; set aside as journal.sqlite.corrupt-1" in caplog.text
 
 
 def test_a_record_that_was_taken_out_is_missed(closed, tmp_path):
