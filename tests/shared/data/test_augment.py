@@ -15,6 +15,7 @@ from shared.data.augment import AUGMENTS, MARGIN, crop_flip
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.load import load
 from shared.data.spec import Data, Even
+from tests.naming import names_all
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -119,12 +120,12 @@ def test_a_device_augments_its_share(path):
 
 
 def test_what_cannot_be_done_is_refused(path, refused, tmp_path):
-    assert "mean has 2 numbers, the inputs 3 channels" in refused(source="npz", path=path, mean=(0.1, 0.2))
-    assert "std has 4 numbers" in refused(source="npz", path=path, std=(1.0,) * 4)
+    assert names_all(refused(source="npz", path=path, mean=(0.1, 0.2)), path, "mean", 2, 3)
+    assert names_all(refused(source="npz", path=path, std=(1.0,) * 4), path, "std", 4, 3)
     np.savez(tmp_path / "rows.npz", x=np.arange(12.0).reshape(4, 3), y=np.arange(4))
-    assert "augment 'crop-flip'" in refused(source="npz", path=str(tmp_path / "rows.npz"), augment="crop-flip")
+    assert "'crop-flip'" in refused(source="npz", path=str(tmp_path / "rows.npz"), augment="crop-flip")
     for fields in ({"mean": (float("nan"),)}, {"std": (0.0,)}, {"std": (float("inf"),)}, {"std": (-1.0,)}):
-        with pytest.raises(ValueError, match="mean must be finite"):
+        with pytest.raises(ValueError, match=next(iter(fields))):
             Data(source="npz", path=path, **fields)
 
 

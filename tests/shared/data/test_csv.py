@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from shared.data.classes import class_names
 from shared.data.load import load
 from shared.data.spec import Client, Data
+from tests.naming import names_all, naming
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def test_integers_keep_their_numbers_and_a_mixture_is_names(path):
 
 def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
     (tmp_path / "train.csv").write_text("label,v\nb,1\nc,2\n")
-    assert "test.csv: cannot be read" in refused(source="csv", path=str(tmp_path), split="test")
+    assert names_all(refused(source="csv", path=str(tmp_path), split="test"), tmp_path / "test.csv")
     assert load(Data(source="csv", path=str(tmp_path))).labels.tolist() == [0, 1]
     (tmp_path / "test.csv").write_text("v,label\n4,a\n5,c\n")
     assert load(Data(source="csv", path=str(tmp_path))).labels.tolist() == [1, 2]
@@ -48,39 +52,37 @@ def test_a_folder_has_both_splits_and_one_numbering(tmp_path, refused):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "named"),
     [
-        (b"", "is empty"),
-        (b"\n\n", "is empty"),
-        (b"label,a\n", "no line below"),
-        (b"label\n1\n", "no columns of features"),
-        (b"class,a\n1,2\n", "no column 'label', only class, a; correct label_column"),
-        (b"label,a,a\n1,2,3\n", "two columns 'a'"),
-        (b"label,a\n1,2\n1,2,3\n", "line 3: 3 cells, but the header has 2"),
-        (b"label,a\n1,2\n1,two\n", "line 3, column 'a': 'two' is not a finite number"),
-        (b"label,a\n1,2\n\n1,\n", "line 4, column 'a': empty"),
-        (b"label,a\n1,nan\n", "column 'a': 'nan'"),
-        (b"label,a\n1,-inf\n", "column 'a': '-inf'"),
-        (b"label,a\n1,1e39\n", "column 'a': '1e39'"),
-        (b"label,a\n ,1\n", "line 2, column 'label': empty"),
-        (b'label,a\n1,"2\n', "line 2: unexpected end of data"),
-        (b"label,a\n1,\xff\n", "UTF-8"),
-        (b"label,a\n1," + b"2" * 200_000 + b"\n", "line 2: field larger"),
+        (b"", []),
+        (b"\n\n", []),
+        (b"label,a\n", []),
+        (b"label\n1\n", []),
+        (b"class,a\n1,2\n", ["'label'", "class, a", "label_column"]),
+        (b"label,a,a\n1,2,3\n", ["'a'"]),
+        (b"label,a\n1,2\n1,2,3\n", ["line 3", 3, 2]),
+        (b"label,a\n1,2\n1,two\n", ["line 3", "'a'", "'two'"]),
+        (b"label,a\n1,2\n\n1,\n", ["line 4", "'a'"]),
+        (b"label,a\n1,nan\n", ["'a'", "'nan'"]),
+        (b"label,a\n1,-inf\n", ["'a'", "'-inf'"]),
+        (b"label,a\n1,1e39\n", ["'a'", "'1e39'"]),
+        (b"label,a\n ,1\n", ["line 2", "'label'"]),
+        (b'label,a\n1,"2\n', ["line 2", "unexpected end of data"]),  # the csv module's words
+        (b"label,a\n1,\xff\n", ["UTF-8", "0xff"]),
+        (b"label,a\n1," + b"2" * 200_000 + b"\n", ["line 2", 131072]),
     ],
 )
-def test_bad_tables(path, refused, content, problem):
+def test_bad_tables(path, refused, content, named):
     path.write_bytes(content)
-    message = refused(source="csv", path=str(path))
-    assert problem in message
-    assert "table.csv" in message
+    assert names_all(refused(source="csv", path=str(path)), path, *named)
 
 
 def test_bad_paths_and_columns(path, refused):
-    assert "cannot be read" in refused(source="csv", path=str(path))
+    assert names_all(refused(source="csv", path=str(path)), path, os.strerror(errno.ENOENT))
     path.write_text("label,a\n1,2\n")
-    assert "no test split" in refused(source="csv", path=str(path), split="test")
-    assert "correct client_column" in refused(source="csv", path=str(path), client_column="who")
-    assert "both 'label'" in refused(source="csv", path=str(path), client_column="label")
+    assert names_all(refused(source="csv", path=str(path), split="test"), path, "test.csv", "holdout")
+    assert names_all(refused(source="csv", path=str(path), client_column="who"), "'who'", "client_column")
+    assert names_all(refused(source="csv", path=str(path), client_column="label"), "label_column", "'label'")
 
 
 def write(tmp_path, text):
@@ -96,20 +98,18 @@ def test_a_column_without_a_name_is_no_feature(tmp_path, refused, header):
     row = ["1", "2", "3", "4"]
     row[label] = "x"
     path = write(tmp_path, f"{header}\n{','.join(row)}\n")
-    message = refused(source="csv", path=path)
-    assert "pandas calls one without a name" in message or "has no name" in message
     name = "Unnamed: 0" if "Unnamed" in header else ""
-    assert f'skip_columns = ["{name}"]' in message
+    assert f'skip_columns = ["{name}"]' in refused(source="csv", path=path)
     got = load(Data(source="csv", path=path, skip_columns=(name,)))
     assert got.inputs.shape == (1, 2)
 
 
 def test_columns_are_left_out(tmp_path, refused):
     path = write(tmp_path, "time,a,b,label\n2024-01-01 00:00:00,1,2,x\n2024-01-01 00:01:00,3,4,y\n")
-    assert "leave the column out by skip_columns" in refused(source="csv", path=path)
+    assert names_all(refused(source="csv", path=path), "line 2", "'time'", "skip_columns")
     got = load(Data(source="csv", path=path, skip_columns=("time", "b")))
     assert got.inputs.flatten().tolist() == [1, 3]
-    assert "has no column 'tme' to leave out" in refused(source="csv", path=path, skip_columns=("tme",))
+    assert names_all(refused(source="csv", path=path, skip_columns=("tme",)), "'tme'", "skip_columns")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_columns_are_left_out(tmp_path, refused):
 )
 def test_what_is_no_plain_number_is_refused(tmp_path, refused, cell):
     message = refused(source="csv", path=write(tmp_path, f'a,label\n"{cell}",x\n'))
-    assert "line 2, column 'a'" in message
-    assert ("decimals with a point" in message) == (cell == "1,5")
+    assert names_all(message, "line 2", "'a'")
+    assert ("decimal" in message) == (cell == "1,5")
 
 
 @pytest.mark.parametrize("cell", ["15", "-1.5", "+.5", "2.", "1E-3", " 7 "])
@@ -131,7 +131,7 @@ def test_plain_numbers_are_read(tmp_path, cell):
 def test_other_separators(tmp_path, refused, separator):
     path = write(tmp_path, "a,b,label\n1,2,x\n3,4,y\n".replace(",", separator))
     told = separator.replace("\t", "\\t")
-    assert f'set separator = "{told}"' in refused(source="csv", path=path)
+    assert f'separator = "{told}"' in refused(source="csv", path=path)
     spec = Data(source="csv", path=path, separator=separator)
     assert load(spec).inputs.tolist() == [[1, 2], [3, 4]]
     assert class_names(spec) == ("x", "y")
@@ -143,11 +143,11 @@ def test_other_separators(tmp_path, refused, separator):
 def test_keys_of_csv_that_cannot_be(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         Data(source="csv", path="x", **fields)
-    with pytest.raises(ValueError, match="means nothing to source"):
+    with pytest.raises(ValueError, match=naming(next(iter(fields)), "'npz'")):
         Data(source="npz", path="x", **fields)
 
 
 def test_utf16_is_refused_with_what_to_do(tmp_path, refused):
     path = tmp_path / "table.csv"
     path.write_text("a,label\n1,x\n", encoding="utf-16")
-    assert "save it as CSV in UTF-8" in refused(source="csv", path=str(path))
+    assert names_all(refused(source="csv", path=str(path)), path, "UTF-8")

@@ -35,9 +35,9 @@ def test_subset_keeps_input_label_and_client_together():
 
 
 def test_what_does_not_belong_together_is_refused():
-    with pytest.raises(ValueError, match="differ"):
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
         Examples(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match="differ"):
+    with pytest.raises(ValueError, match=r"\[1, 2\]"):
         Examples(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), ("a",))
     with pytest.raises(ValueError, match="float32"):
         Examples(torch.zeros(2, 1, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))

@@ -11,6 +11,7 @@ import pytest
 from shared.data.classes import class_names
 from shared.data.load import load
 from shared.data.spec import Data
+from tests.naming import names_all
 
 X, Y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 1, 2])
 
@@ -26,7 +27,7 @@ def test_floats_stay_and_the_file_has_no_test_split(path, refused):
     assert got.inputs.tolist() == X.tolist()
     assert got.labels.tolist() == Y.tolist()
     assert got.clients == ("a", "b", "a", "c")
-    assert "no test split" in refused(source="npz", path=str(path), split="test")
+    assert names_all(refused(source="npz", path=str(path), split="test"), path, "x_test", "y_test", "holdout")
 
 
 def test_named_splits_with_clients_of_each(path):
@@ -52,30 +53,28 @@ def test_bytes_are_pictures(path, shape, expected):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "problem"),
+    ("arrays", "named"),
     [
-        ({"x": X, "y": Y[:3]}, "differ in length"),
-        ({"x": X, "y": Y / 2}, "y is float64"),
-        ({"x": X, "y": np.eye(4, dtype=int)}, "y has shape (4, 4)"),
-        ({"x": X, "y": Y - 1}, "label -1"),
-        ({"x": X[:, 0], "y": Y}, "x has shape (4,)"),
-        ({"x": np.float64(3), "y": Y}, "x is float64"),
-        ({"x": X.astype(str), "y": Y}, "x is <U"),
-        ({"x": X.astype(complex), "y": Y}, "x is complex"),
-        ({"x": np.zeros((4, 5, 6, 7), np.uint8), "y": Y}, "not pictures"),
-        ({"x": X[:0], "y": Y[:0]}, "no examples"),
-        ({"x": X[:, :0], "y": Y}, "no examples"),
-        ({"x": np.where(X == 5, np.inf, X), "y": Y}, "example 1 (from 0)"),
-        ({"x": X * 1e300, "y": Y}, "example 0 (from 0)"),
-        ({"images": X, "y": Y}, "holds images, y; name arrays x_train"),
-        ({}, "holds nothing"),
+        ({"x": X, "y": Y[:3]}, ["4 x", "3 y"]),
+        ({"x": X, "y": Y / 2}, ["y", "float64"]),
+        ({"x": X, "y": np.eye(4, dtype=int)}, ["y", "(4, 4)"]),
+        ({"x": X, "y": Y - 1}, ["label -1"]),
+        ({"x": X[:, 0], "y": Y}, ["x", "(4,)"]),
+        ({"x": np.float64(3), "y": Y}, ["x", "float64"]),
+        ({"x": X.astype(str), "y": Y}, ["x", "<U32"]),
+        ({"x": X.astype(complex), "y": Y}, ["x", "complex128"]),
+        ({"x": np.zeros((4, 5, 6, 7), np.uint8), "y": Y}, ["(4, 5, 6, 7)"]),
+        ({"x": X[:0], "y": Y[:0]}, []),
+        ({"x": X[:, :0], "y": Y}, []),
+        ({"x": np.where(X == 5, np.inf, X), "y": Y}, ["example 1"]),
+        ({"x": X * 1e300, "y": Y}, ["example 0"]),
+        ({"images": X, "y": Y}, ["images, y", "x_train"]),
+        ({}, ["x_train", "y_train"]),
     ],
 )
-def test_wrong_arrays(path, refused, arrays, problem):
+def test_wrong_arrays(path, refused, arrays, named):
     np.savez(path, **arrays)
-    message = refused(source="npz", path=str(path))
-    assert problem in message
-    assert "examples.npz" in message
+    assert names_all(refused(source="npz", path=str(path)), path, *named)
 
 
 def test_wrong_clients(path, refused):
@@ -96,9 +95,10 @@ class Bomb:
 
 def test_pickles_are_refused_and_not_run(path, refused):
     np.savez(path, x=np.array([Bomb()] * 4, dtype=object), y=Y)
-    assert "pickled objects, which are never loaded" in refused(source="npz", path=str(path))
-    np.save(path.with_suffix(".npy"), np.array([Bomb()], dtype=object))
-    assert "not an .npz file" in refused(source="npz", path=str(path.with_suffix(".npy")))
+    assert names_all(refused(source="npz", path=str(path)), path, "x", "dtype=str")
+    path = path.with_suffix(".npy")
+    np.save(path, np.array([Bomb()], dtype=object))
+    assert names_all(refused(source="npz", path=str(path)), path, ".npz")
 
 
 def _member(shape, data=b""):
@@ -120,14 +120,14 @@ def test_members_that_lie(path, refused, member):
 
 
 def test_absent_truncated_and_altered_files(path, refused):
-    assert "missing" in refused(source="npz", path=str(path))
+    assert str(path) in refused(source="npz", path=str(path))
     np.savez(path, x=X, y=Y)
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
-    assert "not an .npz file" in refused(source="npz", path=str(path))
+    assert str(path) in refused(source="npz", path=str(path))
     at = whole.index(X.tobytes())
     path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
-    assert "cannot be read" in refused(source="npz", path=str(path))
+    assert names_all(refused(source="npz", path=str(path)), path, "CRC-32")
 
 
 def streams(**changes):
@@ -153,19 +153,19 @@ def test_windows_are_cut_out_of_streams(path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "named"),
     [
-        ({"start": np.array([0, 2, 8])}, "outside signal"),
-        ({"start": np.array([0, -1, 4])}, "outside signal"),
-        ({"start": np.array([0.0, 2.0, 4.0])}, "start is float64"),
-        ({"signal": np.arange(16.0)}, "signal is float64 of shape (16,)"),
-        ({"subject": np.array([5, 6])}, "differ"),
-        ({"test_subjects": np.array([5, 6])}, "no examples"),
+        ({"start": np.array([0, 2, 8])}, ["start", "signal"]),
+        ({"start": np.array([0, -1, 4])}, ["start", "signal"]),
+        ({"start": np.array([0.0, 2.0, 4.0])}, ["start", "float64"]),
+        ({"signal": np.arange(16.0)}, ["signal", "float64", "(16,)"]),
+        ({"subject": np.array([5, 6])}, ["2 subject"]),
+        ({"test_subjects": np.array([5, 6])}, []),
     ],
 )
-def test_wrong_streams(path, refused, changes, problem):
+def test_wrong_streams(path, refused, changes, named):
     np.savez(path, **streams(**changes))
-    assert problem in refused(source="npz", path=str(path))
+    assert names_all(refused(source="npz", path=str(path)), path, *named)
 
 
 def test_the_real_uci_har(recorded):
@@ -207,7 +207,7 @@ def test_names_that_are_numbers_are_numbers(tmp_path, refused):
     np.savez(path, x=np.ones((2, 2)), y=np.array(["a\u200b", ""]))
     assert "y" in refused(source="npz", path=str(path))
     np.savez(path, x=np.ones((2, 2)), y=np.array(["a", "b"], dtype=object))
-    assert "never loaded" in refused(source="npz", path=str(path))
+    assert names_all(refused(source="npz", path=str(path)), path, "y", "dtype=str")
 
 
 def test_one_hot_labels_are_refused_with_what_to_do(tmp_path, refused):

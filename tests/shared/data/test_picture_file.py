@@ -82,7 +82,7 @@ def test_a_picture_that_ends_in_zeros_is_refused(folder, refused, kind, options,
     data = saved(kind, **options)
     cut = int(len(data) * start)
     (folder / "a" / "0.jpg").write_bytes(data[:cut] + bytes(len(data) - cut))
-    assert "0.jpg: damaged picture" in refused(source="folder", path=str(folder))
+    assert str(folder / "a" / "0.jpg") in refused(source="folder", path=str(folder))
 
 
 @pytest.mark.parametrize(("kind", "options"), [("JPEG", {}), ("JPEG", {"quality": 95}), ("WEBP", {"lossless": True})])
@@ -90,7 +90,7 @@ def test_a_picture_with_zeros_in_the_middle_is_refused(folder, refused, kind, op
     data = saved(kind, **options)
     cut = len(data) // 2
     (folder / "a" / "0.jpg").write_bytes(data[:cut] + bytes(512) + data[cut + 512 :])
-    assert "0.jpg: damaged picture" in refused(source="folder", path=str(folder))
+    assert str(folder / "a" / "0.jpg") in refused(source="folder", path=str(folder))
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"restart_marker_blocks": 2}])

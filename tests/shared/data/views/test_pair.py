@@ -10,6 +10,7 @@ import torch
 from shared.data.views import pictures, windows
 from shared.data.views.pair import make_views
 from shared.errors import ConfigError
+from tests.naming import naming
 
 SHAPES = [(6, 3, 32, 32), (6, 1, 8, 8), (6, 9, 128), (6, 12)]
 
@@ -78,7 +79,7 @@ def test_a_cutout_takes_half_a_side_and_less_at_an_edge():
 
 
 def test_pictures_that_were_standardised_are_refused():
-    with pytest.raises(ConfigError, match="take mean and std out"):
+    with pytest.raises(ConfigError, match=naming("mean", "std")):
         make_views(draw((2, 3, 8, 8)) - 0.5, ("weak",), 1)
 
 
