@@ -13,6 +13,7 @@ from shared import config
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.transport.base import Broker
+from tests.naming import names_all, naming
 
 
 class Wired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wired", tag_field="kind"):
@@ -69,33 +70,30 @@ def test_toml_and_json_read_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "problem", "remedy"),
+    ("text", "named"),
     [
-        (GOOD + "round = 1", "top level", "unknown field `round`", "remove it or correct its spelling (known: name,"),
-        (GOOD + "[broker]\nhots = 1", "broker", "unknown field `hots`", "remove it or correct its spelling"),
-        (GOOD + 'rate = "fast"', "rate", "Expected `float`, got `str`", "correct the value"),
-        (GOOD + "rate = true", "rate", "Expected `float`, got `bool`", "correct the value"),
-        ('name = "x"\nrounds = 1.5', "rounds", "Expected `int`, got `float`", "correct the value"),
-        ("name = 1979-05-27\nrounds = 1", "name", "Expected `str`, got `date`", "correct the value"),
-        (GOOD + "[broker]\nport = '1883'", "broker.port", "Expected `int`, got `str`", "correct the value"),
-        (GOOD + "[broker]\nversion = 4", "broker.version", "Invalid enum value 4", "correct the value: use 3 or 5"),
-        (GOOD + "broker = 5", "broker", "Expected `object`, got `int`", "correct the value"),
-        ("rounds = 3", "top level", "missing required field `name`", "add it"),
-        (GOOD + "[data]\npath = 'x'", "data", "missing required field `source`", "add it"),
-        (GOOD + "[data]\nsource = 'digits'\nholdout = 1.5", "data", "holdout must be in [0, 1), not 1.5", "correct"),
-        (GOOD + "[broker]\nport = 99999", "broker.port", "Expected `int` <= 65535", "correct the value"),
-        (GOOD + "[broker]\nport = 0", "broker.port", "Expected `int` >= 1", "correct the value"),
-        (GOOD + "[broker]\nhost = ''", "broker.host", "Expected `str` of length >= 1", "correct the value"),
-        (GOOD + "[broker]\nkeepalive_s = 70000", "broker.keepalive_s", "Expected `int` <= 65535", "correct the value"),
-        ("", "top level", "missing required field `name`", "add it"),
+        (GOOD + "round = 1", ["round", "name", "rounds"]),
+        (GOOD + "[broker]\nhots = 1", ["broker", "hots", "host"]),
+        (GOOD + 'rate = "fast"', ["rate", "float", "str"]),
+        (GOOD + "rate = true", ["rate", "float", "bool"]),
+        ('name = "x"\nrounds = 1.5', ["rounds", "int", "float"]),
+        ("name = 1979-05-27\nrounds = 1", ["name", "str", "date"]),
+        (GOOD + "[broker]\nport = '1883'", ["broker.port", "int", "str"]),
+        (GOOD + "[broker]\nversion = 4", ["broker.version", 4, 3, 5]),
+        (GOOD + "broker = 5", ["broker", "object", "int"]),
+        ("rounds = 3", ["name"]),
+        (GOOD + "[data]\npath = 'x'", ["data", "source"]),
+        (GOOD + "[data]\nsource = 'digits'\nholdout = 1.5", ["data", "holdout", "[0, 1)", 1.5]),
+        (GOOD + "[broker]\nport = 99999", ["broker.port", "int", 65535]),
+        (GOOD + "[broker]\nport = 0", ["broker.port", "int", 1]),
+        (GOOD + "[broker]\nhost = ''", ["broker.host", "str", 1]),
+        (GOOD + "[broker]\nkeepalive_s = 70000", ["broker.keepalive_s", "int", 65535]),
+        ("", ["name"]),
     ],
 )
-def test_a_wrong_key_or_value(mistake, text, key, problem, remedy):
-    """First the key, then what is wrong with it, then what to do."""
-    said = mistake(text)
-    assert said.startswith(f"{key}: ")
-    assert problem in said
-    assert f"; {remedy}" in said
+def test_a_wrong_key_or_value(mistake, text, named):
+    """The key, its value or type, and what it may be."""
+    assert names_all(mistake(text).splitlines()[0], *named)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,6 @@ def test_not_toml(mistake, text):
     """The parser's own words name the line."""
     said = mistake(text)
     assert "line" in said or "end of document" in said
-    assert said.endswith("; correct that line")
 
 
 def test_every_mistake_has_a_line(mistake):
@@ -140,18 +137,22 @@ def test_every_mistake_has_a_line(mistake):
     [[links]]
     kind = "wires"
     """
-    assert [line.partition(";")[0] for line in mistake(text).split("\n")] == [
-        "name: Expected `str`, got `int`",
-        "top level: Object contains unknown field `rat`",
-        "broker.port: Expected `int`, got `str`",
-        "broker: Object contains unknown field `hots`",
-        "data.path: Expected `str`, got `int`",
-        "data: Object missing required field `source`",
-        "links[0].mbit_s: Expected `float`, got `str`",
-        "links[0]: Object contains unknown field `mbits`",
-        "links[1].kind: Invalid value 'wires'",
-        "top level: Object missing required field `rounds`",
+    faults = [
+        ("name", "str", "int"),
+        ("rat",),
+        ("broker.port", "int", "str"),
+        ("broker", "hots"),
+        ("data.path", "str", "int"),
+        ("data", "source"),
+        ("links[0].mbit_s", "float", "str"),
+        ("links[0]", "mbits"),
+        ("links[1].kind", "'wires'"),
+        ("rounds",),
     ]
+    lines = mistake(text).splitlines()
+    assert len(lines) == len(faults)
+    for line, named in zip(lines, faults, strict=True):
+        assert names_all(line, *named)
 
 
 def test_no_more_mistakes_are_listed_than_somebody_reads(mistake):
@@ -159,41 +160,41 @@ def test_no_more_mistakes_are_listed_than_somebody_reads(mistake):
 
 
 def test_not_json(mistake):
-    assert mistake("{", ".json").endswith("; correct that line")
-    assert mistake('{"name": 1}', ".json").startswith("name: Expected `str`, got `int`")
+    assert mistake("{", ".json")
+    assert names_all(mistake('{"name": 1}', ".json"), "name", "str", "int")
 
 
 def test_not_text(mistake):
-    assert mistake(b"name = '\xff\xfe'").startswith("cannot be read as UTF-8 text")
+    assert names_all(mistake(b"name = '\xff\xfe'"), "UTF-8", "0xff")
 
 
 @pytest.mark.parametrize(
-    ("text", "suffix", "problem"),
+    ("text", "suffix", "named"),
     [
-        ("name = " + "[" * 5000, ".toml", "within one another beyond all measure; flatten them"),
-        ("name = " + "{a=" * 5000, ".toml", "within one another beyond all measure; flatten them"),
-        ("a." * 30_000 + "a = 1", ".toml", "a key of more than 64 parts"),
-        ("[" + "a." * 64 + "a]", ".toml", "a key of more than 64 parts"),
-        ('"a.b" . ' * 64 + "c = 1", ".toml", "a key of more than 64 parts"),
-        ("rounds = " + "1" * 5000, ".toml", "an integer of more than 64 bits"),
-        ('name = "x"\nrounds = 0x' + "f" * 17, ".toml", "an integer of more than 64 bits"),
-        ('{"name": "x", "rounds": 1' + "0" * 30 + "}", ".json", "an integer of more than 64 bits"),
-        ('{"rounds": 1' + "0" * 5000 + "}", ".json", "rounds: Integer value out of range"),
-        ("[" * 100_000, ".json", "Expected `object`, got `array`"),
-        ('{"x":' * 100_000, ".json", "unknown field `x`"),
-        (r'{"name": "\ud800"}', ".json", "; correct that line"),
-        (r'name = "\ud800"', ".toml", "not a Unicode scalar value"),
-        (r'"a\nb\u001b[2J" = 1', ".toml", r"unknown field `a\nb\x1b[2J`"),
-        ("#" * (config.MAX_BYTES + 1), ".toml", "more than 1048576 bytes"),
+        ("name = " + "[" * 5000, ".toml", []),
+        ("name = " + "{a=" * 5000, ".toml", []),
+        ("a." * 30_000 + "a = 1", ".toml", [64]),
+        ("[" + "a." * 64 + "a]", ".toml", [64]),
+        ('"a.b" . ' * 64 + "c = 1", ".toml", [64]),
+        ("rounds = " + "1" * 5000, ".toml", [64]),
+        ('name = "x"\nrounds = 0x' + "f" * 17, ".toml", [64]),
+        ('{"name": "x", "rounds": 1' + "0" * 30 + "}", ".json", [64]),
+        ('{"rounds": 1' + "0" * 5000 + "}", ".json", ["rounds"]),
+        ("[" * 100_000, ".json", ["object", "array"]),
+        ('{"x":' * 100_000, ".json", ["`x`"]),
+        (r'{"name": "\ud800"}', ".json", []),
+        (r'name = "\ud800"', ".toml", ["Unicode scalar"]),  # the parser's words
+        (r'"a\nb\u001b[2J" = 1', ".toml", [r"`a\nb\x1b[2J`"]),
+        ("#" * (config.MAX_BYTES + 1), ".toml", [config.MAX_BYTES]),
     ],
     ids=lambda value: repr(value)[:24],
 )
-def test_what_no_parser_should_be_given(mistake, text, suffix, problem):
+def test_what_no_parser_should_be_given(mistake, text, suffix, named):
     """Nesting, numbers, keys and lengths beyond all measure: refused in few lines, soon, and without much memory."""
     tracemalloc.start()
     try:
         began = time.process_time()
-        assert problem in mistake(text, suffix)
+        assert names_all(mistake(text, suffix), *named)
         assert time.process_time() - began < 60  # the dotted key took 17 s, which alone proves nothing, and 4 GB
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
@@ -201,7 +202,7 @@ def test_what_no_parser_should_be_given(mistake, text, suffix, problem):
 
 
 def test_a_file_is_not_read_to_its_end_if_it_has_none():
-    with pytest.raises(ConfigError, match="more than 1048576 bytes; give the path of a configuration"):
+    with pytest.raises(ConfigError, match=naming("/dev/zero", config.MAX_BYTES)):
         config.read(Path("/dev/zero"), Plan)
 
 
@@ -213,7 +214,7 @@ def test_a_key_of_some_parts_and_a_line_of_dots_are_read(tmp_path):
 
 
 def test_no_such_file_and_a_folder(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent\.toml: no such file; give the path of an existing TOML file$"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "absent.toml")):
         config.read(tmp_path / "absent.toml", Plan)
-    with pytest.raises(ConfigError, match=r"cannot be read as UTF-8 text .*; fix the file or its permissions$"):
+    with pytest.raises(ConfigError, match=naming(tmp_path, "Is a directory")):
         config.read(tmp_path, Plan)

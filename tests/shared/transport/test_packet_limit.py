@@ -29,6 +29,7 @@ from shared.transport.packet_limit import (
 )
 from shared.transport.simulated_link import Link, Rate
 from tests.machine import configured, free_port
+from tests.naming import naming
 
 KIB = 1024
 
@@ -111,7 +112,7 @@ def test_a_broker_that_announces(tmp_path, real):
                 connection, most = device.connection, device.max_payload_bytes
                 assert most == 64 * KIB - ROOM_BYTES
                 for assured in (True, False):
-                    with pytest.raises(TooLarge, match=f"{most + 1} bytes for x, and this broker takes {most}"):
+                    with pytest.raises(TooLarge, match=naming(most + 1, "x", most)):
                         await device.publish("x", bytes(most + 1), assured=assured)
                     await device.publish("x", bytes(most), assured=assured)
                     assert len((await anext(inbox))[1]) == most
@@ -146,7 +147,7 @@ def test_a_broker_that_only_closes_the_connection(tmp_path, real, caplog, assure
                 assert device.max_payload_bytes == 64 * KIB
 
     real(use())
-    assert [record.args for record in caplog.records if "seems to refuse" in record.message] == [
+    assert [record.args for record in caplog.records if record.args and isinstance(record.args[0], int)] == [
         (256 * KIB, 128 * KIB),
         (128 * KIB, 64 * KIB),
     ]
