@@ -175,12 +175,12 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "memory":
         yield Network()
         return
-    if request.param == "mosquitto" and not broker.mosquitto():
+    if request.param == "mosquitto" and not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
     folder, embedded = tmp_path_factory.mktemp("broker"), request.param == "embedded"
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder, embedded=embedded)))
+        running = runner.run(stack.enter_async_context(broker.run_private_broker(folder, embedded=embedded)))
         assert running.kind == request.param
         yield Network(Broker(port=running.port, version=3 if embedded else 5), runner)
         runner.run(stack.aclose())
@@ -230,10 +230,10 @@ def brokers(tmp_path_factory) -> Iterator[Callable[[str], int]]:
         stack, ports = AsyncExitStack(), {}
 
         def port(kind: str) -> int:
-            if kind == "mosquitto" and not broker.mosquitto():
+            if kind == "mosquitto" and not broker.find_mosquitto():
                 pytest.skip("mosquitto is not installed")
             if kind not in ports:
-                started = broker.running(tmp_path_factory.mktemp(kind), embedded=kind == "embedded")
+                started = broker.run_private_broker(tmp_path_factory.mktemp(kind), embedded=kind == "embedded")
                 ports[kind] = runner.run(stack.enter_async_context(started)).port
             return ports[kind]
 
@@ -286,7 +286,7 @@ class Mortal:
     @asynccontextmanager
     async def alive(self) -> AsyncIterator[PrivateBroker]:
         """Run it while the block lasts, or until it is killed."""
-        async with broker.running(self.folder, port=self.port, embedded=self.kind == "embedded") as running:
+        async with broker.run_private_broker(self.folder, port=self.port, embedded=self.kind == "embedded") as running:
             yield running
 
     def transport(self, client_id: str, **options: Any) -> MqttTransport:
@@ -310,6 +310,6 @@ def kill_broker() -> Callable[[PrivateBroker], Coroutine[Any, Any, None]]:
 def mortal(request, tmp_path) -> Mortal:
     """Return a broker of every kind in turn."""
     kind, version = KINDS[request.param]
-    if kind == "mosquitto" and not broker.mosquitto():
+    if kind == "mosquitto" and not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
     return Mortal(tmp_path, kind, version, free_port())

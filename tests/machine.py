@@ -224,7 +224,7 @@ def _own_ports() -> Iterator[int]:
 @asynccontextmanager
 async def configured(folder: Path, *lines: str, port: int = 0) -> AsyncIterator[PrivateBroker]:
     """Run it on loopback while the block lasts, with these lines of configuration besides the necessary ones."""
-    program = broker.mosquitto()
+    program = broker.find_mosquitto()
     if not program:
         pytest.skip("mosquitto is not installed")
     port = port or free_port()

@@ -16,7 +16,7 @@ from tests.edge_server.textbook import require_equal
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 NETWORK = """

@@ -14,7 +14,7 @@ from tests.edge_server.processes import PATIENCE_S, Field, until, waiting
 
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 

@@ -20,7 +20,7 @@ from tests.machine import free_port
 
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 
@@ -68,7 +68,7 @@ async def listening(link: netns.SlowLink, folder: Path) -> AsyncIterator[int]:
     settings = folder / "mosquitto.conf"
     settings.write_text(f"listener {port} {link.address}\nallow_anonymous true\nset_tcp_nodelay true\nuser root\n")
     process: Process = await asyncio.create_subprocess_exec(
-        str(broker.mosquitto()), "-c", str(settings), stdout=PIPE, stderr=PIPE
+        str(broker.find_mosquitto()), "-c", str(settings), stdout=PIPE, stderr=PIPE
     )
     try:
         for _ in range(1200):

@@ -25,7 +25,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 NETWORK = {"features": 64, "hidden": 8, "classes": 10}
 TOLERANCE = 1e-5

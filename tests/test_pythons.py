@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from edge_server.fleet.view import watch_site
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import until
@@ -102,7 +102,7 @@ def test_an_agent_connects_and_keeps_little(python, tmp_path):
     """
 
     async def story() -> float:
-        async with running(tmp_path) as broker, watch_site(Broker(port=broker.port), "lab") as look:
+        async with run_private_broker(tmp_path) as broker, watch_site(Broker(port=broker.port), "lab") as look:
             config = tmp_path / "agent.toml"
             config.write_text(
                 f'device = "pi"\nsite = "lab"\nstate_dir = "{tmp_path / "state"}"\n[broker]\nport = {broker.port}\n'

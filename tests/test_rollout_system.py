@@ -44,7 +44,7 @@ pytest.importorskip("onnxruntime")
 triton = pytest.importorskip("tritonclient.http")
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 TRAINING, BOARDS = ("nano-0", "nano-1"), ("nano-0", "nano-1", "pi-0", "pi-1")
 CLASSES, TOLERANCE = 10, 1e-4

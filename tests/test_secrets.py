@@ -127,7 +127,7 @@ async def strict_broker(site: LiveSite, passwords: dict[str, str]) -> AsyncItera
     (folder / "strict.conf").write_text("\n".join([*lines, ""]))
     with (folder / "strict.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(str(broker.mosquitto()), "-v", "-c", str(folder / "strict.conf")), stdout=log, stderr=log
+            *(str(broker.find_mosquitto()), "-v", "-c", str(folder / "strict.conf")), stdout=log, stderr=log
         )
     try:
         await broker.wait_until_listening(process, port, folder / "strict.log")

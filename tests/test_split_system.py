@@ -18,7 +18,7 @@ OPTIONS = f"period = {STEPS}, sparsity = 0.3, bits = 8, drop = 0.3"
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 

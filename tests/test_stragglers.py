@@ -14,7 +14,7 @@ from tests.edge_server.processes import Field, until
 
 DEADLINE_S = 3.0
 
-pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.mosquitto(), reason="mosquitto is not installed")]
+pytestmark = [pytest.mark.broker, pytest.mark.skipif(not broker.find_mosquitto(), reason="mosquitto is not installed")]
 
 
 class Roof(Field):

@@ -37,7 +37,7 @@ DEVICES = ("device-0", "device-1")
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 

@@ -26,7 +26,7 @@ from tests.edge_server.textbook import require_equal
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 HIDDEN, MODEL_BYTES = 6_660, 4 * (6_660 * 75 + 10)
@@ -101,7 +101,7 @@ def test_what_has_come_does_not_come_again(tmp_path):
         round="deadline_s = 80",
     )
     with asyncio.Runner() as runner, ExitStack() as stack:
-        context = broker.running(tmp_path)
+        context = broker.run_private_broker(tmp_path)
         real = runner.run(context.__aenter__())
         stack.callback(lambda: runner.run(context.__aexit__(None, None, None)))
         counted, loop = stack.enter_context(relayed(real.port))

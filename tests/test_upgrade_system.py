@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 300.0
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
     pytest.mark.skipif(platform.machine() not in ARCHES, reason="no packages are made for this processor"),
 ]
 
@@ -93,7 +93,7 @@ def test_a_version_is_cut_off_in_its_trial_goes_on_and_is_kept_and_one_that_neve
         await asyncio.to_thread(upgrade_and_fail, board, config, board.folder / "nowhere/agent.toml")
 
     async def go() -> None:
-        async with broker.running(board.folder / "broker") as running:
+        async with broker.run_private_broker(board.folder / "broker") as running:
             await story(running.port)
 
     for name in ("broker", "nowhere"):

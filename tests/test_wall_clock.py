@@ -82,7 +82,7 @@ def a_server_without_devices(folder: Path) -> Iterator[Callable[[], list[RoundCl
     store.close()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        running = runner.run(stack.enter_async_context(broker.running(folder)))
+        running = runner.run(stack.enter_async_context(broker.run_private_broker(folder)))
         keys = {
             "plan": "plan.toml",
             "site": "lab",
@@ -111,7 +111,7 @@ def module(word: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
 def test_a_live_trial_under_jumping_clocks_is_as_any_other(clocks, tmp_path):
     """Server, agents and trainers: every update counts, the model has the replay's bits, no second is an hour."""
     plan = write_plan(tmp_path, rounds=2, cohort="min_devices = 1", **TINY)

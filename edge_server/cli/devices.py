@@ -11,9 +11,17 @@ from pathlib import Path
 
 import msgspec
 
+from edge_server.fleet.device_rows import Device, device_rows
 from edge_server.fleet.forget import forget_retained
-from edge_server.fleet.tables import absences_table, devices_table, model_lines, plot, readings_table, short_text
-from edge_server.fleet.view import Device, Look, device_rows, watch_site
+from edge_server.fleet.tables import (
+    absences_table,
+    devices_table,
+    model_lines,
+    plot_readings,
+    readings_table,
+    short_text,
+)
+from edge_server.fleet.view import RetainedView, watch_site
 from edge_server.gateway.revocation.denied import read_denied
 from edge_server.journal.report_history import FILE, KeptReport, forget_history, latest_reports, reading_history
 from edge_server.plan.server_config import load
@@ -95,7 +103,7 @@ async def _show(options: argparse.Namespace) -> None:
     return await _repeat(options, path, None)
 
 
-async def _repeat(options: argparse.Namespace, path: Path, look: Look | None, gateway: str = "") -> None:
+async def _repeat(options: argparse.Namespace, path: Path, look: RetainedView | None, gateway: str = "") -> None:
     while True:
         now_utc_s = utc_seconds()
         kept = _kept(path, required=look is None)
@@ -174,7 +182,7 @@ def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc
     drawn: list[str] = []
     if options.plot:
         since = now_utc_s - options.hours * HOUR_S
-        drawn = plot(options.plot, _history(options, path, found[0], now_utc_s), since, now_utc_s)
+        drawn = plot_readings(options.plot, _history(options, path, found[0], now_utc_s), since, now_utc_s)
     write_text(sys.stdout, devices_table(found))
     if not options.device:
         return

@@ -1,1 +1,1 @@
-"""The devices of a site: the hub on the network, who is there, and what each measured."""
+"""The devices of a site: message hub, presence, reports and membership."""

@@ -1,11 +1,12 @@
-"""Flood protection: a token bucket and a bounded queue for each device, served in turn, before anything is decoded.
+"""Flood protection: per-device token buckets and bounded queues before decoding.
 
-Whatever one device sends, the others' messages wait behind at most one of its own, and what waits of it takes a
-bounded part of memory. What is beyond its rate is dropped: an honest device says it again.
+A device's messages delay those of the others by at most one of its own, and its queue has bounded memory. Messages
+above its rate are dropped: an honest device repeats them.
 
-A broker forwards faster than it is read, and what it queues for one client is one queue: there the others' messages
-wait behind a flood, or are dropped. So a channel is closed to a device that sends too much of no use on it: the server
-subscribes to all others by name until that time is over, and drops what is still on its way before it is a message.
+A broker forwards faster than the server reads, and queues for one client in one queue: there other devices' messages
+wait behind a flood, or are dropped. So a channel is closed to a device that sends too many useless messages on it: the
+server unsubscribes from that device for a while (see `subscriptions`) and drops what is still in flight before decoding
+it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import WireError
 from shared.protocol.inference.collaborative import FROM_DEVICE
-from shared.protocol.topics import ANY, is_name, parse_channel, parse_device, topic
+from shared.protocol.topics import is_name, parse_channel, parse_device
 from shared.runtime.clock import Clock
-from shared.runtime.executor import background
 from shared.transfer.frames import HEADER_BYTES, is_frame
-from shared.transport.base import Delivery, Transport
+from shared.transport.base import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -34,79 +33,78 @@ MOST_BYTES: Mapping[str, int] = {
     "update": 64 << 10,
     "features": 8 << 10,
 }
-"""The channels, and the longest message of each. Frames are bounded by what waits of them."""
+"""The subscribed channels, with the longest message of each. Frames are bounded by their queue."""
 
 FRAMED = ("update", "features", FROM_DEVICE)
 PACKET_BYTES = 1 << 10
-"""What MQTT adds to a payload: its header, the topic."""
+"""MQTT overhead of a payload: header and topic."""
 
 MESSAGES, MESSAGES_PER_S = 2000.0, 1000.0
 BYTES, BYTES_PER_S = float(8 << 20), float(1 << 20)
-"""What a device may say at once, and for ever; a split session of small steps takes some 300 messages a second."""
+"""Burst and sustained rate of a device; a split session of small steps takes some 300 messages a second."""
 
 RARE, RARE_PER_S = 64.0, 4.0
-"""Births, deaths and reports of one device, at once and for ever: each is told to everybody, and logged or kept."""
+"""Burst and rate of a device's births, deaths and reports: each one notifies all listeners, and is logged or stored."""
 
 SELDOM = ("status", "report")
 
 REFUSED = 20.0
-"""Messages as which one counts that was read in vain: who sends nothing of use is read twenty times more rarely."""
+"""Price of a refused message, in messages: a device that sends only garbage is read twenty times more rarely."""
 
 WASTED_MESSAGES, WASTED_PER_S = 512.0, 256.0
-"""What of no use a device may send at once, and for ever; beyond that, or beyond the bytes, a channel is closed to it.
-An accident explains it: a window of late frames, a hundred failures of a run that is no more, each said again."""
+"""Burst and rate of a device's useless messages, above which a channel is closed to it. They occur by accident, too: a
+window of late frames, or a hundred repeated failures of a finished run.
+"""
 
 AFTERWARDS = 32.0
-"""Of these, what is left to a device when its time is over: a flood that goes on is known by as many messages."""
+"""Remaining useless messages after a closure: a flood that continues is detected after this many."""
 
 WAITING_MESSAGES, WAITING_BYTES = 512, 256 << 20
-"""Most messages of one device that wait, and most bytes of all devices."""
+"""Most queued messages of one device, and most queued bytes of all devices."""
 
 MOST_DEVICES, MOST_STRANGERS = 1 << 14, 64
-"""Names that are told apart: anybody may connect under any number of them where the broker lets him."""
+"""Most distinct names: where the broker permits it, anybody can connect under any number of names."""
 
 FROM_STRANGERS = ("status", "update")
-"""What is heard of devices that the plan does not name: that they are there, and updates of earlier runs to settle."""
+"""Channels accepted from devices outside the plan: presence, and updates of earlier runs that must be settled."""
 
 CLOSED_S, LONGEST_CLOSED_S = 10.0, 600.0
-"""Seconds for which a channel is closed to a device: twice as long each time, until it behaves for the longest."""
+"""Seconds for which a channel is closed to a device: doubled each time, reset after the longest without a flood."""
 
-LOOK_S = 1.0
-"""Between two looks at who else has come, while a channel is closed to somebody."""
 
 REPORTS_BYTES = 32 << 20
-"""Of the last reports of all devices, as they came."""
+"""Bound on the last reports of all devices, in encoded bytes."""
 
 BREATH = 64
-"""Deliveries after which whatever else the process has to do gets its turn."""
+"""Deliveries after which other tasks of the event loop run."""
 
 
 def longest_packet(frame_bytes: int) -> int:
-    """Return the bytes of the longest packet that a device has reason to send, where frames carry so many."""
+    """Return the length of the longest legitimate packet of a device, in bytes."""
     return max(frame_bytes, *MOST_BYTES.values()) + HEADER_BYTES + PACKET_BYTES
 
 
 @dataclass
 class _Bucket:
-    """Tokens that are spent and come back at a rate."""
+    """Token bucket."""
 
     most: float
     per_s: float
-    left: float
+    tokens: float
     since: float
 
     def take(self, amount: float, now: float) -> bool:
-        self.left = min(self.most, self.left + self.per_s * (now - self.since))
+        self.tokens = min(self.most, self.tokens + self.per_s * (now - self.since))
         self.since = now
-        if self.left < amount:
+        if self.tokens < amount:
             return False
-        self.left -= amount
+        self.tokens -= amount
         return True
 
 
 @dataclass
 class _Sender:
-    """One device: what it may say still, and what of it waits."""
+    """Buckets and queue of one device."""
 
     device: str
     messages: _Bucket
@@ -116,23 +114,23 @@ class _Sender:
     wasted_bytes: _Bucket
     closures: int = 0
     closed_until: float = 0.0
-    waiting: deque[Delivery] = field(default_factory=deque)
+    queue: deque[Delivery] = field(default_factory=deque)
     waiting_bytes: int = 0
     report_bytes: int = 0
 
 
 class Admission:
-    """What the devices of a site say, in the order of each, theirs in turn.
+    """Admission control: an iterator over deliveries, round-robin over devices, in order for each.
 
     Args:
-        clock: Monotonic seconds.
-        refuse: Is told of what is dropped, and whose it was.
-        window_bytes: Most bytes of frames that a device is asked for at once.
-        takes: Whether a device may take part; of another one only a little is heard.
-        channels: Those that are heard, and the longest message of each.
+        clock: Time source, in monotonic seconds.
+        refuse: Called with the device and the error of each dropped message.
+        window_bytes: Most bytes of frames that are requested from a device at once.
+        takes: Returns true for participants; few messages are accepted from other devices.
+        channels: Accepted channels, with the longest message of each.
 
     Attributes:
-        closes: Set when a channel was closed to a device.
+        closes: Set when a channel is closed to a device.
     """
 
     def __init__(
@@ -152,25 +150,24 @@ class Admission:
         self._turns: deque[_Sender] = deque()
         self._waiting_bytes = self._reports_bytes = 0
         self._closed: dict[str, dict[str, float]] = {channel: {} for channel in channels}
-        self._came, self.closes = asyncio.Event(), asyncio.Event()
+        self._arrival, self.closes = asyncio.Event(), asyncio.Event()
         self._breath = 0
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait to be read."""
+        """Bytes queued but not read yet."""
         return self._waiting_bytes
 
-    def charge(self, device: str) -> None:
-        """Count a message that was refused once more, and dearly."""
+    def penalize(self, device: str) -> None:
+        """Charge a device extra for a refused message."""
         if sender := self._senders.get(device):
-            sender.messages.left = max(0.0, sender.messages.left - REFUSED)
+            sender.messages.tokens = max(0.0, sender.messages.tokens - REFUSED)
 
-    def waste(self, device: str, channel: str, size: int) -> None:
-        """Count what came and was of no use; close the channel to who sends more of that than an accident explains.
+    def count_useless(self, device: str, channel: str, size: int) -> None:
+        """Count a useless message; close the channel to a device that exceeds the tolerated rate.
 
         Args:
-            channel: On which it came.
-            size: Its bytes.
+            size: Payload length in bytes.
         """
         sender, closed = self._senders.get(device) or self._begin(device), self._closed.get(channel)
         now = self._clock()
@@ -184,9 +181,9 @@ class Admission:
         sender.closures += 1
         closed[device] = sender.closed_until = now + seconds
         sender.wasted = _Bucket(WASTED_MESSAGES, WASTED_PER_S, AFTERWARDS, now + seconds)
-        how = f"not heard there for {seconds:.0f} s, and for twice as long each time that it goes on"
+        explanation = f"not heard there for {seconds:.0f} s, and for twice as long each time that it goes on"
         level = logging.WARNING if sender.closures == 1 else logging.INFO
-        log.log(level, "%s floods %s with what nobody asked for: %s", device, channel, how)
+        log.log(level, "%s floods %s with what nobody asked for: %s", device, channel, explanation)
         self.closes.set()
 
     def closed_to(self, channel: str) -> set[str]:
@@ -196,29 +193,28 @@ class Admission:
         return set(self._closed[channel])
 
     def has_room(self, device: str, channel: str, size: int) -> bool:
-        """Tell whether a frame of a device may come, as far as what waits of it tells.
+        """Return true if a device's queue has room for a frame.
 
         Args:
-            channel: On which it comes.
-            size: Its bytes.
+            size: Payload length in bytes.
         """
         sender = self._senders.get(device)
         return channel in FRAMED and sender is not None and sender.waiting_bytes + size <= self._device_bytes
 
     def put(self, delivery: Delivery) -> None:
-        """Take what came, or drop it and say why; called for every message, so it decodes nothing."""
+        """Queue a delivery or drop it; called for every message, so it decodes nothing."""
         name, data = delivery
         device, channel = parse_device(name), parse_channel(name)
         sender = self._senders.get(device) or self._begin(device)
         if sender and (channel in FROM_STRANGERS or device not in self._strangers):
-            if why := self._objection(sender, channel, data):
+            if why := self._find_objection(sender, channel, data):
                 self._refuse(device, why)
-                self.waste(device, channel, len(data))
+                self.count_useless(device, channel, len(data))
             else:
                 self._queue(sender, delivery)
 
     def _begin(self, device: str) -> _Sender | None:
-        """Return the account of a device that is new here; None of one that cannot be."""
+        """Create the account of a new device; None if its name is invalid or there are too many."""
         if not is_name(device):
             return None  # the server's own topics
         is_stranger = not self._takes(device)
@@ -239,8 +235,8 @@ class Admission:
         )
         return sender
 
-    def _objection(self, sender: _Sender, channel: str, data: bytes) -> WireError | None:
-        """Return why a message is dropped; None where it is taken, which is then counted."""
+    def _find_objection(self, sender: _Sender, channel: str, data: bytes) -> WireError | None:
+        """Return why a message is dropped; None if it is accepted, after charging it."""
         size = len(data)
         if not (channel in FRAMED and is_frame(data)):
             if size > (most := self.channels.get(channel, 0)):
@@ -252,13 +248,13 @@ class Admission:
                 return WireError(f"more than {RARE_PER_S:.0f} births, deaths and reports a second", reason="flood")
             if channel == "report" and not self._account_report(sender, size):
                 return WireError(f"reports of more than {REPORTS_BYTES} bytes in all", reason="oversized")
-        over = sender.waiting_bytes + size > self._device_bytes or len(sender.waiting) >= WAITING_MESSAGES
+        over = sender.waiting_bytes + size > self._device_bytes or len(sender.queue) >= WAITING_MESSAGES
         if over or self._waiting_bytes + size > WAITING_BYTES:
             return WireError("more than is read at once", reason="flood")
         return None
 
     def _account_report(self, sender: _Sender, size: int) -> bool:
-        """Count a device's last report; tell whether there is room for it."""
+        """Account for a device's last report; return false if there is no room for it."""
         total = self._reports_bytes + size - sender.report_bytes
         if total > REPORTS_BYTES:
             return False
@@ -266,90 +262,30 @@ class Admission:
         return True
 
     def _queue(self, sender: _Sender, delivery: Delivery) -> None:
-        if not sender.waiting:
+        if not sender.queue:
             self._turns.append(sender)
-        sender.waiting.append(delivery)
+        sender.queue.append(delivery)
         size = len(delivery[1])
         sender.waiting_bytes += size
         self._waiting_bytes += size
-        self._came.set()
+        self._arrival.set()
 
     def __aiter__(self) -> Admission:
         return self
 
     async def __anext__(self) -> Delivery:
-        """Wait for the next delivery; it never ends."""
+        """Wait for the next delivery; the iterator never ends."""
         self._breath += 1
         if self._breath % BREATH == 0:
             await asyncio.sleep(0)
         while not self._turns:
-            self._came.clear()
-            await self._came.wait()
+            self._arrival.clear()
+            await self._arrival.wait()
         sender = self._turns.popleft()
-        delivery = sender.waiting.popleft()
+        delivery = sender.queue.popleft()
         size = len(delivery[1])
         sender.waiting_bytes -= size
         self._waiting_bytes -= size
-        if sender.waiting:
+        if sender.queue:
             self._turns.append(sender)
         return delivery
-
-
-@dataclass
-class Subscriptions:
-    """Lets an admission hear all devices; where a channel is closed to one, all others by name.
-
-    Attributes:
-        admission: Takes what they say.
-        known: Returns the devices that have been heard of.
-        closed_topics: Where the topics are noted that are closed now, for the transport.
-    """
-
-    transport: Transport
-    site: str
-    admission: Admission
-    known: Callable[[], Iterable[str]]
-    closed_topics: set[bytes]
-    _opened: dict[str, tuple[list[str], AsyncExitStack]] = field(default_factory=dict)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Hear devices while the block lasts."""
-        try:
-            await self._renew()
-            async with background(self._watch()):
-                yield
-        finally:
-            for _, stack in self._opened.values():
-                await stack.aclose()
-
-    async def _watch(self) -> None:
-        while True:
-            is_closed = any(heard != [ANY] for heard, _ in self._opened.values())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if is_closed else None):
-                    await self.admission.closes.wait()
-            self.admission.closes.clear()
-            await self._renew()
-
-    async def _renew(self) -> None:
-        """Subscribe anew where others are to be heard than are."""
-        closed = {channel: self.admission.closed_to(channel) for channel in self.admission.channels}
-        topics = {topic(self.site, device, channel).encode() for channel in closed for device in closed[channel]}
-        self.closed_topics.clear()
-        self.closed_topics.update(topics)
-        for channel, silent in closed.items():
-            heard = sorted(set(self.known()) - silent) if silent else [ANY]
-            before, left = self._opened.get(channel, ([], AsyncExitStack()))
-            if heard != before:
-                self._opened[channel] = heard, AsyncExitStack()
-                hearing = asyncio.create_task(self._hear(heard, channel, self._opened[channel][1]), name="hear")
-                await asyncio.sleep(0)  # the new subscription is on its way before the end of the old one: no gap
-                await left.aclose()
-                await hearing
-
-    async def _hear(self, devices: list[str], channel: str, stack: AsyncExitStack) -> None:
-        if devices:
-            names = (topic(self.site, device, channel) for device in devices)
-            inbox = await stack.enter_async_context(self.transport.subscribe(*names))
-            inbox.divert(self.admission.put)

@@ -1,7 +1,7 @@
-"""Answers that nobody waits for: refusals and other words to a device that it will cause again if they are lost.
+"""Best-effort replies to devices (fire and forget), rate-limited per device.
 
-So a device that is answered slowly, or says the same again and again, keeps no other waiting: few answers are under
-way at once, and each device gets so many in a while and no more.
+A lost reply is harmless: the device repeats the message that causes it. A device that is slow, or repeats itself,
+delays no other one: few replies are in flight at once, and each device has a rate limit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from shared.transport.base import Transport
 log = logging.getLogger(__name__)
 
 OVER = (1 << 31) - 1
-"""As the number of a step: the session is over."""
+"""Step number meaning that the session is over."""
 
 BURST, PER_S = 32.0, 8.0
-"""Answers that a device is given at once, and for ever."""
+"""Burst and rate of replies to one device."""
 UNDER_WAY = 64
 
 
 @dataclass
 class Answers:
-    """What is being said to devices.
+    """Rate-limited replies.
 
     Attributes:
-        clock: Monotonic seconds.
+        clock: Time source, monotonic seconds.
     """
 
     site: str
@@ -42,25 +42,25 @@ class Answers:
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
     def tell(self, device: str, channel: str, message: Message, cost: float = 1.0) -> None:
-        """Say something to a device, without waiting until the broker has it; no more than it is due.
+        """Send a reply without waiting for the broker, within the device's rate limit.
 
         Args:
-            message: What; what is lost, the device causes anew.
-            cost: As how many answers it counts.
+            message: If lost, the device triggers it again.
+            cost: Price of the reply, in replies.
         """
         if len(self._under_way) < UNDER_WAY and self.is_due(device, cost):
-            telling = asyncio.create_task(self._publish(topic(self.site, device, channel), message), name="answer")
-            self._under_way.add(telling)
-            telling.add_done_callback(self._under_way.discard)
+            sending = asyncio.create_task(self._publish(topic(self.site, device, channel), message), name="answer")
+            self._under_way.add(sending)
+            sending.add_done_callback(self._under_way.discard)
 
     def is_due(self, device: str, cost: float = 1.0) -> bool:
-        """Tell whether a device is due another answer, which is counted then."""
+        """Return true, and charge the cost, if a device's rate limit permits another reply."""
         now = self.clock()
-        left, since = self._left.get(device, (BURST, now))
-        left = min(BURST, left + PER_S * (now - since))
-        may = left >= cost
-        self._left[device] = (left - cost * may, now)
-        return may
+        budget, since = self._left.get(device, (BURST, now))
+        budget = min(BURST, budget + PER_S * (now - since))
+        is_allowed = budget >= cost
+        self._left[device] = (budget - cost * is_allowed, now)
+        return is_allowed
 
     async def _publish(self, name: str, message: Message) -> None:
         try:
@@ -69,23 +69,22 @@ class Answers:
             log.debug("not told, the device will say it again: %s", error)
 
     async def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for replies in flight."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel replies in flight."""
         under_way = list(self._under_way)
-        for telling in under_way:
-            telling.cancel()
+        for sending in under_way:
+            sending.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
 
-def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
-    """Return the word that settles an update.
+def build_ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
+    """Return the acknowledgement that settles an update.
 
     Args:
-        verdict: What became of it.
-        reason: Why, in words; cut at 500 characters.
+        reason: Explanation, cut at 500 characters.
     """
     return Ack(
         run=update.run,
@@ -97,6 +96,6 @@ def ack(update: Update, verdict: Verdict, reason: str = "") -> Ack:
     )
 
 
-def skip(offer: Features, step: int = OVER) -> Skip:
-    """Return the word that another step is open than that of an offer; without one, that its session is over."""
+def build_skip(offer: Features, step: int = OVER) -> Skip:
+    """Return the message that another step is open than the offered one; without a step, that the session is over."""
     return Skip(run=offer.run, round=offer.round, device=offer.device, start=offer.start, step=step, offered=offer.step)

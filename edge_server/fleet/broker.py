@@ -1,4 +1,4 @@
-"""A private broker on loopback: mosquitto where it is installed, else one in pure Python."""
+"""Private MQTT broker on loopback: mosquitto if installed, else pure Python."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class PrivateBroker:
     process: Process
 
 
-def mosquitto() -> str | None:
-    """Return the path of mosquitto, also where a user's PATH leaves out the administrator's folders."""
+def find_mosquitto() -> str | None:
+    """Return the path of mosquitto, searching the administrator's folders as well."""
     return shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":" + SBIN)
 
 
-def open_door(broker: Broker) -> str:
-    """Say what is wrong with going to a broker as we are about to; empty where nothing is."""
+def describe_exposure(broker: Broker) -> str:
+    """Return the weakness of a broker connection, with a remedy; empty if it is secure."""
     try:
         is_near = ip_address(broker.host).is_loopback
     except ValueError:
@@ -58,7 +58,7 @@ def open_door(broker: Broker) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port of loopback that nobody listens on now."""
+    """Return an unused TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -66,18 +66,18 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> AsyncIterator[PrivateBroker]:
-    """Run a broker while the block lasts.
+async def run_private_broker(folder: Path, *, port: int = 0, embedded: bool = False) -> AsyncIterator[PrivateBroker]:
+    """Run a broker during the block.
 
     Args:
-        folder: For its configuration and log.
-        port: Where to listen; 0 for any free port.
-        embedded: Use the pure Python one even where mosquitto is installed.
+        folder: Receives its configuration and log.
+        port: Port to listen on; 0 for any free port.
+        embedded: Use the pure Python broker even if mosquitto is installed.
 
     Raises:
         Unreachable: It does not start.
     """
-    program = None if embedded else mosquitto()
+    program = None if embedded else find_mosquitto()
     port = port or free_port()
     if program:
         command = [program, "-c", str(_configure(folder, port))]
@@ -101,14 +101,14 @@ async def running(folder: Path, *, port: int = 0, embedded: bool = False) -> Asy
 
 
 async def wait_until_listening(process: Process, port: int, output: Path) -> None:
-    """Return when a broker's process takes connections.
+    """Wait until a broker process accepts connections.
 
     Args:
-        port: Of the loopback address.
-        output: Where it writes what hinders it.
+        port: Port on the loopback interface.
+        output: The process's log file, named in the error.
 
     Raises:
-        Unreachable: It ended first, or takes too long.
+        Unreachable: It exited, or took too long.
     """
     try:
         async with asyncio.timeout(START_S):

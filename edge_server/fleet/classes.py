@@ -1,4 +1,4 @@
-"""Class names that a run goes by, and whether a device's own are the same: label 0 means one thing everywhere."""
+"""Class-to-label mapping of a run; rejects devices that disagree."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shared.protocol.messages import Status
 
 @dataclass(frozen=True)
 class ClassNames:
-    """The classes of a run.
+    """Class names of a run.
 
     Attributes:
-        names: In the order of their numbers; none where labels are plain numbers.
-        origin: Who says so, for people.
-        is_planned: Whether the plan names them: then devices number theirs by it, and may lack some.
-        is_recorded: Whether a server that goes on with the run finds them without asking the devices.
+        names: In order of their labels; empty where labels are plain numbers.
+        origin: Source of the names, as the start of a sentence for people.
+        is_planned: Whether the plan names them: then devices number their classes by it, and may lack some.
+        is_recorded: Whether a resumed run finds them without asking the devices.
     """
 
     names: tuple[str, ...]
@@ -26,52 +26,53 @@ class ClassNames:
     is_planned: bool = False
     is_recorded: bool = True
 
-    def differ_from(self, told: Iterable[str] | None) -> bool:
-        """Tell whether a device's classes are others; one that tells nothing is taken at its word."""
-        if told is None:
+    def differ_from(self, names: Iterable[str] | None) -> bool:
+        """Return true if a device's classes do not match; a device that reports none is accepted."""
+        if names is None:
             return False
         if self.is_planned:
-            return not set(normalise_class_names(told)) <= set(self.names)
-        return normalise_class_names(told) != self.names
+            return not set(normalise_class_names(names)) <= set(self.names)
+        return normalise_class_names(names) != self.names
 
-    def names_for(self, told: Iterable[str] | None) -> list[str]:
-        """Return what a task must say of the classes: nothing to a device that has told just these.
+    def names_for(self, names: Iterable[str] | None) -> list[str]:
+        """Return the class names that a task must carry: none if the device reported the same.
 
-        Names that are all digits are always said: agents up to version 0.1 number such labels by their value.
+        All-digit names are always included: agents up to version 0.1 number such labels by their value.
         """
-        is_told = told is not None and normalise_class_names(told) == normalise_class_names(self.names)
-        return [] if is_told and not (self.names and are_digits(self.names)) else list(self.names)
+        is_known = names is not None and normalise_class_names(names) == normalise_class_names(self.names)
+        return [] if is_known and not (self.names and are_digits(self.names)) else list(self.names)
 
-    def refusal(self, device: str, told: Iterable[str]) -> str:
+    def explain_mismatch(self, device: str, names: Iterable[str]) -> str:
         """Return why a device takes no part, with both lists and the remedy."""
-        theirs, ours = contrast(normalise_class_names(told), self.names)
+        device_classes, run_classes = contrast(normalise_class_names(names), self.names)
         return (
-            f"device {device} takes no part, its labels mean something else: its classes are {theirs}; "
-            f"{self.origin} {ours}. Name its folders or labels alike, or name all classes in order under "
+            f"device {device} takes no part, its labels mean something else: its classes are {device_classes}; "
+            f"{self.origin} {run_classes}. Name its folders or labels alike, or name all classes in order under "
             "data.classes of the plan"
         )
 
 
-def agreed_classes(statuses: Mapping[str, Status], devices: Iterable[str]) -> ClassNames | None:
-    """Return the classes that devices agree on; None where nobody tells any.
+def agree_on_classes(statuses: Mapping[str, Status], devices: Iterable[str]) -> ClassNames | None:
+    """Return the classes that devices agree on; None if none reports any.
 
     Args:
-        statuses: What each device last told of itself.
-        devices: Those that take part.
+        statuses: Last status of each device.
+        devices: Participants; all of them have a status.
 
     Raises:
-        ConfigError: Two of them differ; the message has both lists.
+        ConfigError: Two devices differ; the message has both lists.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    reported: dict[str, tuple[str, ...]] = {}
     for device in devices:
-        told = statuses[device].classes
-        if told is not None:
-            found[device] = normalise_class_names(told)
-    if not found:
+        if (classes := statuses[device].classes) is not None:
+            reported[device] = normalise_class_names(classes)
+    if not reported:
         return None
-    first = min(found)
-    names = ClassNames(found[first], f"those of {first} are", is_recorded=False)
-    for device, others in sorted(found.items()):
+    first = min(reported)
+    names = ClassNames(reported[first], f"those of {first} are", is_recorded=False)
+    for device, others in sorted(reported.items()):
         if names.differ_from(others):
-            raise ConfigError(names.refusal(device, others).replace(" takes no part", ": the run does not begin", 1))
+            raise ConfigError(
+                names.explain_mismatch(device, others).replace(" takes no part", ": the run does not begin", 1)
+            )
     return names

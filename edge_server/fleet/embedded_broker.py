@@ -1,13 +1,14 @@
-"""The pure Python broker (amqtt, MQTT 3.1.1) as a process: for demos and tests where mosquitto is not installed.
+"""Embedded MQTT 3.1.1 broker (amqtt) as a process, with fixes for dropped clients.
 
-amqtt 0.12.1 loses whom it has accepted in two ways, which are mended here:
+For demos and tests where mosquitto is not installed. amqtt 0.12.1 drops accepted clients in two situations:
 
-- A client id's next connection may find the one before still ending: it has not come so far as to read the goodbye, or
-  nobody said one. Both share a session, and the old one's end marks it as disconnected under the new one: nothing is
-  passed on to it any more, and within a second it is hung up on. Its next connection then meets the clearing away of
-  that session, which takes the new subscriptions with it. So a connection waits here until the one before has ended.
-- While a new connection is told what is retained, one new subscription of anybody's ends its task by an error. So who
-  goes through the subscriptions here goes through a copy; and a client is told only what it has subscribed to.
+- A client id's new connection may find the old one still ending, with or without a DISCONNECT. Both share a session,
+and
+  the end of the old one marks it as disconnected: nothing is forwarded to the new connection, and within a second it is
+  closed. The next connection then runs into the cleanup of that session, which removes the new subscriptions. Therefore
+  a connection waits here until the previous one has ended.
+- While retained messages are sent to a new connection, any new subscription of another client raises an error in that
+  task. Therefore iterations over the subscriptions use a copy, and a client only gets what it has subscribed to.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler  # type: ig
 from shared.transport.packet_limit import MOST_PACKET_BYTES
 
 PLUGINS = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
-"""Without telling, amqtt loads seven, three of which start a task each for every packet, to log or to count it."""
+"""By default amqtt loads seven, three of which start a task for every packet, to log or to count it."""
 
 
-class LineInTurn(StreamWriterAdapter):  # type: ignore[misc]
-    """A connection's way out, which knows the connection's place behind earlier ones of the same client id.
+class TurnWriter(StreamWriterAdapter):  # type: ignore[misc]
+    """Stream writer that waits for earlier connections of the same client id.
 
     Attributes:
-        ended: Set when nothing of the connection is left.
+        ended: Set when the connection has been torn down.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, LineInTurn]) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, newest: dict[str, TurnWriter]) -> None:
         super().__init__(writer)
         self.ended = asyncio.Event()
         self._stream, self._newest, self._client = writer, newest, ""
 
-    async def succeed(self, client: str) -> None:
-        """Hang up on the client's connection before this one, and wait until it has ended.
+    async def take_over(self, client: str) -> None:
+        """Abort the client's previous connection and wait until it has ended.
 
         Raises:
-            AMQTTError: A still newer one came meanwhile.
+            AMQTTError: A newer connection came meanwhile.
         """
         self._client, before = client, self._newest.get(client)
         self._newest[client] = self
@@ -54,14 +55,14 @@ class LineInTurn(StreamWriterAdapter):  # type: ignore[misc]
             before.hang_up()
             await before.ended.wait()
         if self._newest[client] is not self:
-            raise AMQTTError(f"{client} has connected anew meanwhile")
+            raise AMQTTError(f"{client} has a newer connection")
 
     def hang_up(self) -> None:
-        """Write nothing more; what was read already is still handled."""
+        """Stop writing; bytes read already are still handled."""
         self._stream.transport.abort()
 
     def end(self) -> None:
-        """Close what is open still, and let the next one begin."""
+        """Close the stream and release the next connection."""
         self._stream.close()
         self.ended.set()
         if self._newest.get(self._client) is self:
@@ -69,65 +70,66 @@ class LineInTurn(StreamWriterAdapter):  # type: ignore[misc]
 
 
 class Handler(BrokerProtocolHandler):  # type: ignore[misc]
-    """Looks for a client's session when no earlier connection uses it any more."""
+    """Loads a client's session after its previous connection has released it."""
 
     @classmethod
-    async def init_from_connect(cls, reader: Any, writer: Any, *rest: Any, **options: Any) -> Any:
-        handler, session = await super().init_from_connect(reader, writer, *rest, **options)
+    async def init_from_connect(cls, reader: Any, writer: Any, *args: Any, **options: Any) -> Any:
+        handler, session = await super().init_from_connect(reader, writer, *args, **options)
         if session.client_id:
-            await writer.succeed(session.client_id)
+            await writer.take_over(session.client_id)
         return handler, session
 
 
-class Copied(dict[str, Any]):
-    """A table that may grow while somebody goes through it."""
+class SnapshotDict(dict[str, Any]):
+    """Dictionary whose iteration tolerates insertions."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(super().__iter__()))
 
 
 class EmbeddedBroker(amqtt.Broker):  # type: ignore[misc]
-    """amqtt on loopback; see the module for what differs."""
+    """amqtt on loopback, with the fixes above."""
 
     def __init__(self, port: int) -> None:
         listener = {"type": "tcp", "bind": f"127.0.0.1:{port}"}
         super().__init__({"listeners": {"default": listener}, "plugins": PLUGINS})
-        self._subscriptions = Copied()
-        self._newest: dict[str, LineInTurn] = {}
+        self._subscriptions = SnapshotDict()
+        self._newest: dict[str, TurnWriter] = {}
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The listening port."""
         port: int = self._servers["default"].instance.sockets[0].getsockname()[1]
         return port
 
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
-        line = LineInTurn(writer, self._newest)
+        line = TurnWriter(writer, self._newest)
         try:
             await self._client_connected(listener_name, StreamReaderAdapter(reader), line)
         finally:
             line.end()
 
     async def _handle_client_session(
-        self, reader: Any, writer: Any, client_session: Any, handler: Any, *rest: Any
+        self, reader: Any, writer: Any, client_session: Any, handler: Any, *args: Any
     ) -> None:
         try:
-            await super()._handle_client_session(reader, writer, client_session, handler, *rest)
+            await super()._handle_client_session(reader, writer, client_session, handler, *args)
         finally:  # amqtt does neither after some errors
             await self._stop_handler(handler)
             client_session.transitions.disconnect()
 
     async def _publish_retained_messages_for_subscription(self, subscription: tuple[str, int], session: Any) -> None:
-        if any(one.client_id == session.client_id for one, _ in self._subscriptions.get(subscription[0], ())):
+        subscribers = self._subscriptions.get(subscription[0], ())
+        if any(subscriber.client_id == session.client_id for subscriber, _ in subscribers):
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
 
 def limit_packets() -> None:
-    """Let the broker hang up on who announces a longer packet.
+    """Disconnect clients that announce longer packets than permitted.
 
-    amqtt has no such limit, and holds a packet whole before it looks at it.
+    amqtt has no such limit, and buffers a whole packet before looking at it.
     """
     read = MQTTFixedHeader.from_stream
 
@@ -138,15 +140,15 @@ def limit_packets() -> None:
     MQTTFixedHeader.from_stream = read_bounded
 
 
-def take_turns() -> None:
-    """Let the broker's connections of one client id follow each other."""
+def serialize_connections() -> None:
+    """Make connections of one client id follow each other."""
     amqtt.BrokerProtocolHandler = Handler
 
 
 async def serve(port: int) -> None:
-    """Listen on loopback until SIGTERM."""
+    """Serve on loopback until SIGTERM."""
     limit_packets()
-    take_turns()
+    serialize_connections()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

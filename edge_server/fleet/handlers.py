@@ -1,4 +1,4 @@
-"""What the hub hands messages to while a round is open: a broadcast, a collector of updates, a server of steps."""
+"""Protocols of the hub's message handlers: broadcast, update collector, step server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.protocol.messages import Features, Update, Want
 
 
 class Broadcast(Protocol):
-    """A payload on its way to the devices that ask for it."""
+    """A payload that is sent to devices on request."""
 
     @property
     def devices(self) -> Collection[str]: ...
@@ -25,7 +25,7 @@ class Broadcast(Protocol):
 
 
 class Collector(Protocol):
-    """Takes the updates of the open round."""
+    """Collects the updates of the open round."""
 
     @property
     def run(self) -> str: ...
@@ -53,9 +53,9 @@ class Collector(Protocol):
 
     async def offer(self, device: str, update: Update) -> None: ...
 
-    async def returned(self, device: str) -> None: ...
+    async def handle_reconnect(self, device: str) -> None: ...
 
-    def gone(self, device: str) -> None: ...
+    def handle_disconnect(self, device: str) -> None: ...
 
 
 class StepServer(Protocol):
@@ -71,7 +71,7 @@ class StepServer(Protocol):
 
     def want(self, device: str, want: Want) -> None: ...
 
-    async def returned(self, device: str) -> None: ...
+    async def handle_reconnect(self, device: str) -> None: ...
 
     def is_void(self, device: str, update: Update) -> bool: ...
 

@@ -1,4 +1,7 @@
-"""Reports on their way into the site's history: in batches, off the event loop, and never at a run's expense."""
+"""Batched writer of device reports into the site's history.
+
+Writes run off the event loop, and their failure never stops a run.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from shared.runtime.executor import Worker, background
 log = logging.getLogger(__name__)
 
 BATCH_S = 5.0
-"""From one batch to the next; of a device that reports more often, the last report of each batch is kept."""
+"""Seconds between batches; only a device's last report of each batch is stored."""
 
 MAX_DEVICES = 1024
 
 
 @dataclass
-class History:
-    """Keeps what is heard.
+class HistoryWriter:
+    """Stores reports in batches.
 
     Attributes:
-        calendar: Calendar seconds; what is kept is read after restarts, so that no monotonic clock serves.
+        calendar: Calendar seconds, since the history is read after restarts.
     """
 
     readings: ReportHistory
@@ -40,13 +43,13 @@ class History:
     _refused: bool = False
 
     def hear(self, report: Report) -> None:
-        """Keep a report with the next batch."""
+        """Add a report to the next batch."""
         if self.readings.keep_days and (report.device in self._batch or len(self._batch) < MAX_DEVICES):
             self._batch[report.device] = KeptReport(self.calendar(), report)
 
     @asynccontextmanager
-    async def keeping(self) -> AsyncIterator[None]:
-        """Write batches while the block lasts, and the rest after it."""
+    async def running(self) -> AsyncIterator[None]:
+        """Write batches during the block, and the rest after it."""
         try:
             async with background(self._keep()):
                 yield
@@ -60,7 +63,7 @@ class History:
             await self.write()
 
     async def write(self) -> None:
-        """Write what was heard; what the disk refuses is dropped, and said once."""
+        """Write the batch; if that fails, drop it and log the error once."""
         batch, self._batch = self._batch, {}
         if not batch:
             return
@@ -76,7 +79,7 @@ class History:
             self._refused = False
 
 
-def history_of(config: ServerConfig, worker: Worker) -> History:
-    """Return the history of a server's site; one that keeps 0 days keeps nothing."""
+def open_history(config: ServerConfig, worker: Worker) -> HistoryWriter:
+    """Return the history writer of a server's site; with `keep_days` 0 it stores nothing."""
     readings = config.readings
-    return History(ReportHistory(Path(config.data_dir), readings.keep_days, readings.max_mb << 20), worker)
+    return HistoryWriter(ReportHistory(Path(config.data_dir), readings.keep_days, readings.max_mb << 20), worker)

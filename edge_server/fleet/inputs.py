@@ -1,4 +1,4 @@
-"""Comparison of the inputs that devices prepare with those of the run."""
+"""Input preparation of a run; rejects devices that prepare inputs differently."""
 
 from __future__ import annotations
 
@@ -12,51 +12,53 @@ from shared.protocol.messages import Status
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run.
+    """Input preparation of a run.
 
     Attributes:
-        inputs: What is known of them.
-        origin: Who says so, for people.
-        is_recorded: Whether a server that goes on with the run finds them without asking the devices.
+        inputs: The known part of it.
+        origin: Source of the inputs, as the start of a sentence for people.
+        is_recorded: Whether a resumed run finds them without asking the devices.
     """
 
     inputs: Inputs
     origin: str
     is_recorded: bool = True
 
-    def refusal(self, device: str, told: Inputs | None) -> str:
-        """Return why a device takes no part, with both kinds of inputs; empty where it may."""
-        found = list(differences(told, self.inputs)) if told else []
-        if not found:
+    def explain_mismatch(self, device: str, inputs: Inputs | None) -> str:
+        """Return why a device takes no part, with both preparations; empty if it may."""
+        mismatches = list(differences(inputs, self.inputs)) if inputs else []
+        if not mismatches:
             return ""
-        theirs, ours = ("; ".join(part) for part in zip(*found, strict=True))
+        device_inputs, run_inputs = ("; ".join(part) for part in zip(*mismatches, strict=True))
         return (
-            f"device {device} takes no part, its inputs mean something else: it has {theirs}; {self.origin} {ours}. "
-            "Set the same in [data] of the plan and of each device's file"
+            f"device {device} takes no part, its inputs mean something else: it has {device_inputs}; "
+            f"{self.origin} {run_inputs}. Set the same in [data] of the plan and of each device's file"
         )
 
 
-def agreed_inputs(known: RunInputs | None, statuses: Mapping[str, Status], devices: Iterable[str]) -> RunInputs | None:
-    """Return the inputs that devices agree on with what is known already; None where nobody tells any.
+def agree_on_inputs(
+    agreed: RunInputs | None, statuses: Mapping[str, Status], devices: Iterable[str]
+) -> RunInputs | None:
+    """Return the inputs that devices agree on; None if none reports any.
 
-    What the plan leaves open, such as the order of a table's columns, is as the first device has it.
+    What the plan leaves open, such as the order of a table's columns, is taken from the first device.
 
     Args:
-        known: From the plan, or a record; None where neither says anything.
-        statuses: What each device last told of itself.
-        devices: Those that take part.
+        agreed: Inputs of the plan or a record; None if neither has any.
+        statuses: Last status of each device.
+        devices: Participants; all of them have a status.
 
     Raises:
-        ConfigError: Two of them differ; the message has both.
+        ConfigError: Two devices differ; the message has both.
     """
     for device in sorted(devices):
-        told = statuses[device].inputs
-        if told is None:
+        inputs = statuses[device].inputs
+        if inputs is None:
             continue
-        if known is None:
-            known = RunInputs(told, f"device {device} has", is_recorded=False)
-        if refusal := known.refusal(device, told):
+        if agreed is None:
+            agreed = RunInputs(inputs, f"device {device} has", is_recorded=False)
+        if refusal := agreed.explain_mismatch(device, inputs):
             raise ConfigError(refusal.replace(" takes no part", ": the run does not begin", 1))
-        if (filled := known.inputs.filled(told)) != known.inputs:
-            known = RunInputs(filled, f"the plan and device {device} have", is_recorded=False)
-    return known
+        if (filled := agreed.inputs.filled(inputs)) != agreed.inputs:
+            agreed = RunInputs(filled, f"the plan and device {device} have", is_recorded=False)
+    return agreed

@@ -1,4 +1,7 @@
-"""Whether this is the only server of its site: two have one name, and throw each other off the broker for ever."""
+"""Detect a second server of the same site.
+
+Two servers with one client id disconnect each other from the broker for ever.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from shared.transport.base import Inbox, Transport
 log = logging.getLogger(__name__)
 
 SESSIONS = 2
-"""Of another process, since ours was born: a single one may be the late will of whoever was here before."""
+"""Sessions of another process after our birth; a single one may be the last will of an earlier server."""
 MOST_KNOWN = 64
 
 
-async def is_another_server(inbox: Inbox, instance: str, connections: Callable[[], int]) -> bool:
-    """Return when another process has been the site's server since this one was: whether it was so before, too.
+async def detect_other_server(inbox: Inbox, instance: str, connections: Callable[[], int]) -> bool:
+    """Wait for another server process; return true if it was there before this one.
 
-    A word alone proves nothing, anybody may speak it: another server has our client id, and to connect under that is
-    to throw us off the broker.
+    A status message alone proves nothing, since anybody may send it: another server uses our client id, so its
+    connection also disconnects ours.
 
     Args:
-        inbox: The server's own statuses.
-        connections: How often this process has connected to the broker so far.
+        inbox: Statuses under the server's own name.
+        connections: Returns how often this process has connected to the broker.
     """
     born, before, since = 0, set[str](), set[int]()
     async for _, data in inbox:
@@ -47,19 +50,17 @@ async def is_another_server(inbox: Inbox, instance: str, connections: Callable[[
 async def require_single_server(
     transport: Transport, site: str, instance: str, *, connections: Callable[[], int], gives_way: bool
 ) -> None:
-    """Watch for another server until cancelled, and say so.
+    """Watch for another server until cancelled, and log an error.
 
     Args:
-        transport: To the site's broker.
-        site: Name of the site.
-        connections: How often this process has connected to the broker so far.
-        gives_way: Whether this server ends where another was first.
+        connections: Returns how often this process has connected to the broker.
+        gives_way: Whether this server ends if the other one was first.
 
     Raises:
-        ConfigError: There is one that was here first, and this one gives way.
+        ConfigError: Another server was first, and this one gives way.
     """
     async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
-        is_second = await is_another_server(inbox, instance, connections)
+        is_second = await detect_other_server(inbox, instance, connections)
     problem = (
         f"another server is at work at site {site!r}, and the two throw each other off the broker: "
         "end it, or give one of them a site of its own"

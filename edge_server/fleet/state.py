@@ -1,4 +1,4 @@
-"""What is known of the devices: who is there, and what each measured last."""
+"""Device state of a site: presence, sessions and last reports."""
 
 from __future__ import annotations
 
@@ -12,139 +12,138 @@ from shared.protocol.messages import Report, Status
 from shared.transport.presence import READY
 
 REMEMBERED = 16
-"""How many processes of a device are told apart; each restart is a new one."""
+"""Agent processes remembered per device; each restart is a new one."""
 FRESH_REPORTS = 2
-"""Of a device that is held for gone: the first may be the one that the broker has retained of it."""
+"""Reports that prove an offline device alive; the first may be a retained one."""
 
 
 @dataclass
 class Fleet:
-    """The devices of a site as they last told of themselves; each message costs the same, however many there are.
+    """Last known state of a site's devices. Handling a message takes constant time.
 
     Attributes:
-        statuses: The last word of each device.
-        sessions: The last session that each process of a device was born with, by its instance, 0 where only its death
-            was heard; the process that was born last is last.
-        reports: The last report of each device.
-        words: Of each device, how often it has shown that it lives: nothing that a broker may have retained.
+        statuses: Last status of each device.
+        sessions: Last session number of each agent instance of a device, ordered by birth; 0 if only its death was
+            received.
+        reports: Last report of each device.
+        life_signs: Messages per device that prove it alive, without possibly retained ones.
     """
 
     statuses: dict[str, Status] = field(default_factory=dict)
     sessions: dict[str, dict[str, int]] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
-    words: Counter[str] = field(default_factory=Counter)
+    life_signs: Counter[str] = field(default_factory=Counter)
     _fresh: dict[str, int] = field(default_factory=dict)
     _online: tuple[str, ...] | None = None
 
     @property
     def online(self) -> tuple[str, ...]:
-        """Devices that are there now, in order of name."""
+        """Online devices, sorted by name."""
         if self._online is None:
             self._online = tuple(sorted(device for device, status in self.statuses.items() if status.online))
         return self._online
 
     def observe(self, message: Status | Report) -> bool:
-        """Take a message; tell whether it was news: of an older session or a superseded process it is none.
+        """Handle a status or report; return false if it is outdated or repeated.
 
-        A birth counts whatever its number, since a board whose storage was replaced counts its sessions from the start
-        again; only what that very process has said before does not. A report is retained: it may come again, and come
-        from a process that is gone.
+        A birth counts whatever its number, since a board with new storage restarts its session numbers; only a
+        repetition by the same process does not. A report is retained: it may be delivered again, and may come from a
+        process that ended.
         """
         if isinstance(message, Report):
             if self._is_stale(message):
                 return False
-            self.words[message.device] += message.device in self.reports
+            self.life_signs[message.device] += message.device in self.reports
             self.reports[message.device] = message
             self._fresh[message.device] = self._fresh.get(message.device, 0) + 1
             return True
         if self._is_late(message):
             return False
-        heard = self.sessions.get(message.device, {})
+        sessions = self.sessions.get(message.device, {})
         if message.online:
-            heard.pop(message.instance, None)  # so that it stands last
-            heard[message.instance] = message.session
-        elif message.instance not in heard:
-            heard = {message.instance: 0, **heard}
-        self.sessions[message.device] = dict(list(heard.items())[-REMEMBERED:])
+            sessions.pop(message.instance, None)  # so that it stands last
+            sessions[message.instance] = message.session
+        elif message.instance not in sessions:
+            sessions = {message.instance: 0, **sessions}
+        self.sessions[message.device] = dict(list(sessions.items())[-REMEMBERED:])
         before = self.statuses.get(message.device)
         if before and message.online and (not before.online or before.session != message.session):
-            self.words[message.device] += 1
+            self.life_signs[message.device] += 1
         self._set(message)
         return True
 
     def revive(self, device: str) -> Status | None:
-        """Take a device that was held for gone for alive, since it speaks; return its status, None where it was not.
+        """Mark an offline device as online, since it sends messages; return its status, None if it was not offline.
 
-        Its death was told by another than itself, or its birth was lost on the way.
+        Its death was published by another process, or its birth was lost.
         """
-        known = self.statuses.get(device)
-        if known is None or known.online:
+        last = self.statuses.get(device)
+        if last is None or last.online:
             return None
-        heard = self.sessions[device]
-        born = next((instance for instance in reversed(heard) if heard[instance]), "")
-        status = msgspec.structs.replace(
-            known, instance=born, session=heard.get(born, 0), online=True, state=known.state or READY, version=""
-        )
+        sessions = self.sessions[device]
+        instance = next((instance for instance in reversed(sessions) if sessions[instance]), "")
+        session, state = sessions.get(instance, 0), last.state or READY
+        status = msgspec.structs.replace(last, instance=instance, session=session, online=True, state=state, version="")
         self._set(status)
         return status
 
     def reports_prove_life(self, device: str) -> bool:
-        """Tell whether a device that is held for gone has reported since, beyond what the broker may have retained."""
+        """Return true if an offline device has sent more reports than the broker can have retained."""
         return self._fresh.get(device, 0) >= FRESH_REPORTS
 
     def is_used_twice(self, message: Status) -> bool:
-        """Tell whether a birth shows that two processes live under one id: a superseded one begins a new session."""
+        """Return true if a birth shows two processes under one id: a superseded process began a new session."""
         if not message.online or self._is_late(message):
             return False
-        known, heard = self.statuses.get(message.device), self.sessions.get(message.device, {})
-        if known is None or known.instance == message.instance:
+        last, sessions = self.statuses.get(message.device), self.sessions.get(message.device, {})
+        if last is None or last.instance == message.instance:
             return False
-        return message.instance in heard and message.session > heard[message.instance]
+        return message.instance in sessions and message.session > sessions[message.instance]
 
     def _set(self, status: Status) -> None:
-        known = self.statuses.get(status.device)
-        if known and not status.online:
-            status = msgspec.structs.replace(status, classes=known.classes, inputs=known.inputs)  # a death repeats none
-        if known is None or known.online != status.online:
+        last = self.statuses.get(status.device)
+        if last and not status.online:
+            status = msgspec.structs.replace(status, classes=last.classes, inputs=last.inputs)  # a death repeats none
+        if last is None or last.online != status.online:
             self._fresh.pop(status.device, None)
             self._online = None
         self.statuses[status.device] = status
 
     def _is_stale(self, report: Report) -> bool:
-        """Tell whether a report is no news of its process, or of a process that another has superseded."""
-        known, status = self.reports.get(report.device), self.statuses.get(report.device)
+        """Return true if a report is outdated, or from a superseded process."""
+        last, status = self.reports.get(report.device), self.statuses.get(report.device)
         if not report.instance:  # it does not say which process measured it, and boards begin to count anew
-            return known is not None and known.instance == "" and known.at == report.at
-        if known and known.instance == report.instance and report.at <= known.at:
+            return last is not None and last.instance == "" and last.at == report.at
+        if last and last.instance == report.instance and report.at <= last.at:
             return True
         if status is None or status.instance in ("", report.instance):
             return False
-        heard = self.sessions[report.device]
-        is_last = report.instance == next(reversed(heard)) and heard[report.instance] > 0
-        return status.online or (report.instance in heard and not is_last)
+        sessions = self.sessions[report.device]
+        is_last = report.instance == next(reversed(sessions)) and sessions[report.instance] > 0
+        return status.online or (report.instance in sessions and not is_last)
 
     def _is_late(self, message: Status) -> bool:
-        """Tell whether a newer session has spoken since.
+        """Return true if a newer session is known.
 
-        Of one process the numbers of its births decide. Of two, the one whose birth was heard later is newer; where a
-        death is all that was heard of a process, its number must be larger than that of the known one. Of a device
-        that is held for gone, the birth of its last session counts again: it says that it is not.
+        Births of one process are ordered by their numbers. Of two processes, the one born later is newer; if only a
+        death of a process was received, its number must exceed that of the known one. For an offline device the birth
+        of its last session counts again: it reports that the device is online.
         """
-        known = self.statuses.get(message.device)
-        if known is None or not known.instance:
+        last = self.statuses.get(message.device)
+        if last is None or not last.instance:
             return False
-        heard = self.sessions[message.device]
-        if message.instance == known.instance:
-            return message.session < heard.get(message.instance, 0)
+        sessions = self.sessions[message.device]
+        if message.instance == last.instance:
+            return message.session < sessions.get(message.instance, 0)
         if message.online:
-            return message.session < heard.get(message.instance, -1) + known.online
-        return message.instance in heard or message.session <= known.session
+            return message.session < sessions.get(message.instance, -1) + last.online
+        return message.instance in sessions or message.session <= last.session
 
 
 def select_devices(fleet: Fleet, takes: Callable[[str], bool]) -> Fleet:
-    """Return what is known of those devices that `takes` says yes to."""
+    """Return the state of those devices for which `takes` returns true."""
     return Fleet(
-        {device: one for device, one in fleet.statuses.items() if takes(device)},
-        {device: one for device, one in fleet.sessions.items() if takes(device)},
-        {device: one for device, one in fleet.reports.items() if takes(device)},
+        {device: status for device, status in fleet.statuses.items() if takes(device)},
+        {device: sessions for device, sessions in fleet.sessions.items() if takes(device)},
+        {device: report for device, report in fleet.reports.items() if takes(device)},
     )

@@ -1,4 +1,4 @@
-"""Devices as tables, for people: every figure with the mark of its quality, every absence with its reason."""
+"""Terminal tables of devices: figures marked by quality, absences with their reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from edge_server.fleet.view import Device
+from edge_server.fleet.device_rows import Device
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Cost, Quality, Reading
 from shared.protocol.units import SECONDS, choose_unit, format_figure
@@ -28,7 +28,7 @@ MEGA, GIGA, MEBI, WIDE = 1e6, 1e9, float(1 << 20), 1e6
 
 
 class Column(NamedTuple):
-    """A figure as a column: its heading, what its unit is divided by, and its decimals."""
+    """A reading as a table column: heading, divisor of its unit, decimals."""
 
     heading: str
     reading: str
@@ -48,15 +48,16 @@ SWAP = Column("swap\nMiB", "memory.swap_used_bytes", MEBI, 0)
 
 
 def devices_table(devices: Sequence[Device]) -> TextTable:
-    """Return one row a device; columns of the GPU and of swap where a device has one."""
-    more = [GPU] * any(GPU.reading in one.readings for one in devices)
-    more += [SWAP] * any(one.readings[SWAP.reading].value > 0 for one in devices if SWAP.reading in one.readings)
+    """Return a table with one row per device; GPU and swap columns only where a device has them."""
+    more = [GPU] * any(GPU.reading in device.readings for device in devices)
+    swaps = [device.readings[SWAP.reading] for device in devices if SWAP.reading in device.readings]
+    more += [SWAP] * any(swap.value > 0 for swap in swaps)
     figures = (
         *(column.heading for column in COLUMNS),
         *("throt\ntled", "Mbit/s\nup/down", FREE.heading),
         *(column.heading for column in more),
     )
-    serves = [TextColumn("model", least=12)] if any(one.models for one in devices) else []
+    serves = [TextColumn("model", least=12)] if any(device.models for device in devices) else []
     if serves:
         serves.append(TextColumn("p95 ms\nerrors", right=True))
     columns = (
@@ -65,150 +66,155 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
     )
     rows = [
         (
-            *(short_text(one.device), _online(one), short_text(one.board or NOTHING)),
+            *(short_text(device.device), _online_cell(device), short_text(device.board or NOTHING)),
             *(
-                (", ".join(map(cell_of, one.models)) or NOTHING for cell_of in (model_cell, health_cell))
+                (", ".join(map(cell_of, device.models)) or NOTHING for cell_of in (model_cell, health_cell))
                 if serves
                 else ()
             ),
-            *(cell(one, column) for column in COLUMNS),
-            *(throttled(one), "/".join(cell(one, column) for column in LINK), cell(one, FREE)),
-            *(cell(one, column) for column in more),
-            *(task_cost_cell(one, "compute_s", "upload_s"), task_cost_cell(one, "compute_joules", "upload_joules")),
-            NOTHING if one.age_s is None else duration(one.age_s),
+            *(cell(device, column) for column in COLUMNS),
+            *(throttle_cell(device), "/".join(cell(device, column) for column in LINK), cell(device, FREE)),
+            *(cell(device, column) for column in more),
+            *(
+                task_cost_cell(device, "compute_s", "upload_s"),
+                task_cost_cell(device, "compute_joules", "upload_joules"),
+            ),
+            NOTHING if device.age_s is None else duration(device.age_s),
         )
-        for one in devices
+        for device in devices
     ]
-    offline = [number for number, one in enumerate(devices) if one.online is False]
-    lacks_link = any(column.reading not in one.readings for one in devices if one.readings for column in LINK)
+    offline = [number for number, device in enumerate(devices) if device.online is False]
+    lacks_link = any(column.reading not in device.readings for device in devices if device.readings for column in LINK)
     legend = LEGEND + LINK_LEGEND * lacks_link
     return TextTable(columns, rows, "Devices", legend, styles=dict.fromkeys(offline, "dim"))
 
 
-def model_cell(one: ModelStatus) -> str:
-    """Return which version of a model a device serves, and how it stands with another that it was offered."""
-    served = f"{one.name}/{one.committed}" if one.committed else f"{one.name}: none"
-    is_settled = one.state in ("", "committed", "superseded")
-    return short_text(served if is_settled else f"{served}, {one.candidate} {one.state}")
+def model_cell(status: ModelStatus) -> str:
+    """Return the served version of a model, and the state of another offered version."""
+    served = f"{status.name}/{status.committed}" if status.committed else f"{status.name}: none"
+    is_settled = status.state in ("", "committed", "superseded")
+    return short_text(served if is_settled else f"{served}, {status.candidate} {status.state}")
 
 
-def health_cell(one: ModelStatus) -> str:
-    """Return how the version of a model that a device serves does: milliseconds of its answers, and failed requests."""
-    p95_s, requests = one.figures.get("p95_s"), one.figures.get("requests", 0.0)
+def health_cell(status: ModelStatus) -> str:
+    """Return the health of a served model: 95th percentile of latency in milliseconds, and error rate."""
+    p95_s, requests = status.figures.get("p95_s"), status.figures.get("requests", 0.0)
     if p95_s is None or not requests > 0:
         return NOTHING
-    return f"{1e3 * p95_s:.3g}/{one.figures.get('errors', 0.0) / requests:.1%}"
+    return f"{1e3 * p95_s:.3g}/{status.figures.get('errors', 0.0) / requests:.1%}"
 
 
 def model_lines(device: Device) -> list[str]:
-    """Return what a device says of each of its models: version, the one before, and why another did not stay."""
+    """Return one line per served model: version, previous version, figures, and the reason of a rejection."""
     lines = []
-    for one in device.models:
-        before = f", {one.previous} before" if one.previous else ""
-        figures = "".join(f", {name} {value:.4g}" for name, value in sorted(one.figures.items()))
-        reason = f": {one.reason}" if one.reason else ""
-        lines.append(short_text(f"model {model_cell(one)}{before}{figures}{reason}"))
+    for status in device.models:
+        before = f", {status.previous} before" if status.previous else ""
+        figures = "".join(f", {name} {value:.4g}" for name, value in sorted(status.figures.items()))
+        reason = f": {status.reason}" if status.reason else ""
+        lines.append(short_text(f"model {model_cell(status)}{before}{figures}{reason}"))
     return lines
 
 
 def cell(device: Device, column: Column) -> str:
-    """Return a figure with its mark, or why it is not there."""
+    """Return a reading with its quality mark, or the reason of its absence."""
     reading = device.readings.get(column.reading)
     if reading is None:
         return absence_cell(device, column.reading)
     value = reading.value / column.scale
-    shown = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # else it takes the others' room
-    return f"{shown}{MARKS[reading.quality]}"
+    text = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # else it takes the others' room
+    return f"{text}{MARKS[reading.quality]}"
 
 
 def absence_cell(device: Device, name: str) -> str:
-    """Return a dash, with the reason where it is more than that the board has no such thing."""
+    """Return a dash, with the reason unless the board simply has no such sensor."""
     lack = device.lack(name)
     return NOTHING if lack is None or lack.lack == "not_present" else f"{NOTHING} {lack.lack}"
 
 
-def throttled(device: Device) -> str:
-    """Return whether it is throttled now, or was since it booted."""
+def throttle_cell(device: Device) -> str:
+    """Return the throttling state: now, since boot, or by undervoltage."""
     now, since = (device.readings.get(f"throttle.{name}_flag") for name in ("now", "since_boot"))
     volts = device.readings.get("throttle.undervoltage_flag")
     if volts is not None and volts.value:
         return f"volts{MARKS[volts.quality]}"
     if now is None:
         return absence_cell(device, "throttle.now_flag")
-    word = "yes" if now.value else "was" if since is not None and since.value else "no"
-    return f"{word}{MARKS[now.quality]}"
+    state = "yes" if now.value else "was" if since is not None and since.value else "no"
+    return f"{state}{MARKS[now.quality]}"
 
 
 def task_cost_cell(device: Device, *names: str) -> str:
-    """Return parts of what its last task cost, such as compute and upload."""
+    """Return figures of the last task's cost, such as compute and upload."""
     cost = device.spent.cost if device.spent else Cost()
     return "/".join(cost_cell(cost, name) for name in names)
 
 
 def cost_cell(cost: Cost, name: str) -> str:
-    """Return a figure of a cost with its mark."""
+    """Return a figure of a cost with its quality mark."""
     value, provenance = getattr(cost, name), cost.provenance.get(name)
     return NOTHING if value is None else f"{value:.3g}{MARKS[provenance.quality] if provenance else ''}"
 
 
 def readings_table(device: Device) -> TextTable:
-    """Return all that a device measured, in the units of `probe`: value, uncertainty, quality, source, age."""
+    """Return a table of all readings of a device, in the units of `probe`."""
     columns = (
         *(TextColumn("reading", least=24), TextColumn("value", right=True), TextColumn("±", right=True)),
         *(TextColumn("quality"), TextColumn("source", least=12), TextColumn("age", right=True)),
     )
     rows = []
-    for name, one in sorted(device.readings.items()):
-        spread = NOTHING if one.uncertainty is None else format_figure(name, one.uncertainty, one.unit)
-        age = duration(max(0.0, (device.at or 0.0) - one.at))
-        shown = short_text(name), format_figure(name, one.value, one.unit), spread
-        rows.append((*shown, one.quality, short_text(one.source), age))
+    for name, reading in sorted(device.readings.items()):
+        spread = NOTHING if reading.uncertainty is None else format_figure(name, reading.uncertainty, reading.unit)
+        age = duration(max(0.0, (device.at or 0.0) - reading.at))
+        cells = short_text(name), format_figure(name, reading.value, reading.unit), spread
+        rows.append((*cells, reading.quality, short_text(reading.source), age))
     return TextTable(columns, rows, f"Readings of {device.device}")
 
 
 def absences_table(device: Device) -> TextTable:
-    """Return all that a device could not measure, and why."""
+    """Return a table of the readings that a device could not measure, with the reasons."""
     rows = []
-    for name, one in sorted(device.absent.items()):
-        why = ": ".join(part for part in (one.lack.replace("_", " "), one.cause) if part)
-        rows.append((short_text(f"{NOTHING} {name}"), short_text(why)))
+    for name, absence in sorted(device.absent.items()):
+        reason = ": ".join(part for part in (absence.lack.replace("_", " "), absence.cause) if part)
+        rows.append((short_text(f"{NOTHING} {name}"), short_text(reason)))
     return TextTable((TextColumn(), TextColumn(least=24)), rows)
 
 
-def plot(name: str, found: Sequence[tuple[float, Reading]], since_utc_s: float, until_utc_s: float) -> list[str]:
-    """Return a figure over time as lines of text; an interval in which nothing came is blank.
+def plot_readings(
+    name: str, readings: Sequence[tuple[float, Reading]], since_utc_s: float, until_utc_s: float
+) -> list[str]:
+    """Return a text plot of a reading over time; intervals without reports are blank.
 
     Args:
-        found: Readings, each with the second at which the server heard it.
+        readings: Pairs of server time in seconds and reading.
         since_utc_s: Left end of the time axis.
     """
-    values = [(at, one.value) for at, one in found if since_utc_s <= at <= until_utc_s]
+    values = [(at, reading.value) for at, reading in readings if since_utc_s <= at <= until_utc_s]
     if not values:
         return [f"{name}: nothing was kept in the last {duration(until_utc_s - since_utc_s)}"]
     least, most = min(value for _, value in values), max(value for _, value in values)
-    shown = [format_figure(name, value, found[-1][1].unit) for value in (least, most, values[-1][1])]
+    figures = [format_figure(name, value, readings[-1][1].unit) for value in (least, most, values[-1][1])]
     bars = sparkline(values, since_utc_s, until_utc_s)
     return [
         f"{name}, last {duration(until_utc_s - since_utc_s)}: {len(values)} reports",
         f"|{bars}|",
-        f"least {shown[0]}, most {shown[1]}, last {shown[2]}",
+        f"least {figures[0]}, most {figures[1]}, last {figures[2]}",
     ]
 
 
 def sparkline(values: Sequence[tuple[float, float]], since: float, until: float, width: int = 60) -> str:
-    """Return one bar for the mean of each of `width` equal intervals, from the least value to the most.
+    """Return one bar for the mean of each of `width` equal intervals, scaled from the least to the most.
 
     Args:
-        values: Second and value.
+        values: Pairs of time in seconds and value.
         since: Left end, in seconds.
         until: Right end, in seconds.
     """
     bins: list[list[float]] = [[] for _ in range(width)]
     for at, value in values:
         bins[min(width - 1, int((at - since) / (until - since) * width))].append(value)
-    means = [math.fsum(one) / len(one) if one else None for one in bins]
-    known = [mean for mean in means if mean is not None]
-    least, span = min(known), max(known) - min(known)
+    means = [math.fsum(values) / len(values) if values else None for values in bins]
+    present = [mean for mean in means if mean is not None]
+    least, span = min(present), max(present) - min(present)
     return "".join(" " if mean is None else BARS[_level(mean, least, span)] for mean in means)
 
 
@@ -217,15 +223,15 @@ def _level(mean: float, least: float, span: float) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that fits them."""
+    """Return a duration in a suitable unit."""
     unit = choose_unit(seconds, SECONDS, between=("d", "s"))
     return f"{seconds / unit.size:.0f} {unit.name}"
 
 
-def _online(device: Device) -> str:
+def _online_cell(device: Device) -> str:
     return NOTHING if device.online is None else "yes" if device.online else "no"
 
 
 def short_text(text: str) -> str:
-    """Return a device's text without control characters; no device's text is longer than `MAX_TEXT`."""
+    """Return a device's text without control characters, cut at `MAX_TEXT`."""
     return printable_text(text[:MAX_TEXT])

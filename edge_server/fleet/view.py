@@ -1,26 +1,21 @@
-"""A look at a site's broker: hears what it has retained of the devices, as a client of no name that says nothing.
-
-One row a device: what the broker says of it, joined with what the site's history has kept.
-"""
+"""Read retained device status with an anonymous, read-only MQTT client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from edge_server.fleet.state import Fleet
-from edge_server.journal.report_history import KeptReport
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.clip import clip_releases
 from shared.protocol.inference.rollout import ModelStatus, Releases
-from shared.protocol.measurements import Absent, Reading, Spent
 from shared.protocol.messages import Report, Status
 from shared.protocol.topics import ANY, is_name, parse_device, topic
 from shared.runtime.clock import utc_seconds
@@ -32,16 +27,17 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
 QUIET_S, LISTEN_S = 0.3, 5.0
-"""All that was retained has come after this long without anything, or after this long."""
+"""Seconds without a message after which all retained ones have arrived, and most seconds to wait."""
 
 
 @dataclass
-class Look:
-    """What was heard of a site's devices.
+class RetainedView:
+    """Device state as retained by a site's broker.
 
     Attributes:
-        heard_now: Calendar seconds of the reports that were made while we listened.
-        models: What each device serves.
+        heard_now: Calendar seconds of reports that arrived while listening.
+        models: Status of the models that each device serves.
+        is_settled: Whether all retained messages have arrived.
     """
 
     fleet: Fleet = field(default_factory=Fleet)
@@ -50,7 +46,7 @@ class Look:
     is_settled: bool = False
 
     def take(self, name: str, data: bytes) -> None:
-        """Take what came on a topic; what cannot be used is for the server to report."""
+        """Handle a message; unusable ones are ignored, since the server reports them."""
         device = parse_device(name)
         if not is_name(device) or not data:
             return
@@ -71,8 +67,8 @@ class Look:
 
 
 @asynccontextmanager
-async def connected_look(broker: Broker, site: str) -> AsyncIterator[MqttTransport]:
-    """Connect as a client of no name while the block lasts.
+async def connect_anonymously(broker: Broker, site: str) -> AsyncIterator[MqttTransport]:
+    """Connect under a random client id during the block.
 
     Raises:
         Unreachable: There is no broker.
@@ -88,8 +84,8 @@ async def connected_look(broker: Broker, site: str) -> AsyncIterator[MqttTranspo
         yield transport
 
 
-async def take_retained(inbox: Inbox, take: Callable[[str, bytes], None]) -> None:
-    """Take what a broker has retained of a new subscription."""
+async def read_retained(inbox: Inbox, take: Callable[[str, bytes], None]) -> None:
+    """Handle the retained messages of a new subscription."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LISTEN_S):
             while True:
@@ -98,98 +94,22 @@ async def take_retained(inbox: Inbox, take: Callable[[str, bytes], None]) -> Non
 
 
 @asynccontextmanager
-async def watch_site(broker: Broker, site: str) -> AsyncIterator[Look]:
-    """Listen while the block lasts; it begins when what the broker has retained is there.
+async def watch_site(broker: Broker, site: str) -> AsyncIterator[RetainedView]:
+    """Follow a site's devices during the block, which begins after the retained messages have arrived.
 
     Raises:
         Unreachable: There is no broker.
     """
-    look = Look()
-    async with connected_look(broker, site) as transport:
+    look = RetainedView()
+    async with connect_anonymously(broker, site) as transport:
         patterns = (topic(site, ANY, channel) for channel in ("status", "report", "release"))
         async with transport.subscribe(*patterns) as inbox:
-            await take_retained(inbox, look.take)
+            await read_retained(inbox, look.take)
             look.is_settled = True
-            async with background(_hear(look, inbox)):
+            async with background(_follow(look, inbox)):
                 yield look
 
 
-async def _hear(look: Look, inbox: Inbox) -> None:
+async def _follow(look: RetainedView, inbox: Inbox) -> None:
     async for name, data in inbox:
         look.take(name, data)
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a site.
-
-    Attributes:
-        online: None where no broker was asked, or it holds no word of the device.
-        heard_utc_s: Calendar seconds at which a server, or this process, first heard its last report; None where
-            neither did: the broker, which keeps that report, does not say since when.
-        age_s: Seconds since then.
-        at: The report's own time, in seconds of the device's monotonic clock.
-        models: What it serves, and what came of the last offer of each.
-    """
-
-    device: str
-    online: bool | None
-    heard_utc_s: float | None = None
-    age_s: float | None = None
-    at: float | None = None
-    board: str = ""
-    readings: dict[str, Reading] = {}
-    absent: dict[str, Absent] = {}
-    facts: dict[str, str] = {}
-    spent: Spent | None = None
-    models: tuple[ModelStatus, ...] = ()
-
-    def lack(self, name: str) -> Absent | None:
-        """Return why a figure is not there: its own absence or its probe's; None where nothing was said of it."""
-        return self.absent.get(name) or self.absent.get(name.partition(".")[0])
-
-
-def device_rows(
-    fleet: Fleet | None, kept: Mapping[str, KeptReport], heard_now: Mapping[str, float], now_utc_s: float
-) -> list[Device]:
-    """Return the devices in order of name.
-
-    Args:
-        fleet: What the broker says; None where none was asked.
-        kept: The last report of each device in the site's history.
-        heard_now: Calendar seconds of those reports that came while this process listened.
-        now_utc_s: Calendar seconds.
-    """
-    statuses, reports = (fleet.statuses, fleet.reports) if fleet else ({}, {})
-    found = []
-    for name in sorted(statuses.keys() | reports.keys() | kept.keys()):
-        known, live = kept.get(name), reports.get(name)
-        heard_utc_s = heard_now.get(name)
-        if known and (live is None or _is_same(live, known.report)):
-            heard_utc_s = known.heard_utc_s
-        report = live or (known.report if known else None)
-        found.append(_device(name, statuses.get(name), report, heard_utc_s, now_utc_s))
-    return found
-
-
-def _is_same(live: Report, kept: Report) -> bool:
-    return (live.instance, live.at) == (kept.instance, kept.at)
-
-
-def _device(
-    name: str, status: Status | None, report: Report | None, heard_utc_s: float | None, now_utc_s: float
-) -> Device:
-    online = status.online if status else None
-    if report is None:
-        return Device(device=name, online=online)
-    return Device(
-        device=name,
-        online=online,
-        heard_utc_s=heard_utc_s,
-        age_s=max(0.0, now_utc_s - heard_utc_s) if heard_utc_s is not None else None,
-        at=report.at,
-        board=report.board,
-        readings=report.readings,
-        absent=report.absent,
-        facts=report.facts,
-        spent=report.spent,
-    )

@@ -59,7 +59,7 @@ async def serve_devices(plan: Plan, run: str, participants: Participants, place:
         clock,
         worker,
         was_run=lambda name: name == run,
-        keep=[virtual_site.stop_settled_agent],
+        report_listeners=[virtual_site.stop_settled_agent],
     )
     async with background(virtual_site.run()), server.listening():
         yield server

@@ -16,10 +16,10 @@ from edge_server.allocation import coordinator
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.allocation.model_sizes import measure_model, sent_bytes, update_bytes
-from edge_server.fleet.classes import agreed_classes
+from edge_server.fleet.classes import agree_on_classes
 from edge_server.fleet.hub import Server
-from edge_server.fleet.inputs import agreed_inputs
-from edge_server.fleet.membership import Muster, wait_for_cohort
+from edge_server.fleet.inputs import agree_on_inputs
+from edge_server.fleet.membership import Membership, wait_for_cohort
 from edge_server.journal.budget import Ledger, affordable, foreseen_joules
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.decision import Decision, predicted_joules
@@ -111,7 +111,7 @@ class TaskAssigner:
     store: Store
     algorithm: Algorithm
     model: Model
-    membership: Muster
+    membership: Membership
     neighbours: Neighbours | None = None
     recorded_rounds: Mapping[int, RoundOpened] = field(default_factory=dict)
     _experience: Experience = field(default_factory=Experience)
@@ -128,7 +128,7 @@ class TaskAssigner:
         log.debug("phase waiting run=%s round=%d", self.run, number)
         await server.reachable()
         departure = self.algorithm.departure
-        self.membership.left = departure.departed(state) if departure and purpose == "train" else frozenset()
+        self.membership.departed = departure.departed(state) if departure and purpose == "train" else frozenset()
         enough = await wait_for_cohort(
             server, self.membership, plan.cohort, partial(self._require_matching_devices, number)
         )
@@ -141,7 +141,7 @@ class TaskAssigner:
         if purpose == "train" and number in self.recorded_rounds:
             return CohortTasks(dict(self.recorded_rounds[number].assignments), self.recorded_rounds[number].decision)
         devices = select_cohort(
-            self.membership.training(
+            self.membership.list_trainable(
                 server.fleet, evaluates=purpose == "evaluate" and evaluates_without_trainers(plan)
             ),
             size=0 if purpose == "evaluate" and evaluates_all_devices(plan, self.algorithm) else plan.cohort.size,
@@ -167,15 +167,15 @@ class TaskAssigner:
 
     def _log_missing(self, purpose: Purpose, number: int) -> None:
         fleet, cohort = self.server.fleet, self.plan.cohort
-        online, least = len(self.membership.here(fleet)), cohort.min_devices
+        online, least = len(self.membership.list_online(fleet)), cohort.min_devices
         what = PURPOSE_LABELS.get(purpose, f"round {number}")
-        able = len(self.membership.training(fleet))
+        able = len(self.membership.list_trainable(fleet))
         hint = "" if online < least or able else "; none can do its tasks until its agent is started anew"
         log.warning("%s: %d of %d devices are here after %.0f s%s", what, online, least, cohort.wait_s, hint)
 
     async def _record_left_out(self) -> None:
         """Record each online device that takes no part, once."""
-        for left_out in self.membership.left_out(self.plan, self.server.fleet):
+        for left_out in self.membership.describe_left_out(self.plan, self.server.fleet):
             log.warning("%s", left_out)
             await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=left_out))
 
@@ -187,7 +187,7 @@ class TaskAssigner:
             round=number,
             assignments=assignments,
             at=self.server.clock(),
-            online=len(self.membership.here(self.server.fleet)),
+            online=len(self.membership.list_online(self.server.fleet)),
             decision=decision,
             classes=self.membership.unrecorded_classes(),
             inputs=self.membership.unrecorded_inputs(),
@@ -195,7 +195,7 @@ class TaskAssigner:
 
     def _require_matching_devices(self, number: int, online: tuple[str, ...]) -> None:
         """Refuse to begin a run that lacks only devices with incompatible classes or inputs."""
-        others, least = self.membership.unlike(self.server.fleet), self.plan.cohort.min_devices
+        others, least = self.membership.find_mismatches(self.server.fleet), self.plan.cohort.min_devices
         if number <= 1 and others and len(online) < least <= len(online) + len(others):
             raise ConfigError(f"{len(online)} of {least} devices can begin: {next(iter(others.values()))}")
 
@@ -205,8 +205,8 @@ class TaskAssigner:
         Raises:
             ConfigError: The devices differ.
         """
-        online = self.membership.here(self.server.fleet)
-        self.membership.inputs = agreed_inputs(self.membership.inputs, self.server.fleet.statuses, online)
+        online = self.membership.list_online(self.server.fleet)
+        self.membership.inputs = agree_on_inputs(self.membership.inputs, self.server.fleet.statuses, online)
 
     def _agree_on_classes(self) -> None:
         """Adopt the class names of the online devices, where neither plan nor test data name them.
@@ -216,9 +216,9 @@ class TaskAssigner:
         """
         if not self.membership.reads_labels:
             return
-        online, statuses = self.membership.here(self.server.fleet), self.server.fleet.statuses
+        online, statuses = self.membership.list_online(self.server.fleet), self.server.fleet.statuses
         if self.membership.classes is None:
-            self.membership.classes = agreed_classes(statuses, online)
+            self.membership.classes = agree_on_classes(statuses, online)
         silent = [device for device in online if statuses[device].classes is None]
         if news := sorted(set(silent) - self._silent):
             self._silent.update(news)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from edge_server.fleet.answers import Answers, ack
+from edge_server.fleet.answers import Answers, build_ack
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.records import UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
@@ -164,14 +164,14 @@ class Gather:
         self._coming.set()
         return self._arrivals.setdefault(update.device, arrival)
 
-    async def returned(self, device: str) -> None:
+    async def handle_reconnect(self, device: str) -> None:
         """Request everything missing from a device that has reconnected; frames in flight are lost."""
         if arrival := self._arrivals.get(device):
             arrival.is_offline = False
             arrival.payload.lost(self.clock())
             await self._ask(arrival)
 
-    def gone(self, device: str) -> None:
+    def handle_disconnect(self, device: str) -> None:
         """Release a disconnected device's share of the window."""
         if arrival := self._arrivals.get(device):
             arrival.is_offline = True
@@ -260,7 +260,7 @@ class Gather:
                 log.warning("update of %s was damaged on its way, it is asked for again", record.device)
                 self._arrivals[record.device] = arrival
                 self._coming.set()
-                await self.returned(record.device)
+                await self.handle_reconnect(record.device)
             else:
                 arrival.payload.sink.remove()
                 self._refuse(record.update, error)
@@ -304,16 +304,16 @@ class Gather:
         self.failed[update.device] = f"{kind} refused: {error}".strip()
         self._drop(update.device)
         log.warning("refused the update of %s in round %d: %s", update.device, self.number, error)
-        self._answers.tell(update.device, "ack", ack(update, "refused", str(error)))
+        self._answers.tell(update.device, "ack", build_ack(update, "refused", str(error)))
         self.changed.set()
 
     def _answer(self, update: Update, verdict: Verdict) -> None:
         """Settle an update without a change of state; a device that misses this reply offers again."""
-        self._answers.tell(update.device, "ack", ack(update, verdict))
+        self._answers.tell(update.device, "ack", build_ack(update, verdict))
         log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
 
     async def _settle(self, update: Update, verdict: Verdict) -> None:
-        await self._tell(update.device, ack(update, verdict))
+        await self._tell(update.device, build_ack(update, verdict))
         log.debug("phase %s run=%s round=%d device=%s", verdict, self.run, self.number, update.device)
         self.changed.set()
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Muster
+from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import persist
 from edge_server.journal.records import LeftOut, Noted
@@ -29,7 +29,7 @@ class QuorumWait:
     plan: Plan
     server: Server
     store: Store
-    membership: Muster
+    membership: Membership
     gather: Gather
     what: str
     _spared: set[str] = field(default_factory=set)
@@ -37,7 +37,7 @@ class QuorumWait:
     def begin(self) -> None:
         """Record each device's message count; call before any task is sent."""
         silent, fleet = self.membership.silent, self.server.fleet
-        self._spared = silent.spared(fleet, self.gather.expected)
+        self._spared = silent.find_silent(fleet, self.gather.expected)
         silent.begin(fleet, self.gather.expected, self.server.clock())
 
     async def until_quorum(self, *, size: int | None) -> None:
@@ -76,7 +76,7 @@ class QuorumWait:
     async def _leave_out_silent(self, late: list[str]) -> None:
         """Leave out devices that let several deadlines pass silently, until they send a message."""
         server, at = self.server, self.server.clock()
-        for device, cause in self.membership.silent.passed(server.fleet, late, at).items():
+        for device, cause in self.membership.silent.count_miss(server.fleet, late, at).items():
             log.warning("device %s takes no part until it speaks: %s", device, cause)
             instance = server.fleet.statuses[device].instance
             number = self.gather.number

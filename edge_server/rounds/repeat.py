@@ -138,18 +138,18 @@ async def reason_to_end(rounds: Rounds, state: State) -> str:
     if departure is None or not (departed := departure.departed(state)):
         return ""
     membership, server, least = rounds.membership, rounds.server, departure.min_alive
-    membership.seen |= set(filter(membership.takes, server.fleet.statuses))
-    everybody = membership.seen if membership.members is None else membership.members
+    membership.ever_online |= set(filter(membership.takes, server.fleet.statuses))
+    everybody = membership.ever_online if membership.members is None else membership.members
     departures, alive = len(departed & everybody), len(everybody - departed)
     if alive < least:
         detail = "" if least == 1 else f", {alive} have not, fewer than {least}"
         return f"{departures} of {len(everybody)} devices have left for good{detail}"
     if membership.members is not None:
         return ""
-    membership.left = departed
+    membership.departed = departed
     await server.reachable()
     await wait_for_cohort(server, membership, rounds.plan.cohort)
-    online = membership.here(server.fleet)
-    if not online or membership.training(server.fleet):
+    online = membership.list_online(server.fleet)
+    if not online or membership.list_trainable(server.fleet):
         return ""
     return f"all {len(online)} devices that are connected have left for good"

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Muster
+from edge_server.fleet.membership import Membership
 from edge_server.journal.checkpoints import Store
 from edge_server.journal.disk import P, R, persist
 from edge_server.journal.records import RoundClosed, RoundOpened, UpdateAccepted
@@ -100,7 +100,7 @@ class Rounds:
     model: Model
     test: Examples | None
     flush_observations: Callable[[], Awaitable[None]] | None = None
-    membership: Muster = field(default_factory=Muster)
+    membership: Membership = field(default_factory=Membership)
     labelled: Examples | None = None
     device: Device = CPU
     graph: bytes = b""

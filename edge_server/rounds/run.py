@@ -11,8 +11,8 @@ from functools import partial
 from edge_server.fleet.classes import ClassNames
 from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import RunInputs
-from edge_server.fleet.membership import MOST_NAMED, Members, Muster
-from edge_server.fleet.observe import Observing
+from edge_server.fleet.membership import MOST_NAMED, Members, Membership
+from edge_server.fleet.observe import Observer
 from edge_server.fleet.state import select_devices
 from edge_server.journal import run_clock
 from edge_server.journal.budget import Ledger, describe_spent_budget
@@ -66,10 +66,10 @@ log = logging.getLogger(__name__)
 def restore_membership(rounds: Rounds, records: Iterable[AnyRecord]) -> None:
     """Restore from the journal which devices were online, broken or silent."""
     every = list(records)
-    rounds.membership.seen |= {record.device for record in every if isinstance(record, Joined)}
+    rounds.membership.ever_online |= {record.device for record in every if isinstance(record, Joined)}
     for record in every:
         if isinstance(record, LeftOut) and record.silent:
-            rounds.membership.silent.recall(record.device, record.instance)
+            rounds.membership.silent.restore(record.device, record.instance)
         elif isinstance(record, LeftOut):
             rounds.membership.broken[record.device] = record.instance
         elif isinstance(record, UpdateAccepted):
@@ -184,7 +184,7 @@ def _blank_network(plan: Plan, test: Examples | None) -> Model:
 
 def build_membership(
     plan: Plan, algorithm: Algorithm, examples: tuple[Examples | None, Examples | None], records: Sequence[AnyRecord]
-) -> Muster:
+) -> Membership:
     """Build a run's membership with the class names and inputs known before any device connects.
 
     Args:
@@ -197,7 +197,7 @@ def build_membership(
     reads = algorithm.reads_labels or plan.evaluation.devices_every > 0
     test, labelled = examples
     classes = load_class_names(plan, test, labelled, records)
-    return Muster(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records))
+    return Membership(classes=classes, reads_labels=reads, inputs=load_run_inputs(plan, records))
 
 
 async def _run_and_leave(rounds: Rounds, begun: RunOpened) -> State:
@@ -330,8 +330,8 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
     spending = ledger.spending()
     if budget.joules is not None:
         membership.unmetered = frozenset(spending.unmetered)
-    if membership.here(fleet) and not membership.ready(fleet):
-        dark = ", ".join(membership.here(fleet)[:8])
+    if membership.list_online(fleet) and not membership.list_ready(fleet):
+        dark = ", ".join(membership.list_online(fleet)[:8])
         return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
     return describe_spent_budget(budget, spending)
 
@@ -352,28 +352,28 @@ async def _observe(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterator[No
     await rounds.persist(
         store.append, run_clock.server_began(records, at=server.clock(), utc_s=now_utc_s, versions=versions())
     )
-    observing = Observing(server.clock, lambda batch: server.worker(store.extend, batch))
+    observer = Observer(server.clock, lambda batch: server.worker(store.extend, batch))
     membership = rounds.membership
 
     def presence(status: Status) -> None:
         if membership.takes(status.device):
-            observing.presence(status)
+            observer.record_status(status)
 
     def report(report: Report) -> None:
         if membership.takes(report.device):
-            observing.report(report)
+            observer.record_report(report)
 
-    observing.begin(records, select_devices(server.fleet, membership.takes))
-    server.seen.append(presence)
-    server.keep.append(report)
+    observer.begin(records, select_devices(server.fleet, membership.takes))
+    server.status_listeners.append(presence)
+    server.report_listeners.append(report)
     try:
-        async with background(observing.keep()):
-            rounds.flush_observations = observing.settled
+        async with background(observer.write_batches()):
+            rounds.flush_observations = observer.flush
             yield
-            await observing.settled()
+            await observer.flush()
     finally:
-        server.seen.remove(presence)
-        server.keep.remove(report)
+        server.status_listeners.remove(presence)
+        server.report_listeners.remove(report)
 
 
 @asynccontextmanager
@@ -383,12 +383,12 @@ async def _record_costs(rounds: Rounds, records: list[AnyRecord]) -> AsyncIterat
     costs.recall(records)
     for report in rounds.server.fleet.reports.values():
         costs.hear(report)
-    rounds.server.keep.append(costs.hear)
+    rounds.server.report_listeners.append(costs.hear)
     try:
         async with background(costs.keep()):
             yield costs
     finally:
-        rounds.server.keep.remove(costs.hear)
+        rounds.server.report_listeners.remove(costs.hear)
 
 
 def is_live(records: Iterable[AnyRecord]) -> bool:

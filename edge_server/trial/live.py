@@ -16,10 +16,10 @@ import torch
 from msgspec import structs
 
 from edge_server.fleet.admission import longest_packet
-from edge_server.fleet.broker import open_door
-from edge_server.fleet.history import history_of
+from edge_server.fleet.broker import describe_exposure
+from edge_server.fleet.history import open_history
 from edge_server.fleet.hub import Server
-from edge_server.fleet.membership import Muster
+from edge_server.fleet.membership import Membership
 from edge_server.fleet.single_server import require_single_server
 from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
@@ -88,27 +88,27 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
     _make(data_dir, folder)
     with hold_lock(folder) as lock, _unless_begun(folder):  # a second server would throw the first off the broker
         session, transport = await _connection(config, data_dir)
-        history = history_of(config, in_thread)
+        history = open_history(config, in_thread)
         server = Server(
             *(config.site, transport, monotonic, in_thread),
-            keep=[history.hear],
+            report_listeners=[history.hear],
             was_run=lambda run: exists(data_dir, run),
             broker=transport.connected,
-            takes=Muster(members).takes,
+            takes=Membership(members).takes,
             window_bytes=config.link.window * config.link.frame_bytes,
             closed_topics=transport.closed,
         )
         transport.admits, server.longest_bytes = server.admits, transport.most_packet_bytes
         alone = _require_alone(transport, config.site, session, gives_way=watcher is not None)
         beside = background(alone, keep_lock(lock), watch_denied(config, partial(deny, server)))
-        async with transport.running(), history.keeping(), server.listening(), beside:
+        async with transport.running(), history.running(), server.listening(), beside:
             if watcher:
-                await wait_for_fleet(server, plan, Muster(members), config, watcher.say)
+                await wait_for_fleet(server, plan, Membership(members), config, watcher.say)
             with closing(await _open_store(data_dir, folder)) as store:
                 log.info("run %s in %s", name, store.folder)
                 await server.reachable()
                 if not watcher and not closed_rounds(store.records()):
-                    await wait_without_end(server, plan, Muster(members))
+                    await wait_without_end(server, plan, Membership(members))
                 async with among_peers(config, plan, name, store) as others, _watched(folder, watcher):
                     us, graph = (plan, name, server, store, config.link), await in_thread(make_evaluation_graph, plan)
                     own = partial(run_plan, *us, started=utc_stamp(), members=members, device=device)
@@ -118,7 +118,7 @@ async def serve(config: ServerConfig, plan: Plan, name: str, watcher: Watcher | 
 
 def _warn(config: ServerConfig, plan: Plan, watcher: Watcher | None) -> None:
     """Tell of a broker that is open to everybody, and of what the plan says in vain."""
-    if told := open_door(config.broker):
+    if told := describe_exposure(config.broker):
         log.warning("%s", told)
     if not config.strangers and (told := describe_unapplied(plan)):  # to agents of `--local` all of it applies
         if watcher:
@@ -140,7 +140,7 @@ async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, Mq
     """Return the server's session and connection, not open yet; say so where anybody may use that broker."""
     ended = await in_thread(ended_runs, data_dir)
     session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
-    if told := open_door(config.broker):
+    if told := describe_exposure(config.broker):
         log.warning("%s", told)
     known_as, most = (f"{config.site}.{SERVER}", session.presence), longest_packet(config.link.frame_bytes)
     probe = SessionProbe.of_server(config.site)

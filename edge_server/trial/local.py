@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edge_server.fleet.broker import PrivateBroker, running
+from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import LOCAL
 from edge_server.plan.devices import DevicePlan
@@ -79,7 +79,7 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
     place = local.place
     place.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(running(place, embedded=local.embedded))
+        broker = await stack.enter_async_context(run_private_broker(place, embedded=local.embedded))
         children = {SERVER: await stack.enter_async_context(server(local, place, broker))}
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from edge_server.fleet.broker import PrivateBroker, running
+from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import SITES, new_name
 from edge_server.plan.plan import Plan, devices
@@ -70,7 +70,7 @@ async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord],
         brokers = dict[str, PrivateBroker]()
         for site, local in sites.items():
             local.place.mkdir(parents=True, exist_ok=True)
-            brokers[site] = await stack.enter_async_context(running(local.place, embedded=local.embedded))
+            brokers[site] = await stack.enter_async_context(run_private_broker(local.place, embedded=local.embedded))
         children = {site: {SERVER: await _server(stack, local, brokers)} for site, local in sites.items()}
         for site, local in sites.items():
             children[site] |= await _agents(stack, local, brokers[site])

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from edge_server.fleet import membership
 from edge_server.fleet.hub import CONNECT_S, Server
-from edge_server.fleet.membership import Muster
+from edge_server.fleet.membership import Membership
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from shared.errors import ConfigError, Unreachable
@@ -20,7 +20,7 @@ MOST_NAMED = 8
 
 
 async def wait_for_fleet(
-    server: Server, plan: Plan, members: Muster, config: ServerConfig, say: Callable[[str], None]
+    server: Server, plan: Plan, members: Membership, config: ServerConfig, say: Callable[[str], None]
 ) -> None:
     """Wait for the broker and for as many devices as the plan asks for, `cohort.wait_s` for each.
 
@@ -57,7 +57,7 @@ async def wait_for_fleet(
     )
 
 
-async def wait_without_end(server: Server, plan: Plan, members: Muster) -> None:
+async def wait_without_end(server: Server, plan: Plan, members: Membership) -> None:
     """Wait for the broker and for as many devices as the plan asks for, however long; warn every `cohort.wait_s`.
 
     Args:
@@ -82,7 +82,7 @@ async def wait_without_end(server: Server, plan: Plan, members: Muster) -> None:
         await server.reachable()
 
 
-def _require_enough(plan: Plan, members: Muster) -> None:
+def _require_enough(plan: Plan, members: Membership) -> None:
     least = plan.cohort.min_devices
     if members.members is not None and len(members.members) < least:
         raise ConfigError(

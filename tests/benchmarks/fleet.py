@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 from counter import Counted, counting
 
-from edge_server.fleet.broker import free_port, running
+from edge_server.fleet.broker import free_port, run_private_broker
 from edge_server.gateway.state import read_state
 from edge_server.journal.records import RoundClosed, closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
@@ -298,7 +298,7 @@ class Known:
 async def _broker(stack: AsyncExitStack, folder: Path, port: int, site: LiveSite | None) -> int:
     """Start the broker; return its pid."""
     if site is None:
-        return (await stack.enter_async_context(running(folder, port=port))).process.pid
+        return (await stack.enter_async_context(run_private_broker(folder, port=port))).process.pid
     await site.start()
     assert site.process
     stack.push_async_callback(site.stop)

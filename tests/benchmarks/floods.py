@@ -16,7 +16,7 @@ import fleet
 from flooder import KINDS
 from measure import Figure
 
-from edge_server.fleet.broker import free_port, running
+from edge_server.fleet.broker import free_port, run_private_broker
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
 from shared.errors import FieldFleetError
@@ -52,7 +52,7 @@ async def flooded(kind: str, *, seconds: float, devices: int) -> list[Figure]:
             hidden = MODEL_BYTES // 4 // fleet.HIDDEN_PER_PARAMETER
             plan = fleet.PLAN.format(rounds=1_000_000, hidden=hidden, devices=devices, epochs=0)
             (place.path / "plan.toml").write_text(plan)
-            broker = await stack.enter_async_context(running(place.path, port=port))
+            broker = await stack.enter_async_context(run_private_broker(place.path, port=port))
             server = {"plan": "plan.toml", "site": "lab", "run": "bench", "data_dir": str(place.path), "threads": 1}
             pid = await place.configured("server", "edge_server", {**server, "broker": {"port": port}})
             await fleet.until((place.path / "bench" / JOURNAL).exists, check=place.require_well)

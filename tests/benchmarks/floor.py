@@ -21,7 +21,7 @@ from pathlib import Path
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.runtime.processes import terminate
 
 FRAME, WINDOW = 256 * 1024, 16
@@ -122,7 +122,7 @@ async def measure(*, model_bytes: int, devices: int, rounds: int) -> list[float]
     """Return the seconds of warm rounds over a private mosquitto."""
     with tempfile.TemporaryDirectory(prefix="fieldfleet-floor-") as name:
         async with AsyncExitStack() as stack:
-            broker = await stack.enter_async_context(running(Path(name)))
+            broker = await stack.enter_async_context(run_private_broker(Path(name)))
             results: list[float] = []
             server = threading.Thread(
                 target=lambda: results.extend(serve(broker.port, devices, model_bytes, rounds)), daemon=True

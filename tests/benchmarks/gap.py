@@ -25,7 +25,7 @@ import msgspec
 import netns
 from measure import Figure, NotRun, Row, told
 
-from edge_server.fleet.broker import mosquitto
+from edge_server.fleet.broker import find_mosquitto
 from edge_server.plan.plan import devices, share
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_text import lines, table
@@ -139,7 +139,7 @@ def live(folder: Path, boards: Sequence[Board] = BOARDS, *, text: str, burst: st
         conf = folder / "mosquitto.conf"
         said = "allow_anonymous true\nset_tcp_nodelay true\npersistence false\nmax_packet_size 8388608\n"
         conf.write_text(listeners + said)
-        site.start("broker", [str(mosquitto()), "-c", str(conf)])
+        site.start("broker", [str(find_mosquitto()), "-c", str(conf)])
         time.sleep(0.5)
         keys = {
             "plan": "plan.toml",

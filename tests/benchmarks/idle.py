@@ -16,7 +16,7 @@ import fleet
 import psutil
 from measure import Figure
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from edge_server.fleet.view import watch_site
 from shared.transport.base import Broker
 
@@ -50,7 +50,7 @@ async def _one() -> tuple[float, float, list[str]]:
     with tempfile.TemporaryDirectory() as name:
         async with AsyncExitStack() as stack:
             place = fleet.Place(Path(name), stack)
-            broker = await stack.enter_async_context(running(place.path))
+            broker = await stack.enter_async_context(run_private_broker(place.path))
             config = {
                 "device": "idle",
                 "site": SITE,

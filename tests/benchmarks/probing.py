@@ -18,7 +18,7 @@ from device_agent.config import BoardConfig, MeterConfig
 from device_agent.measurement.board import load_measuring, open_board
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.probes import PROBES
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from edge_server.fleet.view import watch_site
 from shared.errors import NoData
 from shared.transport.base import Broker
@@ -35,7 +35,7 @@ async def _waiting(folder: Path, url: str, settled_s: float, watched_s: float) -
     """Return the share of a core that an agent with a meter takes, children too, and its PSS in MB."""
     async with AsyncExitStack() as stack:
         place = fleet.Place(folder, stack)
-        broker = await stack.enter_async_context(running(place.path))
+        broker = await stack.enter_async_context(run_private_broker(place.path))
         config = {
             "device": "idle",
             "site": SITE,

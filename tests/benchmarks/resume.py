@@ -25,7 +25,7 @@ from counter import Counted, counting
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.fleet.broker import mosquitto
+from edge_server.fleet.broker import find_mosquitto
 from shared.transfer.frames import FRAME_BYTES
 
 HIDDEN = 83_300
@@ -108,7 +108,7 @@ class Site:
             f"listener {self.port} {self.address}\nallow_anonymous true\nset_tcp_nodelay true\n"
             "persistence false\nmax_packet_size 8388608\n"
         )
-        return [str(mosquitto()), "-c", str(path)]
+        return [str(find_mosquitto()), "-c", str(path)]
 
     def _server(self) -> list[str]:
         (self.folder / "plan.toml").write_text(PLAN)

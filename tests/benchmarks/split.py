@@ -45,7 +45,7 @@ from split_run import (
     steps_s,
 )
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from edge_server.plan.plan import Plan
 
 SIZE, TURNS, REPLAYED = Size(steps=12), 3, 3
@@ -58,7 +58,7 @@ async def live(folder: Path, plan: Plan, size: Size) -> Stepped:
     """Do a plan's rounds as processes over a private mosquitto."""
     async with AsyncExitStack() as stack:
         place = Place(folder, stack)
-        broker = await stack.enter_async_context(running(folder))
+        broker = await stack.enter_async_context(run_private_broker(folder))
         reach: dict[str, object] = {"broker": {"port": broker.port}}
         pids: dict[str, list[int]] = {"broker": [broker.process.pid], "server": [], "agent": [], "trainer": []}
         pids["server"].append(await place.configured("server", "edge_server", server_keys(folder) | reach))

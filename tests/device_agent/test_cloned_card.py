@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.exchange import owner
 from device_agent.exchange.outbox import Outbox
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.protocol import wire
 from shared.protocol.messages import Update
 from shared.protocol.topics import topic
@@ -35,7 +35,7 @@ def test_an_update_of_the_copied_board_is_set_aside_and_not_delivered(tmp_path, 
     async def scene() -> list[bytes]:
         async with (
             asyncio.timeout(LIMIT_S),
-            running(tmp_path) as broker,
+            run_private_broker(tmp_path) as broker,
             MqttTransport(Broker(port=broker.port), "tester").running() as transport,
         ):
             await transport.connected.wait()

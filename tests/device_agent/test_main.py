@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Hyper, Status, Task, Transfer, Update, Want
 from shared.protocol.topics import topic
@@ -35,7 +35,7 @@ async def site(folder: Path, **config: str) -> AsyncIterator[tuple[Process, Mqtt
     """Run a broker, an agent on it, and a transport for the test."""
     async with (
         asyncio.timeout(LIMIT_S),
-        running(folder) as broker,
+        run_private_broker(folder) as broker,
         living(write_config(folder, broker.port, **config)) as process,
         MqttTransport(Broker(port=broker.port), "tester").running() as transport,
     ):

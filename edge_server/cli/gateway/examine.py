@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]
 from cryptography import x509
 
 from edge_server.fleet.admission import longest_packet
-from edge_server.fleet.broker import open_door
+from edge_server.fleet.broker import describe_exposure
 from edge_server.gateway.check import Finding
 from edge_server.gateway.reload import PROGRAM
 from edge_server.gateway.site_folder import PAIRS, SiteFolder
@@ -127,7 +127,7 @@ async def examine_broker(config: ServerConfig) -> list[Finding]:
     else:
         found = [good("server's connection", f"{place} takes the server")]
         found += await examine_capabilities(broker, name, where, longest_packet(config.link.frame_bytes))
-    if told := open_door(broker):
+    if told := describe_exposure(broker):
         problem, _, mend = told.partition("; ")
         found.append(advice("server's connection", problem, mend))
     return found

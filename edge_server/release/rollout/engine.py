@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from edge_server.fleet.admission import Admission, Subscriptions
-from edge_server.fleet.observe import Allowance
+from edge_server.fleet.admission import Admission
+from edge_server.fleet.record_limiter import RecordLimiter
 from edge_server.fleet.state import Fleet
+from edge_server.fleet.subscriptions import Subscriptions
 from edge_server.journal.rollouts.file import (
     AnyRolloutRecord,
     BoardGivenUp,
@@ -121,7 +122,7 @@ class RolloutEngine:
     _said_at: dict[tuple[str, str], float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     closed_topics: set[bytes] = field(default_factory=set)
-    _told: Allowance = field(default_factory=lambda: Allowance(TOLD_AT_ONCE, TOLD_PER_S, "a rollout's journal"))
+    _told: RecordLimiter = field(default_factory=lambda: RecordLimiter(TOLD_AT_ONCE, TOLD_PER_S, "a rollout's journal"))
     _untold: set[str] = field(default_factory=set)
     _patience: Patience = field(default_factory=Patience)
     _deserted_since: float | None = None
@@ -305,8 +306,8 @@ class RolloutEngine:
             except WireError as error:
                 device = parse_device(delivery[0])
                 self._refuse(device, error)
-                admission.charge(device)
-                admission.waste(device, parse_channel(delivery[0]), len(delivery[1]))
+                admission.penalize(device)
+                admission.count_useless(device, parse_channel(delivery[0]), len(delivery[1]))
 
     def _refuse(self, device: str, error: WireError) -> None:
         """Say once of each board that something of it was refused."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from edge_server.fleet.admission import MOST_BYTES, Admission, Subscriptions, longest_packet
+from edge_server.fleet.admission import MOST_BYTES, Admission, longest_packet
+from edge_server.fleet.subscriptions import Subscriptions
 from edge_server.plan.data_folder import claim_data_folder
 from edge_server.plan.server_config import ServerConfig
 from edge_server.release.top_server.figures import TopFigures
@@ -115,7 +116,7 @@ class TopServer:
         is_awaited = size <= self.longest_bytes and self.intake.awaits(device)
         is_awaited = is_awaited and self._admission.has_room(device, channel, size)
         if not is_awaited:
-            self._admission.waste(device, channel, size)
+            self._admission.count_useless(device, channel, size)
         return is_awaited
 
     async def _hear(self, admission: Admission) -> None:
@@ -131,10 +132,10 @@ class TopServer:
                     await self._offered(device, wire.decode(data))
             except WireError as error:
                 self._refuse(device, error)
-                admission.charge(device)
+                admission.penalize(device)
                 is_of_use = False
             if not is_of_use:
-                admission.waste(device, FROM_DEVICE, len(data))
+                admission.count_useless(device, FROM_DEVICE, len(data))
 
     async def _offered(self, device: str, message: object) -> None:
         """Begin to take a request, or tell its device why not.
@@ -195,7 +196,7 @@ class TopServer:
         if error:
             self._refuse(device, error)
             if self._admission:
-                self._admission.charge(device)
+                self._admission.penalize(device)
         else:
             self.figures.served(timing, held.request.params.size, len(outputs))
         self._answer(device, held.request, timing=timing, outputs=outputs, error=error)

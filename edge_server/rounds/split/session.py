@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_server.fleet.answers import Answers, skip
+from edge_server.fleet.answers import Answers, build_skip
 from edge_server.fleet.hub import Server
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
@@ -112,7 +112,7 @@ class SplitRound:
         if answer is Reply.TAKE:
             await self._take(session, offer)
         elif isinstance(answer, int):
-            self.answers.tell(device, "gradient", skip(offer, answer), SKIP_COST)
+            self.answers.tell(device, "gradient", build_skip(offer, answer), SKIP_COST)
 
     async def _answer_again(self, session: DeviceSession, offer: Features) -> None:
         """Send a gradient again to a device that lost it or restarts its session, within its rate limit."""
@@ -160,7 +160,7 @@ class SplitRound:
         if session := self.barrier.sessions.get(device):
             self.payloads.answer_want(session, want)
 
-    async def returned(self, device: str) -> None:
+    async def handle_reconnect(self, device: str) -> None:
         """Request missing features from a device that has reconnected."""
         if session := self.barrier.sessions.get(device):
             await self.payloads.ask_after_reconnect(session)
@@ -251,7 +251,7 @@ class SplitRound:
         log.debug("step of round %d: number=%d devices=%d", self._gather.number, number, len(devices))
         if absent:
             log.info("round %d: step %d goes on without %s", self._gather.number, number, ", ".join(sorted(absent)))
-        skips = {device: skip(_offer(sessions[device]), self.barrier.step) for device in in_vain}
+        skips = {device: build_skip(_offer(sessions[device]), self.barrier.step) for device in in_vain}
         offers = {device: _offer(sessions[device]) for device in devices}
         # All of it before anything is waited for: offers come meanwhile.
         features = {device: sessions[device].take_features() for device in devices}

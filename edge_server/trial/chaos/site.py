@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from edge_server.fleet.broker import PrivateBroker, free_port, running
+from edge_server.fleet.broker import PrivateBroker, free_port, run_private_broker
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
@@ -193,7 +193,7 @@ class Site:
 
     @asynccontextmanager
     async def _run_broker(self) -> AsyncIterator[Process]:
-        async with running(self.place, port=self._port, embedded=self.local.embedded) as self.broker:
+        async with run_private_broker(self.place, port=self._port, embedded=self.local.embedded) as self.broker:
             yield self.broker.process
 
 

@@ -18,7 +18,7 @@ from device_agent.commands.diagnosis import examine
 from device_agent.commands.diagnosis.checks import SIGILL_CURES, Check, check_broker
 from device_agent.config import BoardConfig
 from device_agent.probes import runtime
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
 from tests.device_agent.agent_side import write_config
@@ -77,7 +77,7 @@ def test_where_all_is_well_it_ends_with_0(tmp_path, libraries) -> None:
     """A real broker, a folder that can be written; the folder is left to the agent to make."""
 
     async def story() -> tuple[int, dict[str, Check]]:
-        async with running(tmp_path) as broker:
+        async with run_private_broker(tmp_path) as broker:
             return await asyncio.to_thread(checked, "--config", write_config(tmp_path, broker.port))
 
     code, checks = asyncio.run(story())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.protocol import wire
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import BLOCK_BYTES, Ack, Assignment, Hyper, Report, Update, Want
@@ -69,7 +69,7 @@ def story(tmp_path, task, parameters, cut, examples, more: str = "") -> tuple[Co
         data = f'source = "csv"\npath = "{examples.path}"'
         async with (
             asyncio.timeout(LIMIT_S),
-            running(tmp_path) as broker,
+            run_private_broker(tmp_path) as broker,
             MqttTransport(Broker(port=broker.port), "tester").running() as transport,
             living(write_config(tmp_path, broker.port, data, more)) as process,
         ):

@@ -73,11 +73,11 @@ def config(folder: Path, port: int, version: int = 5) -> AgentConfig:
 @pytest.mark.parametrize(("embedded", "version"), [(False, 5), (False, 3), (True, 3)])
 def test_both_ways_are_measured_through_the_broker(tmp_path, embedded, version) -> None:
     """Also over MQTT 3.1.1, and over the broker in pure Python; nothing retained is left behind."""
-    if not embedded and broker.mosquitto() is None:
+    if not embedded and broker.find_mosquitto() is None:
         pytest.skip("mosquitto is not installed")
 
     async def routine() -> None:
-        async with broker.running(tmp_path, embedded=embedded) as here:
+        async with broker.run_private_broker(tmp_path, embedded=embedded) as here:
             found = await probe_link(config(tmp_path, here.port, version), SHORT)
             assert not found.absent
             assert set(found.readings) == NAMES

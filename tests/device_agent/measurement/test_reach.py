@@ -14,7 +14,7 @@ from device_agent.commands.diagnosis.examine import examine_broker
 from device_agent.config import AgentConfig
 from device_agent.measurement.link_test import Schedule, probe_link
 from device_agent.measurement.reach import IN_USE, holding_off
-from edge_server.fleet.broker import running
+from edge_server.fleet.broker import run_private_broker
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import FOLDER_LOCK, hold_lock
@@ -47,7 +47,7 @@ def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
     """Neither under MQTT 5 nor under 3.1.1 is a session left, though the agent's own would last for a day."""
 
     async def story() -> None:
-        async with running(tmp_path) as broker:
+        async with run_private_broker(tmp_path) as broker:
             assert await find_refusal(Broker(port=broker.port, version=version), NAME, TOPIC) == ""
             assert not sessions(broker.port, NAME)
             assert sessions(broker.port, NAME)  # the question itself leaves one: so it can tell
@@ -58,7 +58,7 @@ def test_a_broker_that_serves_us_keeps_nothing_of_it(tmp_path, version) -> None:
 @pytest.mark.broker
 def test_one_that_knows_only_the_older_version_serves_too(tmp_path) -> None:
     async def story() -> None:
-        async with running(tmp_path, embedded=True) as broker:
+        async with run_private_broker(tmp_path, embedded=True) as broker:
             assert await find_refusal(Broker(port=broker.port), NAME, TOPIC, 1.0) == ""
 
     asyncio.run(story())

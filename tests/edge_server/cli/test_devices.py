@@ -75,7 +75,7 @@ def a_site(folder: Path) -> Iterator[Path]:
 
 
 async def _publish(stack: AsyncExitStack, folder: Path) -> int:
-    port = (await stack.enter_async_context(broker.running(folder))).port
+    port = (await stack.enter_async_context(broker.run_private_broker(folder))).port
     transport = await stack.enter_async_context(MqttTransport(Broker(port=port), "publisher").running())
     await transport.connected.wait()
     here, gone = (

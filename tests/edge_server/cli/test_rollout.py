@@ -42,7 +42,7 @@ def a_site(folder: Path, count: int) -> Iterator[Path]:
 
     async def live() -> None:
         async with AsyncExitStack() as stack:
-            ports.append((await stack.enter_async_context(broker.running(folder))).port)
+            ports.append((await stack.enter_async_context(broker.run_private_broker(folder))).port)
             boards = []
             for number in range(count):
                 name = f"pi-{number}"

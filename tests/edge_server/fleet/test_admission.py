@@ -74,7 +74,7 @@ def test_who_sends_nothing_of_use_is_read_more_rarely():
             if door.inside.waiting_bytes:
                 for device in await door.taken(door.inside.waiting_bytes // len(b"offer")):
                     if device == "flood":
-                        door.inside.charge(device)
+                        door.inside.penalize(device)
         assert int(MESSAGES) - door.refused["flood", "flood"] == pytest.approx(MESSAGES / (1 + REFUSED), abs=1)
         assert not door.refused["good", "flood"]
 
@@ -195,9 +195,9 @@ def test_a_channel_is_closed_for_twice_as_long_each_time_and_to_nobody_else():
         for pause_s in (0.0, 1.0, admission.LONGEST_CLOSED_S + 1):
             await asyncio.sleep(pause_s)
             began = asyncio.get_running_loop().time()
-            door.inside.waste("clumsy", "update", int(BYTES) // 2)
+            door.inside.count_useless("clumsy", "update", int(BYTES) // 2)
             for _ in range(200):
-                door.inside.waste("flood", "update", len(FRAME))
+                door.inside.count_useless("flood", "update", len(FRAME))
             assert door.inside.closed_to("update") == {"flood"}
             assert door.inside.closed_to("features") == set()
             while door.inside.closed_to("update"):  # noqa: ASYNC110 - nobody tells when it is over
@@ -220,10 +220,10 @@ def test_many_small_messages_of_no_use_close_a_channel_too():
         ):
             for number in range(int(most) + 1):
                 assert not door.inside.closed_to("update"), number
-                door.inside.waste("flood", "update", 82)
+                door.inside.count_useless("flood", "update", 82)
             began = loop.time()
             while door.inside.closed_to("update"):
-                door.inside.waste("flood", "update", 82)  # on its way when the broker was told
+                door.inside.count_useless("flood", "update", 82)  # on its way when the broker was told
                 await asyncio.sleep(0.5)
             assert loop.time() - began == seconds
 
@@ -240,7 +240,7 @@ def test_what_an_honest_device_sends_in_vain_closes_nothing(pieces, size, times,
         door = Door(window_bytes=16 << 18)
         for _ in range(times):
             for _ in range(pieces):
-                door.inside.waste("pi", "update", size)
+                door.inside.count_useless("pi", "update", size)
             assert not door.inside.closed_to("update")
             await asyncio.sleep(pause_s)
 

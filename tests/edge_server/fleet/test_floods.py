@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge_server.fleet import admission, answers, broker
+from edge_server.fleet import admission, answers, broker, subscriptions
 from edge_server.fleet.admission import MOST_BYTES
 from edge_server.fleet.hub import Server
 from shared.protocol import wire
@@ -47,7 +47,7 @@ class Flooded:
 
 @pytest.fixture(params=["mosquitto", "embedded"])
 def kind(request) -> str:
-    if request.param == "mosquitto" and not broker.mosquitto():
+    if request.param == "mosquitto" and not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
     return request.param
 
@@ -55,7 +55,7 @@ def kind(request) -> str:
 @asynccontextmanager
 async def flooded(folder, kind: str, clock=monotonic) -> AsyncIterator[Flooded]:
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-        running = await stack.enter_async_context(broker.running(folder, embedded=kind == "embedded"))
+        running = await stack.enter_async_context(broker.run_private_broker(folder, embedded=kind == "embedded"))
         place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
         clients = [MqttTransport(place, name) for name in ("server", "flood", "honest")]
         for client in clients:
@@ -143,14 +143,14 @@ class Awaiting:
     async def frame(self, _device: str, _data: bytes) -> bool:
         return False
 
-    def gone(self, device: str) -> None:
+    def handle_disconnect(self, device: str) -> None:
         """It awaits him all the same."""
 
 
 @pytest.mark.parametrize("is_awaited", [False, True], ids=["unasked", "of another update"])
 def test_the_broker_forwards_no_more_of_who_floods_with_frames(tmp_path, kind, monkeypatch, is_awaited):
     """Others are heard meanwhile, also who is born only then; the flooder is when his time is over."""
-    monkeypatch.setattr(admission, "LOOK_S", 0.1)
+    monkeypatch.setattr(subscriptions, "LOOK_S", 0.1)
     passed_s = 0.0
 
     async def play() -> None:
@@ -226,7 +226,7 @@ def test_births_of_names_that_nobody_has_seen(tmp_path):
     folder = tmp_path
 
     async def play() -> None:
-        async with flooded(folder, "embedded" if not broker.mosquitto() else "mosquitto") as here:
+        async with flooded(folder, "embedded" if not broker.find_mosquitto() else "mosquitto") as here:
             for number in range(2000):
                 name = f"device-{number}"
                 birth = Status(device=name, session=1, instance="a", online=True, version="v" * 500)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from edge_server.fleet.history import BATCH_S, MAX_DEVICES, History
+from edge_server.fleet.history import BATCH_S, MAX_DEVICES, HistoryWriter
 from edge_server.fleet.hub import Server
 from edge_server.journal.report_history import FILE, ReportHistory, latest_reports, reading_history
 from shared.protocol import wire
@@ -19,8 +19,10 @@ from tests.edge_server.harness import SITE, virtual
 NAME = "power.total_watts"
 
 
-def kept_by(folder) -> History:
-    return History(ReportHistory(folder, 14, 1 << 20), inline, calendar=lambda: 1e9 + asyncio.get_running_loop().time())
+def kept_by(folder) -> HistoryWriter:
+    return HistoryWriter(
+        ReportHistory(folder, 14, 1 << 20), inline, calendar=lambda: 1e9 + asyncio.get_running_loop().time()
+    )
 
 
 def test_what_a_server_hears_is_kept_with_the_time_it_was_heard(tmp_path):
@@ -28,14 +30,14 @@ def test_what_a_server_hears_is_kept_with_the_time_it_was_heard(tmp_path):
 
     async def play() -> None:
         broker, kept = MemoryTransport(), kept_by(tmp_path)
-        server = Server(SITE, broker, asyncio.get_running_loop().time, inline, keep=[kept.hear])
+        server = Server(SITE, broker, asyncio.get_running_loop().time, inline, report_listeners=[kept.hear])
 
         async def say(message: Report | Status, channel: str = "report") -> None:
             await broker.publish(topic(SITE, "orin", channel), wire.encode(message), retain=True)
 
         first, second = report(Random(1), 100.0), report(Random(2), 130.0)
         await say(Status(device="orin", session=1, instance=first.instance, online=True), "status")
-        async with kept.keeping(), server.listening():
+        async with kept.running(), server.listening():
             await say(first)
             await asyncio.sleep(30)
             await say(first)
@@ -53,7 +55,7 @@ def test_of_a_device_that_reports_all_the_time_one_report_a_batch_is_kept(tmp_pa
 
     async def play() -> None:
         kept = kept_by(tmp_path)
-        async with kept.keeping():
+        async with kept.running():
             for number in range(1000):
                 kept.hear(report(Random(0), float(number)))
                 await asyncio.sleep(BATCH_S / 100)
@@ -73,7 +75,7 @@ def test_a_full_disk_is_said_once_and_stops_nothing(disk, caplog):
 
     async def play() -> None:
         kept = kept_by(disk.path / "site")
-        async with kept.keeping():
+        async with kept.running():
             disk.fill()
             for number in range(20):
                 kept.hear(report(Random(0), float(number)))

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, PAUSE_S, SETTLE_S, Observing, sense_report
+from edge_server.fleet.observe import BATCH_S, GRACE_S, MOST, SETTLE_S, Observer
+from edge_server.fleet.report_changes import PAUSE_S, sense_report
 from edge_server.journal import sqlite
 from edge_server.journal.records import Joined, Left, RoundOpened, RunClosed, Sensed, ServerBegan, UpdateAccepted
 from shared.errors import Unwritable
@@ -126,16 +127,16 @@ def test_comings_and_goings_tell_a_new_process_from_a_new_connection():
             written.append(list(batch))
 
         clock = asyncio.get_running_loop().time
-        observing = Observing(clock, extend)
-        keeping = asyncio.create_task(observing.keep())
+        observer = Observer(clock, extend)
+        keeping = asyncio.create_task(observer.write_batches())
         words = [status("x", 1), status("x", 2), status("x", 2, online=False), status("y", 3)]
         for word in [*words, status("y", 3, online=False), status("y", 3, online=False)]:
-            observing.presence(word)
+            observer.record_status(word)
         await asyncio.sleep(2 * BATCH_S)
         assert len(written) == 1, "one write for all of a second"
-        observing.presence(status("y", 4))
+        observer.record_status(status("y", 4))
         begun = clock()
-        await observing.settled()
+        await observer.flush()
         assert clock() == begun, "the end of a run waits for no batch"
         keeping.cancel()
         return [(type(one), getattr(one, "cause", "")) for batch in written for one in batch]
@@ -162,16 +163,16 @@ def test_a_full_disk_loses_no_word_and_a_run_does_not_wait_for_words(caplog):
             written.extend(batch)
 
         clock = asyncio.get_running_loop().time
-        observing = Observing(clock, extend)
-        keeping = asyncio.create_task(observing.keep())
-        observing.presence(status("x", 1))
-        await observing.settled()
+        observer = Observer(clock, extend)
+        keeping = asyncio.create_task(observer.write_batches())
+        observer.record_status(status("x", 1))
+        await observer.flush()
         assert clock() == SETTLE_S
         for number in range(MOST + 10):
-            observing.presence(Status(device=f"x-{number}", session=1, instance="x", online=True))
+            observer.record_status(Status(device=f"x-{number}", session=1, instance="x", online=True))
 
         full = False
-        await observing.settled()
+        await observer.flush()
         keeping.cancel()
         return len(written)
 
@@ -242,15 +243,15 @@ def test_a_device_that_never_stops_talking_does_not_fill_the_disk(caplog):
     async def extend(batch) -> None:
         raise AssertionError("nobody writes here")
 
-    observing = Observing(lambda: now, extend)
+    observer = Observer(lambda: now, extend)
     for number in range(36_000):
         now = number / 10
         if number % 2:
-            observing.presence(Status(device="a", session=number, instance="x", online=number % 4 == 1))
+            observer.record_status(Status(device="a", session=number, instance="x", online=number % 4 == 1))
         else:
-            observing.report(report(now, facts={"mode": str(number)}))
-    observing.report(report(now, device="b"))
-    heard = [observing.waiting.get_nowait() for _ in range(observing.waiting.qsize())]
+            observer.record_report(report(now, facts={"mode": str(number)}))
+    observer.record_report(report(now, device="b"))
+    heard = [observer.pending.get_nowait() for _ in range(observer.pending.qsize())]
     assert 600 + 0.9 * 1800 < len(heard) < 600 + 1800 + 10
     assert heard[-1].device == "b"
     assert caplog.text.count("says more than a run's journal takes") == 1

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge_server.fleet.broker import open_door
+from edge_server.fleet.broker import describe_exposure
 from edge_server.plan.server_config import ServerConfig
 from edge_server.rounds.check_plan import load
 from edge_server.trial import live
@@ -32,7 +32,7 @@ PAIR = Tls(ca="ca", cert="c", key="k")
     ],
 )
 def test_what_is_said_of_a_broker(broker, told):
-    found = open_door(broker)
+    found = describe_exposure(broker)
     assert told in found
     assert bool(found) is bool(told)
 
@@ -41,7 +41,7 @@ def test_a_server_says_it(tmp_path, monkeypatch, caplog):
     def stop(*_):
         raise KeyError("far enough")
 
-    monkeypatch.setattr(live, "history_of", stop)
+    monkeypatch.setattr(live, "open_history", stop)
     plan = load(write_plan(tmp_path, rounds=1), tmp_path)
     config = ServerConfig(plan="", data_dir=str(tmp_path), broker=Broker(host="10.0.0.7"))
     with pytest.raises(KeyError):

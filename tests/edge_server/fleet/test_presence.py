@@ -92,7 +92,7 @@ def test_two_real_clients_of_one_id(tmp_path):
 
     async def use() -> None:
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-            place = Broker(port=(await stack.enter_async_context(broker.running(tmp_path))).port)
+            place = Broker(port=(await stack.enter_async_context(broker.run_private_broker(tmp_path))).port)
             heard = await stack.enter_async_context(MqttTransport(place, "server").running())
             server = Server(SITE, heard, monotonic, inline)
             await stack.enter_async_context(server.listening())

@@ -107,12 +107,12 @@ def test_a_device_whose_birth_was_lost_is_asked_for(tmp_path):
 @pytest.mark.parametrize("said", ["death", "nothing", "a later death", "another's death"])
 def test_an_agent_that_is_said_to_be_gone_says_that_it_is_not(tmp_path, kind, said):
     """It watches what the broker retains of it; a server that starts then, and knows that alone, finds it here."""
-    if kind == "mosquitto" and not broker.mosquitto():
+    if kind == "mosquitto" and not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
 
     async def use() -> None:
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-            running = await stack.enter_async_context(broker.running(tmp_path, embedded=kind == "embedded"))
+            running = await stack.enter_async_context(broker.run_private_broker(tmp_path, embedded=kind == "embedded"))
             place = Broker(port=running.port, version=3 if kind == "embedded" else 5)
             session = Session(tmp_path / "session", "pi", SITE, "boot")
             agent = MqttTransport(place, "pi", session.presence)

@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 import pytest
 
+from edge_server.fleet.device_rows import Device, device_rows
 from edge_server.fleet.state import Fleet
 from edge_server.fleet.tables import (
     COLUMNS,
@@ -15,14 +16,13 @@ from edge_server.fleet.tables import (
     cell,
     devices_table,
     duration,
-    plot,
+    plot_readings,
     readings_table,
     short_text,
     sparkline,
     task_cost_cell,
-    throttled,
+    throttle_cell,
 )
-from edge_server.fleet.view import Device, device_rows
 from edge_server.journal.report_history import KeptReport
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
@@ -118,7 +118,9 @@ def test_what_one_device_says_takes_no_room_from_the_others(value):
     ],
 )
 def test_throttled_now_or_since_it_booted(flags, text):
-    assert throttled(device(readings={f"throttle.{name}_flag": reading(flag) for name, flag in flags.items()})) == text
+    assert (
+        throttle_cell(device(readings={f"throttle.{name}_flag": reading(flag) for name, flag in flags.items()})) == text
+    )
 
 
 def test_what_the_last_task_cost():
@@ -138,10 +140,10 @@ def test_a_plot_of_a_figure_over_time():
     assert sparkline([(0.0, 5.0), (100.0, 5.0)], 0, 100, width=4) == "▁  ▁"
     assert sparkline([(1.0, 0.0), (30.0, 0.5), (60.0, 1.0)], 0, 90, width=3) == "▁▅█"
     found = [(at, reading(value)) for at, value in values]
-    lines = plot("power.total_watts", found, 0.0, 7200.0)
+    lines = plot_readings("power.total_watts", found, 0.0, 7200.0)
     assert lines[0] == "power.total_watts, last 2 h: 75 reports"
     assert lines[2] == "least 1 W, most 3 W, last 3 W"
-    assert plot("x", [], 0.0, 86_400.0) == ["x: nothing was kept in the last 24 h"]
+    assert plot_readings("x", [], 0.0, 86_400.0) == ["x: nothing was kept in the last 24 h"]
 
 
 @pytest.mark.parametrize(

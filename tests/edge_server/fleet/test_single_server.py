@@ -11,7 +11,7 @@ import pytest
 
 from edge_server.__main__ import EXIT_CONFIG
 from edge_server.fleet import single_server
-from edge_server.fleet.broker import mosquitto, running
+from edge_server.fleet.broker import find_mosquitto, run_private_broker
 from shared.errors import ConfigError
 from shared.protocol import wire
 from shared.protocol.messages import Status
@@ -104,13 +104,13 @@ def test_words_alone_are_no_server(caplog):
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.skipif(mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path):
     """Both as processes: the trial ends with code 2 and leaves no run, the other one says so and goes on waiting."""
     path = write_plan(tmp_path, rounds=1)
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        port = runner.run(stack.enter_async_context(running(tmp_path))).port
+        port = runner.run(stack.enter_async_context(run_private_broker(tmp_path))).port
         config = tmp_path / "server.json"
         keys = {"plan": str(path), "site": "lab", "data_dir": str(tmp_path / "runs"), "broker": {"port": port}}
         config.write_text(json.dumps(keys | {"data_root": str(tmp_path)}))

@@ -42,7 +42,7 @@ def test_all_are_back_and_the_server_answers_meanwhile(tmp_path, record_property
     The server, which gives each its task again, lets no timer wait until the herd is back: how long is in the record,
     as are the attempts in time. That these are spread by jitter is shown in virtual time, by `test_backoff`.
     """
-    if not broker.mosquitto():
+    if not broker.find_mosquitto():
         pytest.skip("mosquitto is not installed")
     figures = asyncio.run(stampede(tmp_path, AGENTS))
     record_property("figures", repr(figures))
@@ -80,7 +80,7 @@ async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
     """Kill the broker of a site with an open round, start it again on the same port, wait for all."""
     port = free_port()
     async with AsyncExitStack() as stack:
-        async with broker.running(folder, port=port) as first:
+        async with broker.run_private_broker(folder, port=port) as first:
             attempts = await stack.enter_async_context(_herd(port, folder, agents, processes))
             server = await stack.enter_async_context(_serving(port, folder, agents))
             await _until(lambda: len(server.tasks) == agents)
@@ -92,7 +92,7 @@ async def stampede(folder: Path, agents: int, processes: int = 1) -> Figures:
             await first.process.wait()
         killed = time.monotonic()
         await asyncio.sleep(AWAY_S)
-        await stack.enter_async_context(broker.running(folder, port=port))
+        await stack.enter_async_context(broker.run_private_broker(folder, port=port))
         there = time.monotonic()
         await _until(lambda: all(server.fleet.statuses[d].session > number for d, number in before.items()))
         back_s = time.monotonic() - there

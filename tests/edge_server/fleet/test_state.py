@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.fleet.membership import Muster
+from edge_server.fleet.membership import Membership
 from edge_server.fleet.state import FRESH_REPORTS, REMEMBERED, Fleet
 from shared.protocol import wire
 from shared.protocol.messages import Report, Status
@@ -223,8 +223,8 @@ def test_a_board_that_only_serves_models_is_there_and_gets_no_tasks() -> None:
         fleet.observe(wire.decode_as(Status, presence.birth))
         assert fleet.statuses[name].state == state
     assert fleet.online == ("a", "b")
-    assert Muster().here(fleet) == ("a",)
+    assert Membership().list_online(fleet) == ("a",)
     fleet.observe(wire.decode_as(Status, presence.will))
     assert fleet.revive("b")
     assert fleet.online == ("a", "b")
-    assert Muster().here(fleet) == ("a",)
+    assert Membership().list_online(fleet) == ("a",)

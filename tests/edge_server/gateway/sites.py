@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.fleet.broker import mosquitto
+from edge_server.fleet.broker import find_mosquitto
 from edge_server.gateway.authority import Role, Subject, make_key, public_key_of
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.probe_access import BrokerEndpoint, ProbeConnection, open_probe
@@ -37,7 +37,7 @@ from tests.machine import free_port
 GUARD_S = 300.0
 """What hangs is an error."""
 
-needs_mosquitto = pytest.mark.skipif(not mosquitto(), reason="mosquitto is not installed")
+needs_mosquitto = pytest.mark.skipif(not find_mosquitto(), reason="mosquitto is not installed")
 
 
 def now() -> datetime:
@@ -107,7 +107,7 @@ class LiveSite:
         """Start the broker; return when it serves."""
         with (self.path.parent / "broker.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(str(mosquitto()), "-c", str(self.path / "mosquitto.conf")),
+                *(str(find_mosquitto()), "-c", str(self.path / "mosquitto.conf")),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **malloc.ENVIRONMENT},  # as the private broker has: benchmarks compare the two

@@ -54,12 +54,12 @@ def test_a_site_in_order_has_no_fault_and_a_stopped_broker_is_one(tmp_path):
 def test_a_broker_that_may_open_fewer_files_than_there_are_boards(tmp_path, monkeypatch, files, state):
     """A limit of 1,024, as Debian has it, refuses about the thousandth board; here 90 boards and a smaller limit."""
     limited = tmp_path / "limited"
-    limited.write_text(f'#!/bin/sh\nulimit -Sn {files}\nexec {broker.mosquitto()} "$@"\n')
+    limited.write_text(f'#!/bin/sh\nulimit -Sn {files}\nexec {broker.find_mosquitto()} "$@"\n')
     limited.chmod(0o755)
-    monkeypatch.setattr(broker, "mosquitto", lambda: str(limited))
+    monkeypatch.setattr(broker, "find_mosquitto", lambda: str(limited))
 
     async def scene():
-        async with broker.running(tmp_path) as running:
+        async with broker.run_private_broker(tmp_path) as running:
             [found] = examine.examine_open_files(running.port, 90)
             assert found.state == state
             assert f"{files} files" in found.told
@@ -77,7 +77,7 @@ def test_without_a_site_it_looks_at_broker_and_machine(tmp_path):
     word.chmod(0o644)
 
     async def scene():
-        async with broker.running(tmp_path) as running:
+        async with broker.run_private_broker(tmp_path) as running:
             path.write_text(
                 f'plan = "plan.toml"\nsite = "lab"\n'
                 f'[broker]\nport = {running.port}\nuser = "us"\npassword_file = "{word}"\n'

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from edge_server.fleet import membership
-from edge_server.fleet.membership import SILENT_ROUNDS, Silences
+from edge_server.fleet.silent_devices import FIRST_PROBE, SILENT_ROUNDS, SilentDevices
 from edge_server.fleet.state import Fleet
 from edge_server.journal.records import AnyRecord, LeftOut, RoundClosed, RoundOpened, closed_rounds
 from edge_server.trial.tables import failure_lines, rounds_table
@@ -54,7 +53,7 @@ def delayed(records: list[AnyRecord]) -> list[int]:
 
 def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
     """It was waited for in every round, to the deadline; now it is asked rarely, and not waited for."""
-    rounds = SILENT_ROUNDS + 2 + membership.FIRST_PROBE
+    rounds = SILENT_ROUNDS + 2 + FIRST_PROBE
 
     async def play() -> list[AnyRecord]:
         async with site(tmp_path, rounds=rounds, round=ROUND) as here:
@@ -65,7 +64,7 @@ def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
 
     records = virtual(play())
     assert delayed(records) == list(range(1, SILENT_ROUNDS + 1))
-    assert asked(records, "silent") == [*range(1, SILENT_ROUNDS + 1), SILENT_ROUNDS + membership.FIRST_PROBE + 1]
+    assert asked(records, "silent") == [*range(1, SILENT_ROUNDS + 1), SILENT_ROUNDS + FIRST_PROBE + 1]
     [out] = [one for one in records if isinstance(one, LeftOut)]
     assert (out.device, out.round, out.silent) == ("silent", SILENT_ROUNDS, True)
     assert [line for line in caplog.messages if "silent takes no part until it speaks" in line]
@@ -145,7 +144,7 @@ def test_a_word_that_comes_while_others_are_still_given_their_tasks_counts(tmp_p
 
 def test_a_silent_device_that_answers_takes_nobodys_place(tmp_path):
     """It is asked again in this round, speaks, and is first: the round waits for the other one all the same."""
-    number = SILENT_ROUNDS + membership.FIRST_PROBE + 1
+    number = SILENT_ROUNDS + FIRST_PROBE + 1
 
     async def play() -> list[RoundClosed]:
         async with site(tmp_path, rounds=number, round=ROUND) as here:
@@ -209,14 +208,14 @@ def test_a_restarted_server_remembers_who_was_silent(tmp_path):
 
 
 def test_probes_become_rarer():
-    fleet, silent, asked = Fleet(), Silences(), []
+    fleet, silent, asked = Fleet(), SilentDevices(), []
     for name in ("a", "b"):
         fleet.observe(Status(device=name, session=1, instance="test", online=True))
     for number in range(1000):
-        devices = silent.without(fleet, ["a", "b"])
+        devices = silent.skip_silent(fleet, ["a", "b"])
         asked += [number] * ("b" in devices)
         silent.begin(fleet, devices, 100.0 * number)
-        waits = set(devices) - silent.spared(fleet, devices)
-        silent.passed(fleet, waits - {"a"}, 100.0 * number + 99)
+        waits = set(devices) - silent.find_silent(fleet, devices)
+        silent.count_miss(fleet, waits - {"a"}, 100.0 * number + 99)
     gaps = [after - before for before, after in pairwise(asked)]
     assert gaps == [1, 1, 17, 33, 65, 129, 257, 257]

@@ -94,7 +94,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
 def test_two_halves_of_a_real_partition_spend_no_joule_twice(tmp_path):
     """Together, cut off, together again: by both journals no more than both allowances is given away."""
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_two_halves_of_a_real_partition_spend_no_joule_twice(tmp_path):
         for site, (address, prefix) in places.items():
             settings = tmp_path / f"{site}.conf"
             settings.write_text(f"listener {ports[site]} {address}\nallow_anonymous true\nuser root\n")
-            stack.callback(end, subprocess.Popen([*prefix, str(broker.mosquitto()), "-c", str(settings)]))  # noqa: S603
+            stack.callback(end, subprocess.Popen([*prefix, str(broker.find_mosquitto()), "-c", str(settings)]))  # noqa: S603
         for site, (address, prefix) in places.items():
             other = next(one for one in ORDER if one != site)
             told = [site, address, ports[site], places[other][0], ports[other], tmp_path]

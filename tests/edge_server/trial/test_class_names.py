@@ -19,7 +19,7 @@ from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 
@@ -28,7 +28,7 @@ def port(tmp_path_factory) -> Iterator[int]:
     """Run a broker with boards a and b, whose folders of classes are `cat, dog` and `bird, cat`; return its port."""
     folder = tmp_path_factory.mktemp("boards")
     with asyncio.Runner() as runner, ExitStack() as stack:
-        private = broker.running(folder)
+        private = broker.run_private_broker(folder)
         port = runner.run(private.__aenter__()).port
         stack.callback(lambda: runner.run(private.__aexit__(None, None, None)))
         stack.enter_context(boards(folder, port, a=("cat", "dog"), b=("bird", "cat")))

@@ -63,7 +63,7 @@ def planned(folder: Path, **sections: str) -> Path:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
 def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
     """Two brokers, two servers, two agents; exit code 0, and the end says each site's accuracy and their mean.
 

@@ -166,7 +166,7 @@ def test_what_a_link_between_servers_loses_is_asked_for_again(north, tmp_path, r
 
 
 @pytest.mark.broker
-@pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed")
 def test_two_servers_as_processes_exchange_a_payload_through_a_broker(north, tmp_path):
     """The one that receives is killed on the way, and goes on with what its file has."""
     from tests.edge_server.processes import PATIENCE_S, started, until  # noqa: PLC0415 - those need no torch
@@ -174,7 +174,7 @@ def test_two_servers_as_processes_exchange_a_payload_through_a_broker(north, tmp
     south = tmp_path / "south"
 
     async def routine() -> None:
-        async with broker.running(tmp_path) as real:
+        async with broker.run_private_broker(tmp_path) as real:
             await asyncio.to_thread(between, real.port)
 
     def between(port: int) -> None:

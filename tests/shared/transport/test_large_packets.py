@@ -199,7 +199,7 @@ def test_the_embedded_broker_hangs_up_on_such_a_packet(tmp_path, real):
     """By the length that it announces: nothing of its payload need be sent."""
 
     async def use() -> None:
-        async with broker.running(tmp_path, embedded=True) as place:
+        async with broker.run_private_broker(tmp_path, embedded=True) as place:
             with connected(place.port) as stranger:
                 stranger.settimeout(30.0)
                 stranger.sendall(published("a/large", bytes(MOST_PACKET_BYTES + 1), retained=False)[:64])

@@ -133,7 +133,7 @@ def test_a_connection_that_hangs_is_given_up(tmp_path, real):
     """A broker that stops without closing its sockets, as behind a dead link: found out within two keepalives."""
 
     async def use() -> None:
-        async with brokers.running(tmp_path) as broker:
+        async with brokers.run_private_broker(tmp_path) as broker:
             a = MqttTransport(Broker(port=broker.port, keepalive_s=1), "a")
             async with a.running():
                 await a.connected.wait()

@@ -19,7 +19,7 @@ from tests.edge_server.processes import Ended, called, captured, forked, until
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.slow,
-    pytest.mark.skipif(broker.mosquitto() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(broker.find_mosquitto() is None, reason="mosquitto is not installed"),
 ]
 
 KILLS, SEED, LIMIT_S = 4, 24849, 300.0  # every kind is among them, two after a mark; `make chaos` makes 200

@@ -1,0 +1,39 @@
+"""Rate limit on journal records per device: a slowly refilled token bucket."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+BURST, WORDS_PER_S = 600.0, 0.5
+"""Burst of records per device, and records per second: at most 10 MB a day."""
+
+
+@dataclass
+class RecordLimiter:
+    """Token buckets by device; a device that exceeds its own is logged once.
+
+    Attributes:
+        burst: Records that a device may cause at once.
+        per_s: Records per second after that.
+        what: Name of the destination, for the log.
+    """
+
+    burst: float = BURST
+    per_s: float = WORDS_PER_S
+    what: str = "a run's journal"
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _limited: set[str] = field(default_factory=set)
+
+    def take(self, device: str, at: float) -> bool:
+        """Return true, and charge it, if a device may cause a record now."""
+        budget, since = self._left.get(device, (self.burst, at))
+        budget = min(self.burst, budget + self.per_s * (at - since))
+        is_allowed = budget >= 1
+        if not is_allowed and device not in self._limited:
+            self._limited.add(device)
+            log.warning("device %s says more than %s takes; some of it is left out", device, self.what)
+        self._left[device] = (budget - is_allowed, at)
+        return is_allowed
