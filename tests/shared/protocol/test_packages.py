@@ -29,6 +29,7 @@ from shared.protocol.packages import (
     verify,
     write_signed,
 )
+from tests.naming import naming
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 PI = Build(file="fieldfleet-agent_0.4.0_arm64.deb", arch="arm64", python="3.11", sha256="ab" * 32, size=3_800_000)
@@ -124,7 +125,7 @@ def test_damaged_files_are_refused_and_nothing_else(roof, signed):
     [("device", "pi-03", ()), ("server", "edge-server", ()), ("gateway", "gateway", ("gateway.local",))],
 )
 def test_nobody_else_of_the_site_signs_packages(roof, role, name, addresses):
-    with pytest.raises(WireError, match="who may not") as refused:
+    with pytest.raises(WireError, match=naming(name)) as refused:
         verify(sign(MANIFEST, *roof.pair(role, name, addresses=addresses)), roof.root)
     assert refused.value.reason == "certificate"
 
@@ -170,7 +171,7 @@ def test_a_signature_for_something_else_is_none(roof, signed, pair):
 
 def test_without_a_root_nothing_is_believed(signed):
     for roots in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
-        with pytest.raises(ConfigError, match="no root"):
+        with pytest.raises(ConfigError, match="root"):
             verify(signed, roots)
 
 
@@ -183,7 +184,7 @@ def test_a_key_of_another_certificate_signs_nothing(roof, pair):
 
 def test_a_newer_form_says_so_and_what_to_do(pair, roof):
     newer = sign(replace(MANIFEST, format=FORMAT + 1), *pair)
-    with pytest.raises(ConfigError, match=rf"format {FORMAT + 1}.*apt install"):
+    with pytest.raises(ConfigError, match=naming(FORMAT + 1, "apt install")):
         verify(newer, roof.root)
 
 
@@ -252,7 +253,7 @@ def test_bytes_without_bounds_are_not_read():
 
 def test_each_board_finds_its_package_or_hears_what_there_is():
     assert find_build(MANIFEST, "arm64", "3.11") == PI
-    with pytest.raises(ConfigError, match=r"amd64 with Python 3.11, and not for arm64 with Python 3.13.*packages add"):
+    with pytest.raises(ConfigError, match=naming("amd64", "3.11", "arm64", "3.13", "packages add")):
         find_build(replace(MANIFEST, builds=(PC,)), "arm64", "3.13")
 
 

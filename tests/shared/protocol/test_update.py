@@ -29,6 +29,7 @@ from shared.protocol.update import (
     take_offer,
     write_record,
 )
+from tests.naming import naming
 
 PHASES, EVENTS = typing.get_args(Phase), typing.get_args(Event)
 EMPTY = UpdateRecord(name="digits")
@@ -62,7 +63,7 @@ def test_a_newer_offer_supersedes_any_state_but_a_trial():
     assert {phase for phase, row in TRANSITIONS.items() if "superseded" in row} == PENDING
     assert {phase for phase, row in TRANSITIONS.items() if "offered" in row} == {"none", *ENDED}
     for event in set(EVENTS) - TRANSITIONS["trial"].keys():
-        with pytest.raises(ValueError, match="while trial"):
+        with pytest.raises(ValueError, match=naming(repr(event), "trial")):
             follow("trial", event)
 
 
@@ -141,13 +142,13 @@ def test_a_record_is_read_as_it_was_written_and_no_other_way():
     assert read_record(data, "it") == record
     assert write_record(read_record(data, "it")) == data
     for damaged in (b"", data[:-1], data[1:], data.replace(b'"trial"', b'"final"'), b"\xff" * 100):
-        with pytest.raises(CorruptFile, match="it: "):
+        with pytest.raises(CorruptFile, match=naming("it")):
             read_record(damaged, "it")
 
 
 def test_a_record_of_a_newer_format_is_told():
     record = led(*TO_TRIAL)
-    with pytest.raises(ConfigError, match="update"):
+    with pytest.raises(ConfigError, match=naming("it", FORMAT + 1)):
         read_record(write_record(msgspec.structs.replace(record, format=FORMAT + 1)), "it")
     assert json.loads(write_record(record).partition(b"\n")[2])["phase"] == "trial"
 
@@ -155,6 +156,6 @@ def test_a_record_of_a_newer_format_is_told():
 @pytest.mark.parametrize("field", ["soak_s", "max_drop", "max_latency_ms"])
 def test_terms_that_nothing_keeps_to_are_refused(field):
     for value in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="0 or more"):
+        with pytest.raises(ValueError, match=field):
             UpdateTerms(**{field: value})
     assert UpdateTerms(soak_s=10.0).deadline_s > 10.0

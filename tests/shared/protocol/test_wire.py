@@ -19,6 +19,7 @@ from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spen
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
 from shared.protocol.wire import AnyMessage
 from shared.transfer import frames
+from tests.naming import naming
 
 BYTE = "\udcfc"
 """What Python makes of a byte of a file's name that is not UTF-8."""
@@ -238,7 +239,7 @@ def test_num_bytes_counts_tensors_only():
 
 def test_of_another_major_version():
     """Refused with the remedy; why else a message is refused stands in the table of damaged inputs."""
-    with pytest.raises(WireError, match=r"version 2.*update the older side"):
+    with pytest.raises(WireError, match=naming("version 2")):
         wire.decode(b"FM\x02")
 
 
@@ -266,13 +267,13 @@ def test_hyperparameters_no_training_can_use(change):
     fields = msgspec.to_builtins(Hyper()) | change
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Hyper)
-    with pytest.raises(ValueError, match=f"{next(iter(change))} is .*: give "):
+    with pytest.raises(ValueError, match=naming(*change, *change.values())):
         Hyper(**fields)
 
 
 def test_another_kind_than_expected():
     want = messages.Want(digest=bytes(16), frame_bytes=1024, ranges=[])
-    with pytest.raises(WireError, match="expected Task, got Want") as caught:
+    with pytest.raises(WireError, match=naming("Task", "Want")) as caught:
         wire.decode_as(messages.Task, wire.encode(want))
     assert caught.value.reason == "unexpected"
     assert wire.decode_as(messages.Want, wire.encode(want)) == want

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from shared.runtime import clock
+from tests.naming import naming
 
 
 def test_sleep_jumps(virtually):
@@ -55,7 +56,7 @@ def test_what_is_waited_for_without_end_is_an_error(virtually, monkeypatch):
                     await asyncio.Event().wait()
 
     virtually(waits(1e-3))
-    with pytest.raises(RuntimeError, match=r"stands still at 0\.0 s: something waits anew"):
+    with pytest.raises(RuntimeError, match=naming("virtual time", "0.0 s")):
         virtually(waits(0.0))
 
 
@@ -103,7 +104,7 @@ def test_a_wait_for_nothing_is_an_error(virtually):
         finally:
             left.append(True)
 
-    with pytest.raises(RuntimeError, match="virtual time stands still"):
+    with pytest.raises(RuntimeError, match="virtual time"):
         virtually(stuck())
     assert left == [True]
 

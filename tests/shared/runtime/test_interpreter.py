@@ -12,6 +12,7 @@ import pytest
 from shared.errors import ConfigError
 from shared.runtime import interpreter
 from shared.runtime.interpreter import NOTE, OWN, Interpreter, find_interpreter
+from tests.naming import names_all, naming
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,11 +60,9 @@ def test_libraries_for_another_python_are_loaded_by_that_one(extras, tmp_path):
 def test_a_system_whose_python_was_replaced_is_told_what_to_do(extras):
     """A JetPack upgrade takes /usr/bin/python3.10 away; nothing else of the agent's is touched."""
     (extras / NOTE).write_text("/usr/bin/python3.2\n")
-    with pytest.raises(
-        ConfigError, match=r"python3\.2; run `sudo device-agent setup train` \(or infer\) again"
-    ) as raised:
+    with pytest.raises(ConfigError, match=naming("python3.2", "`sudo device-agent setup train`")) as raised:
         find_interpreter()
-    assert f"Python is {OWN.removeprefix('python')} now" in str(raised.value)
+    assert names_all(raised.value, OWN.removeprefix("python"))
 
 
 @pytest.mark.parametrize("note", ["", "rm -rf /", "/usr/bin/perl", "/usr/bin/python3.10 -c 1", "\n/usr/bin/sh"])
@@ -77,5 +76,5 @@ def test_the_operators_word_counts_before_the_note(extras, tmp_path):
     named = tmp_path / "mine"
     named.symlink_to(sys.executable)
     assert find_interpreter(str(named)).python == str(named)
-    with pytest.raises(ConfigError, match=r"trainer.python: /no/python: no such program"):
+    with pytest.raises(ConfigError, match=naming("trainer.python", "/no/python")):
         find_interpreter("/no/python")

@@ -17,6 +17,7 @@ from shared.runtime.diagnosis.bundle import (
     words_in,
     write_bundle,
 )
+from tests.naming import naming
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_bundle_is_for_its_user_alone_and_its_json_stays_json(tmp_path):
         told = archive.extractfile("bundle/doctor.json")
         assert told
         assert json.loads(told.read()) == [{"about": "broker", "told": "password: -", "password": "-", "count": 3}]
-    with pytest.raises(ConfigError, match="is there"):
+    with pytest.raises(ConfigError, match=naming(path)):
         write_bundle(path, {})
     with pytest.raises(ConfigError):
         write_bundle(tmp_path / "none" / "bundle.tar.gz", {})

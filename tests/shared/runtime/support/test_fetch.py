@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.support.fetch import ATTEMPTS, bring, find_on_page, find_url
 from shared.runtime.support.table import Wheel
+from tests.naming import naming
 
 FILE = "torch_lite-2.10.0+cpu-cp311-cp311-manylinux_2_28_aarch64.whl"
 CONTENT = bytes(range(256)) * 4096
@@ -125,7 +126,7 @@ def test_a_wheel_of_unknown_size_comes_whole(tmp_path, cut):
 
 def test_another_content_of_unknown_size_is_refused(tmp_path):
     unknown = msgspec.structs.replace(wheel_of(), bytes=0)
-    with Index("html", CONTENT[:-1]) as index, pytest.raises(ConfigError, match="its SHA-256 or size is another"):
+    with Index("html", CONTENT[:-1]) as index, pytest.raises(ConfigError, match=naming(FILE, "SHA-256")):
         bring([unknown], tmp_path, [index.url], lambda _line: None)
     assert not list(tmp_path.iterdir())
 
@@ -159,7 +160,7 @@ def test_of_a_download_that_stands_still_what_came_is_kept(tmp_path):
     (tmp_path / f"{FILE}.part").write_bytes(CONTENT[:1000])
     with (
         Index("json", cut=0) as index,
-        pytest.raises(Unreachable, match=f"1000 of {len(CONTENT)} bytes came and are kept"),
+        pytest.raises(Unreachable, match=naming(1000, len(CONTENT))),
     ):
         bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert len(index.asked) == 1 + ATTEMPTS
@@ -181,7 +182,7 @@ def test_of_a_download_that_stands_still_what_came_is_kept(tmp_path):
     ],
 )
 def test_what_is_no_address_of_an_index_is_told_so(address):
-    with pytest.raises((ConfigError, Unreachable), match=r"no address of an index|no host given") as caught:
+    with pytest.raises(ConfigError) as caught:
         find_url(address, wheel_of())
     assert str(caught.value).isprintable()
 
@@ -190,7 +191,7 @@ def test_what_is_no_address_of_an_index_is_told_so(address):
 def test_a_page_that_names_no_address_is_told_so(tmp_path, monkeypatch, place):
     page = json.dumps({"files": [{"filename": FILE, "url": place}]}).encode()
     monkeypatch.setattr(Index, "page", lambda self: page)
-    with Index("json") as index, pytest.raises((ConfigError, Unreachable), match="no address of"):
+    with Index("json") as index, pytest.raises((ConfigError, Unreachable), match=f"{FILE}|/etc/passwd"):
         bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -208,7 +209,7 @@ def test_a_server_without_ranges_begins_anew(tmp_path):
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"more"], ids=["changed", "longer"])
 def test_another_content_is_refused_and_forgotten(tmp_path, content):
-    with Index("json", content) as index, pytest.raises(ConfigError, match="nothing was installed"):
+    with Index("json", content) as index, pytest.raises(ConfigError, match=naming(FILE, "SHA-256")):
         bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -227,14 +228,14 @@ def test_a_folder_serves_without_a_network(tmp_path):
 
 def test_a_damaged_file_of_a_folder_is_named(tmp_path):
     (tmp_path / FILE).write_bytes(CONTENT[:-1])
-    with pytest.raises(ConfigError, match="SHA-256 is another"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / FILE, "SHA-256")):
         bring([wheel_of()], tmp_path / "wheels", [str(tmp_path)], lambda _line: None)
 
 
 def test_a_wheel_that_nobody_has_is_named_with_a_way_out(tmp_path):
     with (
         Index("json") as index,
-        pytest.raises(ConfigError, match=r"other-1-py3-none-any\.whl is in none of them.*--from"),
+        pytest.raises(ConfigError, match=naming("other-1-py3-none-any.whl", tmp_path, "--from")),
     ):
         bring([wheel_of(file="other-1-py3-none-any.whl")], tmp_path, [str(tmp_path), index.url], lambda _line: None)
 
@@ -247,7 +248,7 @@ def test_an_index_that_is_away_is_no_missing_file(tmp_path):
 
 
 def test_only_addresses_of_indexes_are_opened():
-    with pytest.raises(ConfigError, match="begins with https"):
+    with pytest.raises(ConfigError, match=naming("ftp://example/x/torch-lite/", "https://")):
         find_url("ftp://example/x", wheel_of())
 
 

@@ -28,6 +28,7 @@ from shared.runtime.support.table import (
     this_system,
 )
 from tests.machine import shared
+from tests.naming import naming
 
 ROOT = Path(__file__).parents[4]
 PURPOSES = ("train", "infer", "server")
@@ -67,7 +68,7 @@ def test_a_board_of_armv8_0_is_given_what_does_not_die_there(table, wheels, pyth
 
 
 def test_a_python_for_which_nothing_runs_without_atomics_is_refused(table, wheels):
-    with pytest.raises(ConfigError, match="use Raspberry Pi OS 13"):
+    with pytest.raises(ConfigError, match="Raspberry Pi OS 13"):
         choose(table, wheels, System("aarch64", "3.14", lacks="atomics"), "train")
 
 
@@ -115,18 +116,19 @@ def test_a_pc_is_given_a_torch_for_the_cpu(table, wheels, python):
 @pytest.mark.parametrize("machine", ["armv6l", "armv7l", "armv8l", "i686"])
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_32_bits_are_refused_with_the_reason(table, wheels, machine, purpose):
-    with pytest.raises(ConfigError, match=r"32 bits; install the 64-bit system"):
-        choose(table, wheels, System(machine, "3.11"), purpose)
+    system = System(machine, "3.11")
+    with pytest.raises(ConfigError, match=naming("64-bit", find_row(table, system).refused)):
+        choose(table, wheels, system, purpose)
 
 
-@pytest.mark.parametrize(("l4t", "python", "why"), [(32, "3.6", "ends at.*container"), (35, "3.8", "2.31.*container")])
+@pytest.mark.parametrize(("l4t", "python", "why"), [(32, "3.6", "3.6.*container"), (35, "3.8", "2.31.*container")])
 def test_jetsons_whose_system_is_too_old_are_refused_with_the_reason_and_a_way(table, wheels, l4t, python, why):
     with pytest.raises(ConfigError, match=why):
         choose(table, wheels, System("aarch64", python, l4t), "train")
 
 
 def test_a_gateway_needs_a_newer_python_than_the_agent(table, wheels):
-    with pytest.raises(ConfigError, match=r"Python 3.11 or newer; the agent runs"):
+    with pytest.raises(ConfigError, match=naming("Python 3.11")):
         choose(table, wheels, System("x86_64", "3.10"), "server")
 
 
@@ -134,7 +136,7 @@ def test_a_gateway_needs_a_newer_python_than_the_agent(table, wheels):
     "system", [System("riscv64", "3.11"), System("x86_64", "3.9"), System("aarch64", "3.11", 99), System("", "")]
 )
 def test_what_nobody_has_tried_is_refused_with_a_way_out(table, wheels, system):
-    with pytest.raises(ConfigError, match=r"nothing is known to run on .*; use "):
+    with pytest.raises(ConfigError, match=naming(system.machine, system.python)):
         choose(table, wheels, system, "train")
 
 
