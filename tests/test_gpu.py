@@ -7,7 +7,7 @@ import torch
 
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from shared.errors import ConfigError, TaskFailed
-from shared.tensors.placement import CPU, choose_device, describe, memory_explained
+from shared.tensors.placement import CPU, choose_device, describe, explain_exhausted_memory
 from tests.edge_server.textbook import require_equal
 from tests.test_trainer_device import METHODS, run
 
@@ -42,7 +42,7 @@ def test_a_run_on_a_gpu_is_the_cpu_s_but_for_rounding_and_again_the_same(tmp_pat
 @needs_gpu
 def test_memory_that_is_not_there_is_one_failed_task(gpu):
     """More than any GPU has; afterwards it computes as before."""
-    with pytest.raises(TaskFailed, match="out of memory on cuda"), memory_explained(gpu, lambda: None):
+    with pytest.raises(TaskFailed, match="out of memory on cuda"), explain_exhausted_memory(gpu, lambda: None):
         torch.empty(1 << 50, dtype=torch.uint8, device=gpu)
     assert torch.ones(3, device=gpu).sum().item() == 3
 

@@ -45,7 +45,7 @@ from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
 from shared.registry import FAULTS, build
-from shared.tensors.placement import CPU, describe, finish, memory_explained, state_on, to_device
+from shared.tensors.placement import CPU, describe, explain_exhausted_memory, finish, state_on, to_device
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
@@ -196,7 +196,7 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
-    with memory_explained(task.workspace.device, task.workspace.release), _single_example_explained():
+    with explain_exhausted_memory(task.workspace.device, task.workspace.release), _single_example_explained():
         if task.workspace.threads and (task.job.task.train or task.job.task.measure_s):
             _choose_threads(task, task.workspace.threads)
         _perform(task, exchange, trained)

@@ -1,1 +1,1 @@
-"""Training some neurons of a network: frozen networks, and networks that are really smaller."""
+"""Partial training of a network: frozen networks, and physically smaller networks."""

@@ -1,7 +1,7 @@
-"""Check that a network is a plain chain: layers in order, each of which finds the neurons below where they are.
+"""Chain check: layers in order, each fed directly by the neurons of the one below.
 
-Methods that leave neurons out build the network anew from its layers: what a chain does not show, such as a `forward`
-of its own, weights under two names, or axes that are mixed, would be lost in silence.
+Methods that leave neurons out rebuild the network from its layers: properties outside a plain chain, such as a custom
+`forward`, weights under two names, or mixed axes, would be lost silently.
 """
 
 from __future__ import annotations
@@ -12,55 +12,59 @@ from torch import nn
 
 from shared.errors import ConfigError
 
-Lie: TypeAlias = Literal["channels", "blocks", "units"]
-"""How neurons lie in the outputs: as channels, as blocks of columns behind a Flatten, one a column."""
+NeuronLayout: TypeAlias = Literal["channels", "blocks", "units"]
+"""Layout of neurons in the outputs: as channels, as blocks of columns behind a Flatten, as single columns."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
 def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
-    """Return the layers by name, in order; one without parameters, such as a ReLU, may stand in several places."""
-    return list(zip(layers._modules, layers, strict=True))  # noqa: SLF001 - `named_children` names no layer twice
+    """Return the layers by name, in order; one without parameters, such as a ReLU, may occur several times."""
+    return list(zip(layers._modules, layers, strict=True))  # noqa: SLF001 - `named_children` skips repetitions
 
 
 def require_straight(layers: nn.Sequential) -> None:
-    """Refuse a network that is no plain chain.
+    """Reject a network that is not a plain chain.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a plain chain.
     """
     if type(layers).forward is not nn.Sequential.forward:
-        raise ConfigError("model: its layers have a forward of their own, whose neurons cannot be left out")
-    count, lie, seen = 0, _lie(layers), set[nn.Module]()
+        raise ConfigError("model: its layers have a custom forward, so that neurons cannot be left out")
+    count, layout, visited = 0, _layout(layers), set[nn.Module]()
     for name, layer in named_layers(layers):
-        if layer in seen and layer.state_dict():
-            raise ConfigError(f"model: layer {name} stands in two places; its neurons cannot be left out of one")
-        seen.add(layer)
-        if count and not _takes_neurons(layer, count, lie):
+        if layer in visited and layer.state_dict():
+            raise ConfigError(f"model: layer {name} occurs twice; its neurons cannot be left out of one of them")
+        visited.add(layer)
+        if count and not _takes_neurons(layer, count, layout):
             raise ConfigError(
-                f"model: layer {name} does not take the {count} neurons below it as they come; "
+                f"model: layer {name} does not fit the {count} neurons below it; "
                 "choose a chain with one Flatten() between convolutions and linear layers"
             )
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
-            count, lie = layer.weight.shape[0], _lie(layer)
-        elif isinstance(layer, nn.Flatten) and lie == "channels":
-            lie = "blocks"
+            count, layout = layer.weight.shape[0], _layout(layer)
+        elif isinstance(layer, nn.Flatten) and layout == "channels":
+            layout = "blocks"
 
 
-def _lie(layer: nn.Module) -> Lie:
+def _layout(layer: nn.Module) -> NeuronLayout:
     return "channels" if isinstance(layer, _CONVOLUTIONS) else "units"
 
 
-def _takes_neurons(layer: nn.Module, count: int, lie: Lie) -> bool:
-    """Tell whether a layer takes so many neurons as they lie."""
+def _takes_neurons(layer: nn.Module, count: int, layout: NeuronLayout) -> bool:
+    """Return True if a layer accepts `count` neurons in this layout."""
     match layer:
         case nn.Linear():
-            return layer.in_features % count == 0 if lie == "blocks" else (layer.in_features, lie) == (count, "units")
+            return (
+                layer.in_features % count == 0
+                if layout == "blocks"
+                else (layer.in_features, layout) == (count, "units")
+            )
         case nn.Conv1d() | nn.Conv2d():
-            return lie == "channels" and layer.in_channels == count
+            return layout == "channels" and layer.in_channels == count
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             return layer.num_features == count
         case nn.Flatten():
             return (layer.start_dim, layer.end_dim) == (1, -1)
-    return lie == "channels" or not isinstance(layer, _POOLS)
+    return layout == "channels" or not isinstance(layer, _POOLS)

@@ -1,16 +1,16 @@
-"""Forward and backward of layers with parameters, of active neurons alone; the rest is frozen.
+"""Layers with parameters in frozen networks, forward and backward for active neurons alone.
 
 Active neurons come first in every tensor here: of n rows of a weight the first k are trained, and of those the first j
 columns. The backward of a layer with weights is
 
-    dW[:k, :j] = dy[:, :k]^T x[:, :j],   db[:k] = sum dy[:, :k],   dx = dy W        x[:, :j] is all it keeps
+    dW[:k, :j] = dy[:, :k]^T x[:, :j],   db[:k] = sum dy[:, :k],   dx = dy W        it saves x[:, :j] alone
     dx[:, :j] = dy W[:, :j]                                                         in the layer above the lowest
-    dx[:, :j] = dy[:, :k] W[:k, :j]                                                 the error signal detached
+    dx[:, :j] = dy[:, :k] W[:k, :j]                                                 with a detached error signal
 
-so that the error signal also passes through frozen neurons, or not. Below the second layer with weights nobody asks for
-that of frozen neurons, since it would go no further: there it is of active ones alone, and no gradient changes.
-Gradients of slices are never dearer than those of whole weights with a mask, whatever the shape: 0.1 of them at
-p = 0.25, 0.7 at 0.8, the same at 1.
+so the error signal also passes through frozen neurons, unless detached. Below the second layer with weights the error
+signal of frozen neurons is not needed, since it would go no further: there it is computed for active ones alone, and
+no gradient changes. Gradients of slices never cost more than those of whole weights with a mask, whatever the shape:
+0.1 of them at p = 0.25, 0.7 at 0.8, the same at 1.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch.nn import functional
 from shared.errors import ConfigError
 from shared.tensors.tree import Tree
 
-Kept: TypeAlias = tuple[Tensor, ...]
-"""What a layer's backward needs of its forward."""
+Saved: TypeAlias = tuple[Tensor, ...]
+"""Tensors that a layer's backward needs from its forward."""
 
 _ATEN = torch.ops.aten
 _IMAGES = 4
@@ -34,37 +34,37 @@ _IMAGES = 4
 
 
 class Step(Protocol):
-    """One layer; `note` is what is no tensor of what a forward keeps."""
+    """One layer; `note` is the non-tensor part of the saved state."""
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
-        """Return outputs, and what to keep."""
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Saved, object]:
+        """Return outputs, tensors to save, and the note."""
         ...
 
-    def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
-        """Return the gradient of the inputs if it is asked for, and those of the layer's parameters by name.
+    def backward(self, upstream: Tensor, saved: Saved, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
+        """Return the gradient of the inputs, if requested, and those of the layer's parameters by name.
 
-        `upstream` may be used up. Of a detached or narrow step it has the channels of active neurons alone.
+        For a detached or narrow step, `upstream` has the channels of active neurons alone.
 
         Args:
-            upstream: Gradient of the outputs, (B, n, ...); it may be used up.
-            kept: Tensors that `forward` kept.
-            note: What `forward` noted beside them.
-            further: Whether the gradient of the inputs is asked for.
+            upstream: Gradient of the outputs, (B, n, ...); may be overwritten.
+            saved: Tensors that `forward` saved.
+            note: Note of `forward`.
+            further: Whether the gradient of the inputs is requested.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Weighty:
+class WeightedStep:
     """A convolution or a linear layer.
 
     Attributes:
-        weight: Of all neurons, shape (n, m, ...).
-        bias: Of shape (n,), if there is one.
+        weight: Weight of all neurons, shape (n, m, ...).
+        bias: Of shape (n,), or None.
         rows: Active neurons, k of n.
         columns: Active columns, j of m.
-        detached: Whether the error signal of frozen neurons counts for nothing.
-        narrow: Whether the layers below want it of active columns alone.
+        detached: Whether the error signal of frozen neurons is ignored.
+        narrow: Whether the layers below need the gradient of active columns alone.
         geometry: Stride, padding, dilation; None for a linear layer.
     """
 
@@ -77,61 +77,63 @@ class Weighty:
     narrow: bool
     geometry: tuple[list[int], list[int], list[int]] | None = None
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
-        kept = (first_channels(inputs, self.columns),)
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Saved, object]:
+        saved = (first_channels(inputs, self.columns),)
         if not self.geometry:
-            return functional.linear(inputs, self.weight, self.bias), kept, inputs.shape
-        none = [0] * len(self.geometry[0])
+            return functional.linear(inputs, self.weight, self.bias), saved, inputs.shape
+        no_output_padding = [0] * len(self.geometry[0])
         return (
-            torch.convolution(inputs, self.weight, self.bias, *self.geometry, False, none, 1),
-            kept,
+            torch.convolution(inputs, self.weight, self.bias, *self.geometry, False, no_output_padding, 1),
+            saved,
             inputs.shape,
         )
 
-    def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
+    def backward(self, upstream: Tensor, saved: Saved, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
         assert isinstance(note, torch.Size)
         active, weight = upstream[:, : self.rows], self.weight[: self.rows, : self.columns]
-        gradient = self._of_weight(active, kept[0], weight)
-        grown = {f"{self.name}.weight": gradient}
+        gradient = self._of_weight(active, saved[0], weight)
+        gradients = {f"{self.name}.weight": gradient}
         if self.bias is not None:
-            grown[f"{self.name}.bias"] = active.sum([axis for axis in range(active.ndim) if axis != 1])
+            gradients[f"{self.name}.bias"] = active.sum([axis for axis in range(active.ndim) if axis != 1])
         if not further:
-            return None, grown
+            return None, gradients
         if self.detached:
-            return self._of_inputs(active, kept[0].shape, weight), grown
+            return self._of_inputs(active, saved[0].shape, weight), gradients
         if self.narrow:
-            return self._of_inputs(upstream, kept[0].shape, self.weight[:, : self.columns]), grown
-        return self._of_inputs(upstream, note, self.weight), grown
+            return self._of_inputs(upstream, saved[0].shape, self.weight[:, : self.columns]), gradients
+        return self._of_inputs(upstream, note, self.weight), gradients
 
     def _of_weight(self, upstream: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
         if not self.geometry:
             return upstream.contiguous().t() @ inputs  # a small copy, for a faster product
-        return self._convolved(upstream, inputs, weight, [False, True, False])[1]
+        return self._convolution_gradients(upstream, inputs, weight, [False, True, False])[1]
 
     def _of_inputs(self, upstream: Tensor, shape: torch.Size, weight: Tensor) -> Tensor:
         if not self.geometry:
             return upstream @ weight
-        return self._convolved(upstream, upstream.new_empty(1).expand(shape), weight, [True, False, False])[0]
+        return self._convolution_gradients(upstream, upstream.new_empty(1).expand(shape), weight, [True, False, False])[
+            0
+        ]
 
-    def _convolved(self, upstream: Tensor, inputs: Tensor, weight: Tensor, mask: list[bool]) -> tuple[Tensor, ...]:
+    def _convolution_gradients(
+        self, upstream: Tensor, inputs: Tensor, weight: Tensor, mask: list[bool]
+    ) -> tuple[Tensor, ...]:
         assert self.geometry
-        none = [0] * len(self.geometry[0])
-        found: tuple[Tensor, ...] = _ATEN.convolution_backward(
-            upstream, inputs, weight, None, *self.geometry, False, none, 1, mask
+        no_output_padding = [0] * len(self.geometry[0])
+        gradients: tuple[Tensor, ...] = _ATEN.convolution_backward(
+            upstream, inputs, weight, None, *self.geometry, False, no_output_padding, 1, mask
         )
-        return found
+        return gradients
 
 
 @dataclass(frozen=True)
-class Norm:
-    """BatchNorm as it trains: by the batch's own mean and variance, of frozen neurons too.
+class NormStep:
+    """BatchNorm in training mode: by the batch's mean and variance, of frozen neurons too.
 
     Attributes:
-        name: Of the layer.
-        scale, shift, mean, variance: Of all neurons, shape (n,); the last two move. None where it has none.
+        scale, shift, mean, variance: Of all neurons, shape (n,), or None; mean and variance change.
         rows: Active neurons, k of n.
         narrow: Whether the error signal is that of active neurons alone.
-        momentum, eps: Of the layer.
     """
 
     name: str
@@ -144,9 +146,9 @@ class Norm:
     momentum: float
     eps: float
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Kept, object]:
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Saved, object]:
         if inputs.numel() == inputs.shape[1]:
-            raise ValueError(f"layer {self.name}: BatchNorm cannot train on one value a channel")
+            raise ValueError(f"layer {self.name}: BatchNorm cannot train on one value per channel")
         stats = self.mean, self.variance
         outputs, mean, spread = torch.native_batch_norm(
             inputs, self.scale, self.shift, *stats, True, self.momentum, self.eps
@@ -155,25 +157,25 @@ class Norm:
             return outputs, (first_channels(inputs, self.rows), mean[: self.rows], spread[: self.rows]), None
         return outputs, (inputs, mean, spread), None
 
-    def backward(self, upstream: Tensor, kept: Kept, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
+    def backward(self, upstream: Tensor, saved: Saved, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
         assert note is None
-        inputs, mean, spread = kept
+        inputs, mean, spread = saved
         scale = self.scale if self.scale is None or not self.narrow else self.scale[: self.rows]
         affine = scale is not None
-        below, *grown = _ATEN.native_batch_norm_backward(
+        below, *gradients = _ATEN.native_batch_norm_backward(
             upstream, inputs, scale, None, None, mean, spread, True, self.eps, [further, affine, affine]
         )
         if not affine:
             return below, {}
-        # a slice of its own: it would keep the rest, and a gradient of another shape than the leaf's is copied anyway
+        # cloned: a view would retain the rest, and autograd copies a gradient of another shape anyway
         return below, {
             f"{self.name}.{kind}": leaf[: self.rows].clone()
-            for kind, leaf in zip(("weight", "bias"), grown, strict=True)
+            for kind, leaf in zip(("weight", "bias"), gradients, strict=True)
         }
 
 
 def first_channels(inputs: Tensor, count: int) -> Tensor:
-    """Return the first channels, in memory of their own if there are others."""
+    """Return the first channels, copied if there are others."""
     if count == inputs.shape[1]:
         return inputs
     return inputs[:, :count].clone(memory_format=memory_layout(inputs))
@@ -183,23 +185,25 @@ def convolution_geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[
     """Return stride, padding and dilation of a convolution.
 
     Raises:
-        ConfigError: It pads by other than zeros, or not alike on both sides.
+        ConfigError: It pads with other values than zeros, or asymmetrically.
     """
     spans = [step * (size - 1) for step, size in zip(layer.dilation, layer.kernel_size, strict=True)]
     if layer.padding_mode != "zeros" or (layer.padding == "same" and any(span % 2 for span in spans)):
-        raise ConfigError(f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}; pad evenly by zeros")
+        raise ConfigError(
+            f"a convolution pads by {layer.padding_mode!r}, {layer.padding!r}; pad symmetrically with zeros"
+        )
     match layer.padding:
         case "same":
             padding = [span // 2 for span in spans]
         case "valid":
             padding = [0] * len(spans)
-        case given:
-            padding = [int(margin) for margin in given]
+        case margins:
+            padding = [int(margin) for margin in margins]
     return list(layer.stride), padding, list(layer.dilation)
 
 
 def memory_layout(inputs: Tensor) -> torch.memory_format:
-    """Tell whether channels lie side by side."""
+    """Return the memory format: channels last or contiguous."""
     if inputs.ndim == _IMAGES and inputs.stride(1) == 1 and not inputs.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from shared.errors import ConfigError
 from shared.subnetworks.chain import named_layers
-from shared.subnetworks.frozen_activations import Flat, Other, Rectified, build_other, build_pooling
-from shared.subnetworks.frozen_layers import Norm, Step, Weighty, convolution_geometry
+from shared.subnetworks.frozen_activations import FlattenStep, OtherStep, ReluStep, build_other, build_pooling
+from shared.subnetworks.frozen_layers import NormStep, Step, WeightedStep, convolution_geometry
 from shared.subnetworks.frozen_payoff import is_worth_freezing
 from shared.subnetworks.neurons import Active, Index, extract, merge, read_chain
 from shared.tensors.tree import Tree
@@ -31,50 +31,51 @@ from shared.tensors.tree import Tree
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _IMAGES = 4
-"""Axes of a weight whose input channels shall lie side by side in memory."""
+"""Axes of a weight that is stored channels last."""
 
 
 @dataclass(frozen=True)
-class Trainable:
-    """A network of which the active part trains; call it on inputs, and send the loss backward.
+class FrozenNetwork:
+    """A network whose active part trains; call it on inputs, then call backward on the loss.
 
     Attributes:
-        lowest: Place of the first of them with something to train: the error signal ends there.
-        whole: All of its leaves, active neurons first.
-        weights: What to descend: leaves by name, views of the active part of `whole`.
-        index: Which rows and columns are active, in the order that the network has.
-        places: Where the rows and columns of `whole` stand in that order.
+        steps: Layers in order.
+        lowest: Position of the first step with something to train: the error signal ends there.
+        leaves: All leaves, active neurons first.
+        weights: Leaves to train by name, views of the active part of `leaves`.
+        index: Active rows and columns, in the network's order.
+        order: Positions of the rows and columns of `leaves` in that order.
         keys: Names of all leaves of the network, in its order.
-        still: What the rest is in any case: counts of batches, running statistics of frozen neurons.
-        plain: The network itself, made of `whole`, where torch's own backward is faster than the steps'.
+        fixed_leaves: Leaves that never change: counts of batches, running statistics of frozen neurons.
+        plain: The network itself, made of `leaves`, if torch's backward is faster than the steps'.
     """
 
     steps: Sequence[Step]
     lowest: int
-    whole: Tree
+    leaves: Tree
     weights: Tree
     index: Index
-    places: Index
+    order: Index
     keys: tuple[str, ...]
-    still: Tree
+    fixed_leaves: Tree
     plain: nn.Sequential | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return outputs, by statistics of the batch where layers have a training mode."""
-        own = self.steps, self.lowest, tuple(self.weights), inputs, *self.weights.values()
-        outputs: Tensor = self.plain(inputs) if self.plain else _Pass.apply(*own)  # type: ignore[no-untyped-call]
+        """Return outputs, in training mode."""
+        arguments = self.steps, self.lowest, tuple(self.weights), inputs, *self.weights.values()
+        outputs: Tensor = self.plain(inputs) if self.plain else _Pass.apply(*arguments)  # type: ignore[no-untyped-call]
         return outputs
 
     def part(self) -> Tree:
-        """Return copies of the active part, running statistics too: what is sent."""
-        return {key: _first(leaf, *self.index[key]).clone() for key, leaf in self.whole.items()}
+        """Return copies of the active part, running statistics included, for the update."""
+        return {key: _first(leaf, *self.index[key]).clone() for key, leaf in self.leaves.items()}
 
     def tree(self) -> Tree:
-        """Return all parameters and buffers as the network has them; all but the active part keep their bits."""
-        found = extract(self.whole, {key: _inverse(*self.places[key]) for key in self.whole})
-        fixed = {key: self.index[key] for key in self.still if key in self.index}
-        found |= merge(self.still, extract(found, fixed), fixed)
-        return {key: _own(found[key], self.whole.get(key)) for key in self.keys}
+        """Return all parameters and buffers in the network's order; frozen ones are unchanged bit for bit."""
+        restored = extract(self.leaves, {key: _inverse(*self.order[key]) for key in self.leaves})
+        fixed = {key: self.index[key] for key in self.fixed_leaves if key in self.index}
+        restored |= merge(self.fixed_leaves, extract(restored, fixed), fixed)
+        return {key: _copy_if_same(restored[key], self.leaves.get(key)) for key in self.keys}
 
 
 def freeze(
@@ -85,109 +86,115 @@ def freeze(
     *,
     detached: bool = False,
     drifting: bool = False,
-) -> Trainable:
+) -> FrozenNetwork:
     """Make the active neurons of a network trainable.
 
     Args:
-        layers: The network; only its shape is read, it needs no storage.
-        tree: Its parameters and buffers; they are copied.
-        active: The neurons to train, by hidden layer.
-        batch: Shape of a step's inputs. If it is given, a network too small for this to pay makes all its gradients
-            in torch's own way, and uses those of its active part.
+        layers: The network, with or without storage; only its shape is read.
+        tree: Parameters and buffers; they are copied.
+        active: Neurons to train, by hidden layer.
+        batch: Shape of a step's inputs. If given, a network for which the custom backward is slower computes all
+            gradients by torch, and uses those of its active part.
         detached: Whether the error signal ends at frozen neurons. It saves time and memory, and changes the gradient.
-        drifting: Whether running statistics of frozen neurons follow what they see, or stay as they are.
+        drifting: Whether running statistics of frozen neurons are updated.
 
     Raises:
-        ConfigError: The network is no chain of layers whose neurons can be told apart.
+        ConfigError: The network is not a plain chain of layers.
     """
     index = read_chain(layers).index(active)
-    places = {key: _places(tree[key], *index[key]) for key in index}
-    whole = {key: _laid(extract(tree, {key: places[key]})[key], tree[key]) for key in places}
+    order = {key: _order_leaf(tree[key], *index[key]) for key in index}
+    leaves = {key: _copy_layout(extract(tree, {key: order[key]})[key], tree[key]) for key in order}
     names = {key for key, _ in layers.named_parameters()}
-    weights = {key: _first(leaf, *index[key]).detach() for key, leaf in whole.items() if key in names}
-    still = {key: leaf.clone() for key, leaf in tree.items() if key not in index or (key not in names and not drifting)}
-    steps = _steps(layers, whole, index, detached=detached)
-    lowest = next(place for place, step in enumerate(steps) if isinstance(step, Weighty | Norm))
+    weights = {key: _first(leaf, *index[key]).detach() for key, leaf in leaves.items() if key in names}
+    fixed_leaves = {
+        key: leaf.clone() for key, leaf in tree.items() if key not in index or (key not in names and not drifting)
+    }
+    steps = _steps(layers, leaves, index, detached=detached)
+    lowest = next(place for place, step in enumerate(steps) if isinstance(step, WeightedStep | NormStep))
     for leaf in weights.values():
         leaf.requires_grad_(True)
     plain = (
-        None if not batch or detached or is_worth_freezing(layers, index, batch) else _plainly(layers, whole, weights)
+        None
+        if not batch or detached or is_worth_freezing(layers, index, batch)
+        else _build_plain(layers, leaves, weights)
     )
-    return Trainable(steps, lowest, whole, weights, index, places, tuple(tree), still, plain)
+    return FrozenNetwork(steps, lowest, leaves, weights, index, order, tuple(tree), fixed_leaves, plain)
 
 
-def _plainly(layers: nn.Sequential, whole: Tree, weights: Tree) -> nn.Sequential:
-    """Return the network itself, in the memory of `whole`; its backward gives the weights their part of gradients."""
-    found = copy.deepcopy(layers).train()
-    found.load_state_dict(whole, strict=False, assign=True)  # all but counts of batches, which nobody reads
-    for name, leaf in found.named_parameters():
-        leaf.register_post_accumulate_grad_hook(partial(_hand_on, weights[name]))
-    return found
+def _build_plain(layers: nn.Sequential, leaves: Tree, weights: Tree) -> nn.Sequential:
+    """Return the network in the memory of `leaves`; its backward gives the weights their part of the gradients."""
+    network = copy.deepcopy(layers).train()
+    network.load_state_dict(leaves, strict=False, assign=True)  # without counts of batches, which are not read
+    for name, leaf in network.named_parameters():
+        leaf.register_post_accumulate_grad_hook(partial(_copy_gradient, weights[name]))
+    return network
 
 
-def _hand_on(weight: Tensor, leaf: Tensor) -> None:
-    """Leave the active part of a gradient to those weights, in memory of its own."""
+def _copy_gradient(weight: Tensor, leaf: Tensor) -> None:
+    """Copy the active part of a leaf's gradient to the trained weight."""
     assert leaf.grad is not None
-    part = leaf.grad[tuple(slice(size) for size in weight.shape)]
-    weight.grad, leaf.grad = part.clone() if weight.grad is None else weight.grad + part, None
+    active_part = leaf.grad[tuple(slice(size) for size in weight.shape)]
+    weight.grad, leaf.grad = active_part.clone() if weight.grad is None else weight.grad + active_part, None
 
 
-def _steps(layers: nn.Sequential, whole: Tree, index: Index, *, detached: bool) -> list[Step]:
-    """Build the chain; a ReLU goes behind the pooling layer that follows it, where it has less to do."""
-    named = [(name, layer) for name, layer in named_layers(layers) if not isinstance(layer, nn.Identity)]
-    for place, (_, layer) in enumerate(named[1:], 1):
-        if type(layer) is nn.MaxPool2d and type(named[place - 1][1]) is nn.ReLU:
-            named[place - 1], named[place] = named[place], named[place - 1]
+def _steps(layers: nn.Sequential, leaves: Tree, index: Index, *, detached: bool) -> list[Step]:
+    """Build the steps; a ReLU is moved behind the pooling layer that follows it, where it computes less."""
+    ordered = [(name, layer) for name, layer in named_layers(layers) if not isinstance(layer, nn.Identity)]
+    for place, (_, layer) in enumerate(ordered[1:], 1):
+        if type(layer) is nn.MaxPool2d and type(ordered[place - 1][1]) is nn.ReLU:
+            ordered[place - 1], ordered[place] = ordered[place], ordered[place - 1]
     steps: list[Step] = []
     rows: int | None = None
-    for name, layer in named:
+    for name, layer in ordered:
         if type(layer) in _WEIGHTY:
-            below = [type(step) for step in steps if isinstance(step, Weighty | Norm)]
-            narrow = below[:1] == [Weighty] and below.count(Weighty) == 1
-            step = _weighty(name, layer, whole, index, detached=detached, narrow=narrow)
+            below = [type(step) for step in steps if isinstance(step, WeightedStep | NormStep)]
+            narrow = below[:1] == [WeightedStep] and below.count(WeightedStep) == 1
+            step = _weighty(name, layer, leaves, index, detached=detached, narrow=narrow)
             steps.append(step)
-            rows = step.rows if detached or not below else None  # the lowest layer passes no error signal on
+            rows = step.rows if detached or not below else None  # the lowest layer propagates no error signal
         elif type(layer) in _NORMS:
-            steps.append(_norm(name, layer, whole, index, narrow=rows is not None))
+            steps.append(_norm(name, layer, leaves, index, narrow=rows is not None))
         else:
             steps.append(_plain(layer, rows, steps))
     return steps
 
 
-def _weighty(name: str, layer: nn.Module, whole: Tree, index: Index, *, detached: bool, narrow: bool) -> Weighty:
-    weight = whole[f"{name}.weight"]
+def _weighty(name: str, layer: nn.Module, leaves: Tree, index: Index, *, detached: bool, narrow: bool) -> WeightedStep:
+    weight = leaves[f"{name}.weight"]
     rows, columns = _first(weight, *index[f"{name}.weight"]).shape[:2]
     shape = convolution_geometry(layer) if isinstance(layer, nn.Conv1d | nn.Conv2d) else None
-    return Weighty(name, weight, whole.get(f"{name}.bias"), rows, columns, detached, narrow, shape)
+    return WeightedStep(name, weight, leaves.get(f"{name}.bias"), rows, columns, detached, narrow, shape)
 
 
-def _norm(name: str, layer: nn.Module, whole: Tree, index: Index, *, narrow: bool) -> Norm:
+def _norm(name: str, layer: nn.Module, leaves: Tree, index: Index, *, narrow: bool) -> NormStep:
     assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
     if layer.momentum is None:
         raise ConfigError(f"model: layer {name} is a BatchNorm of all batches so far; give it a momentum")
-    leaves = [whole.get(f"{name}.{kind}") for kind in ("weight", "bias", "running_mean", "running_var")]
+    tensors = [leaves.get(f"{name}.{kind}") for kind in ("weight", "bias", "running_mean", "running_var")]
     chosen = next((index[key][0] for key in index if key.startswith(f"{name}.")), None)
     rows = layer.num_features if chosen is None else len(chosen)
-    return Norm(name, leaves[0], leaves[1], leaves[2], leaves[3], rows, narrow, layer.momentum, layer.eps)
+    return NormStep(name, tensors[0], tensors[1], tensors[2], tensors[3], rows, narrow, layer.momentum, layer.eps)
 
 
 def _plain(layer: nn.Module, rows: int | None, before: Sequence[Step]) -> Step:
     match layer:
         case nn.ReLU():
-            return Rectified(rows, fresh=_fresh(before))
+            return ReluStep(rows, fresh=_fresh(before))
         case nn.MaxPool2d():
             return build_pooling(layer, rows)
         case nn.Flatten():
-            return Flat(rows)
+            return FlattenStep(rows)
     return build_other(layer, rows)
 
 
 def _fresh(before: Sequence[Step]) -> bool:
-    """Tell whether nobody reads again what these layers give: it is not the input, nor kept for a backward."""
-    return next((not isinstance(step, Other) for step in reversed(before) if not isinstance(step, Flat)), False)
+    """Return True if no other layer reads these outputs again: they are neither the input nor saved for a backward."""
+    return next(
+        (not isinstance(step, OtherStep) for step in reversed(before) if not isinstance(step, FlattenStep)), False
+    )
 
 
-def _places(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _order_leaf(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return all rows and columns of a leaf, active ones first."""
     return _order(leaf.shape[0], rows), None if columns is None else _order(leaf.shape[1], columns)
 
@@ -204,45 +211,47 @@ def _inverse(rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None
 
 
 def _first(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """Return a view of as many first rows and columns as are active."""
+    """Return a view of the first rows and columns, as many as are active."""
     leaf = leaf if rows is None else leaf[: len(rows)]
     return leaf if columns is None else leaf[:, : len(columns)]
 
 
-def _own(leaf: Tensor, other: Tensor | None) -> Tensor:
+def _copy_if_same(leaf: Tensor, other: Tensor | None) -> Tensor:
     return leaf.clone() if leaf is other else leaf
 
 
-def _laid(leaf: Tensor, source: Tensor) -> Tensor:
-    """Return a leaf of its own, as convolutions read it: of one channel too, its strides say how outputs shall lie."""
+def _copy_layout(leaf: Tensor, source: Tensor) -> Tensor:
+    """Return a copy in the memory layout for convolutions, whose strides determine those of the outputs."""
     if leaf.ndim == _IMAGES:
         return leaf.clone(memory_format=torch.channels_last)
     return leaf.clone() if leaf is source else leaf
 
 
 class _Pass(torch.autograd.Function):
-    """The whole chain as one step of autograd: what it keeps is what its layers say."""
+    """The whole chain as one autograd function that saves only the steps' tensors."""
 
     @staticmethod
     def forward(
         ctx: Any, steps: Sequence[Step], lowest: int, names: tuple[str, ...], inputs: Tensor, *_leaves: Tensor
     ) -> Tensor:
-        kept: list[Tensor] = []
+        saved: list[Tensor] = []
         ctx.steps, ctx.lowest, ctx.names, ctx.counts, ctx.notes = steps, lowest, names, [], []
         for step in steps:
             inputs, tensors, note = step.forward(inputs)
-            kept += tensors
+            saved += tensors
             ctx.counts.append(len(tensors))
             ctx.notes.append(note)
-        ctx.save_for_backward(*kept)
+        ctx.save_for_backward(*saved)
         return inputs
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        kept, flowing, grown = list(ctx.saved_tensors), upstream[0].clone(), Tree()
-        for place in range(len(ctx.steps) - 1, ctx.lowest - 1, -1):
-            own = tuple(kept[len(kept) - ctx.counts[place] :])
-            del kept[len(kept) - ctx.counts[place] :]
-            flowing, found = ctx.steps[place].backward(flowing, own, ctx.notes[place], further=place > ctx.lowest)
-            grown |= found
-        return None, None, None, None, *(grown[name] for name in ctx.names)
+        saved, upstream_gradient, gradients = list(ctx.saved_tensors), upstream[0].clone(), Tree()
+        for position in range(len(ctx.steps) - 1, ctx.lowest - 1, -1):
+            step_saved = tuple(saved[len(saved) - ctx.counts[position] :])
+            del saved[len(saved) - ctx.counts[position] :]
+            upstream_gradient, step_gradients = ctx.steps[position].backward(
+                upstream_gradient, step_saved, ctx.notes[position], further=position > ctx.lowest
+            )
+            gradients |= step_gradients
+        return None, None, None, None, *(gradients[name] for name in ctx.names)

@@ -25,19 +25,19 @@ from torch import Tensor, nn
 from shared.subnetworks.neurons import Index
 
 A_NUMBER, AN_IMAGE_LAYER, ANOTHER_LAYER = 100, 7e6, 1e6
-"""In floating-point operations of a matrix product."""
+"""Costs in floating-point operations of a matrix product."""
 _BLOCK = 16
 _VECTORS = 2
-"""Axes of a batch that has no images."""
+"""Axes of a batch of vectors."""
 _POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
 
 
 def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int]) -> bool:
-    """Tell whether own layers are worth it.
+    """Return True if the custom backward is faster than torch's.
 
     Args:
-        layers: The network; no parameter needs storage.
-        index: Which rows and columns of its leaves are active.
+        layers: The network, with or without storage.
+        index: Active rows and columns of its leaves.
         batch: Shape of a step's inputs.
     """
     examples, channels, *spread = batch
@@ -66,9 +66,9 @@ def _share(chosen: Tensor | None, count: int, block: int) -> float:
 
 
 def _through(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, int]:
-    """Return a layer's outputs: one channel of one example, and how many channels there are.
+    """Return a layer's outputs for one channel of one example, and its number of channels.
 
-    Not on tensors without storage: what they are convolved with takes 1.5 seconds to import, and 72 MB.
+    Computed with storage: without, convolutions import packages of 72 MB in 1.5 seconds.
     """
     match layer:
         case nn.Linear():

@@ -13,17 +13,17 @@ from shared.subnetworks.neurons import Active, read_chain
 from shared.tensors.placement import device_of
 
 
-def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
-    """Return a network of the active neurons alone; parameters have the names that they have in the whole.
+def build_narrow(layers: nn.Sequential, active: Active) -> nn.Sequential:
+    """Return a network of the active neurons alone; parameters have the names of the whole network's.
 
-    It computes what the whole one does whose other neurons give zero. Nothing is initialised: load the part of a tree
-    that belongs to the neurons. Only shapes of `layers` are read, it needs no storage; where it has some, the smaller
-    one's is on the same device. It is in training mode, and a pixel's channels lie side by side.
+    It computes the same as the whole network with zero outputs of all other neurons. Nothing is initialised: load the
+    part of a tree that belongs to the neurons. Only shapes of `layers` are read; if they have storage, the result is on
+    the same device. It is in training mode, with channels-last memory layout.
 
     Raises:
-        ConfigError: The network is no chain of layers whose neurons can be told apart.
+        ConfigError: The network is not a plain chain of layers.
     """
-    index, found, width = read_chain(layers).index(active), nn.Sequential(), 0
+    index, network, width = read_chain(layers).index(active), nn.Sequential(), 0
     for name, layer in named_layers(layers):
         match layer:
             case nn.Conv1d() | nn.Conv2d() | nn.Linear():
@@ -35,15 +35,15 @@ def build_narrowed(layers: nn.Sequential, active: Active) -> nn.Sequential:
                 smaller = _norm(layer, width or layer.num_features)
             case _:
                 smaller = copy.deepcopy(layer)
-        found.add_module(name, smaller)
-    # not `to_empty`, which of a tensor without storage imports an algebra of 50 MB
-    place = device_of(layers.parameters())
-    found._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=place)).train()  # noqa: SLF001
-    for layer in found:
+        network.add_module(name, smaller)
+    # not `to_empty`, which imports a symbolic algebra package of 50 MB for tensors without storage
+    device = device_of(layers.parameters())
+    network._apply(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=device)).train()  # noqa: SLF001
+    for layer in network:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            layer.reset_running_stats()  # the count of batches among them, which is no neuron's
-    found.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs lack it
-    return found
+            layer.reset_running_stats()  # including the count of batches, which belongs to no neuron
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    return network
 
 
 def _weighty(layer: nn.Conv1d | nn.Conv2d | nn.Linear, inputs: int, outputs: int) -> nn.Module:

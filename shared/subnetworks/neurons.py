@@ -24,9 +24,9 @@ from shared.tensors.feature_dropout import DrawnDropout
 from shared.tensors.tree import Tree
 
 Active: TypeAlias = Mapping[str, Tensor]
-"""By name of a hidden layer, its active neurons: int64, ascending."""
+"""Active neurons by name of a hidden layer: int64, ascending."""
 Index: TypeAlias = Mapping[str, tuple[Tensor | None, Tensor | None]]
-"""By name of a leaf, the rows and the columns of it that belong to a choice of neurons; None for all."""
+"""Rows and columns that belong to a choice of neurons, by name of a leaf; None for all."""
 PREFIX = "active/"
 _WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -39,11 +39,11 @@ _THROUGH = (
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """Whose neurons the rows and the columns of a leaf are; empty names for the network's own inputs and outputs.
+    """Layers of the neurons of a leaf's rows and columns; empty names for the network's inputs and outputs.
 
     Attributes:
         rows, columns: Names of hidden layers.
-        block: Columns beside each other that belong to one neuron.
+        block: Adjacent columns of one neuron.
     """
 
     rows: str = ""
@@ -52,11 +52,11 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """What of a network decides which parameters belong to which neurons.
+    """Structure of a network: which parameters belong to which neurons.
 
     Attributes:
         hidden: Neurons of each hidden layer, from the input on.
-        leaves: Of the state dict, in its order, but for BatchNorm's counts of batches, which belong to nobody.
+        leaves: Leaves of the state dict in order, without BatchNorm's counts of batches, which belong to no neuron.
     """
 
     hidden: dict[str, int]
@@ -68,7 +68,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Chain:
-        """Read what `text` wrote."""
+        """Read the output of `text`."""
         return msgspec.json.decode(text, type=cls)
 
     def index(self, active: Active) -> Index:
@@ -83,20 +83,20 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 def read_chain(layers: nn.Sequential) -> Chain:
-    """Read a network; no parameter needs storage.
+    """Read a network's structure; parameters need no storage.
 
     Raises:
-        ConfigError: It is no plain chain, or a layer is of a kind whose neurons cannot be told apart.
+        ConfigError: It is not a plain chain, or has a layer of an unsupported type.
     """
     require_straight(layers)
-    named = named_layers(layers)
-    weighty = [name for name, layer in named if type(layer) in _WEIGHTY]
+    ordered = named_layers(layers)
+    weighty = [name for name, layer in ordered if type(layer) in _WEIGHTY]
     if not weighty:
         raise ConfigError("model: no layer has weights; choose one with convolutions or linear layers")
     hidden: dict[str, int] = {}
     leaves: dict[str, Leaf] = {}
     below = ""
-    for name, layer in named:
+    for name, layer in ordered:
         if isinstance(layer, _WEIGHTY) and type(layer) in _WEIGHTY and getattr(layer, "groups", 1) == 1:
             rows = name if name != weighty[-1] else ""
             block = layer.weight.shape[1] // hidden[below] if below else 1
@@ -107,8 +107,8 @@ def read_chain(layers: nn.Sequential) -> Chain:
                 hidden[name] = layer.weight.shape[0]
             below = rows
         elif type(layer) in _NORMS:
-            own = [key for key, leaf in layer.state_dict().items() if leaf.ndim]
-            leaves |= {f"{name}.{key}": Leaf(below) for key in own}
+            tensors = [key for key, leaf in layer.state_dict().items() if leaf.ndim]
+            leaves |= {f"{name}.{key}": Leaf(below) for key in tensors}
         elif type(layer) not in _THROUGH:
             raise ConfigError(
                 f"model: layer {name} is a {type(layer).__name__}, whose neurons cannot be left out; "
@@ -118,14 +118,14 @@ def read_chain(layers: nn.Sequential) -> Chain:
 
 
 def block_columns(neurons: Tensor, block: int) -> Tensor:
-    """Return the columns of neurons that own `block` columns each, in order."""
+    """Return the columns of neurons with `block` columns each, in order."""
     if block == 1:
         return neurons
     return (neurons[:, None] * block + torch.arange(block, device=neurons.device)).flatten()
 
 
-def count_kept(count: int, keep: float) -> int:
-    """Return how many of `count` neurons a share of them is: rounded down, and at least one."""
+def count_active(count: int, keep: float) -> int:
+    """Return floor(keep count), at least one."""
     return max(1, floor_share(keep, count))
 
 
@@ -134,40 +134,39 @@ def draw_neurons(hidden: Mapping[str, int], keep: float, seed: int) -> dict[str,
 
     Args:
         hidden: Neurons of each hidden layer, by name.
-        keep: Share of them to draw, in (0, 1].
-        seed: What the draw is a function of.
+        keep: Share to draw, in (0, 1].
     """
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randperm(count, generator=generator)[: count_kept(count, keep)].sort().values
+        name: torch.randperm(count, generator=generator)[: count_active(count, keep)].sort().values
         for name, count in hidden.items()
     }
 
 
 def first_neurons(hidden: Mapping[str, int], keep: float) -> dict[str, Tensor]:
-    """Return the first neurons of every hidden layer, as FjORD keeps them."""
-    return {name: torch.arange(count_kept(count, keep)) for name, count in hidden.items()}
+    """Return the first neurons of every hidden layer, as in FjORD."""
+    return {name: torch.arange(count_active(count, keep)) for name, count in hidden.items()}
 
 
 def all_neurons(hidden: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return all neurons."""
+    """Return all neurons of every hidden layer."""
     return first_neurons(hidden, 1.0)
 
 
 def extract(tree: Tree, index: Index) -> Tree:
-    """Return what belongs to the choice: every leaf of the index, with its rows and columns alone."""
-    return {key: _taken(tree[key], *index[key]) for key in index}
+    """Return the leaves of the index, restricted to its rows and columns."""
+    return {key: _select(tree[key], *index[key]) for key in index}
 
 
 def merge(full: Tree, part: Tree, index: Index) -> Tree:
-    """Return the full tree with a part of it replaced; all else keeps its bits, whole leaves without being copied.
+    """Return the full tree with a part replaced; the rest is unchanged, and untouched leaves are not copied.
 
     Args:
         full: Leaves of full shape, (n, m, ...).
         part: Leaves of active rows and columns alone, (k, j, ...).
-        index: Which rows and columns these are.
+        index: Active rows and columns.
     """
-    return full | {key: _put(full[key].clone(), leaf, *index[key]) for key, leaf in part.items()}
+    return full | {key: _assign_part(full[key].clone(), leaf, *index[key]) for key, leaf in part.items()}
 
 
 def spread(part: Tree, index: Index, like: Tree) -> Tree:
@@ -175,29 +174,29 @@ def spread(part: Tree, index: Index, like: Tree) -> Tree:
 
     Args:
         part: Leaves of active rows and columns alone, (k, j, ...).
-        index: Which rows and columns these are.
+        index: Active rows and columns.
         like: Leaves of full shape, (n, m, ...).
     """
-    return {key: _put(torch.zeros_like(like[key]), leaf, *index[key]) for key, leaf in part.items()}
+    return {key: _assign_part(torch.zeros_like(like[key]), leaf, *index[key]) for key, leaf in part.items()}
 
 
 def coverage(index: Index, like: Tree) -> dict[str, Tensor]:
-    """Return masks of full shape, True where a coordinate belongs to the choice; none for leaves that do as a whole."""
+    """Return masks of full shape, True for coordinates of the choice; none for leaves that belong to it completely."""
     masks = {}
     for key, (rows, columns) in index.items():
         if rows is not None or columns is not None:
             ones = torch.ones((), dtype=torch.bool)
-            masks[key] = _put(torch.zeros(like[key].shape, dtype=torch.bool), ones, rows, columns)
+            masks[key] = _assign_part(torch.zeros(like[key].shape, dtype=torch.bool), ones, rows, columns)
     return masks
 
 
 def count_parameters(index: Index, like: Tree) -> int:
-    """Return how many numbers belong to the choice: |A_k|."""
-    return sum(_taken(like[key].to("meta"), *_meta(index[key])).numel() for key in index)
+    """Return |A_k|, the number of parameters of the choice."""
+    return sum(_select(like[key].to("meta"), *_meta(index[key])).numel() for key in index)
 
 
 def pack(active: Active, hidden: Mapping[str, int]) -> Tree:
-    """Return one bit a neuron, from the lowest bit of a byte on: u8 leaves of ceil(n / 8) bytes."""
+    """Return bitmaps of neurons, lowest bit of a byte first: u8 leaves of ceil(n / 8) bytes."""
     packed: Tree = {}
     for name, count in hidden.items():
         bits = np.zeros(count, np.bool_)
@@ -207,39 +206,41 @@ def pack(active: Active, hidden: Mapping[str, int]) -> Tree:
 
 
 def unpack(tree: Tree, hidden: Mapping[str, int]) -> dict[str, Tensor]:
-    """Read what `pack` wrote; neurons are where their bitmaps are.
+    """Read the output of `pack`, on the device of the bitmaps.
 
     Raises:
-        WireError: A bitmap is missing, has another length, or names no neuron or more than there are.
+        WireError: A bitmap is missing, has another length, or selects no neuron or one out of range.
     """
     active = {}
     for name, count in hidden.items():
         packed = tree.get(PREFIX + name)
         if packed is None or packed.dtype != torch.uint8 or packed.shape != (-(-count // 8),):
-            raise WireError(f"layer {name}: no bitmap of {count} neurons", reason="shape")
+            raise WireError(f"layer {name}: bitmap of {count} neurons is missing or invalid", reason="shape")
         bits = np.unpackbits(packed.numpy(force=True), bitorder="little")
         if not bits.any() or bits[count:].any():
-            raise WireError(f"layer {name}: its bitmap names no neuron of {count}", reason="shape")
+            raise WireError(
+                f"layer {name}: its bitmap selects no neuron of {count}, or one out of range", reason="shape"
+            )
         active[name] = torch.from_numpy(np.flatnonzero(bits)).to(packed.device)
     return active
 
 
-def _taken(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+def _select(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     if rows is not None:
         leaf = leaf.index_select(0, rows)
     return leaf if columns is None else leaf.index_select(1, columns)
 
 
-def _put(whole: Tensor, part: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+def _assign_part(target: Tensor, part: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     if rows is None and columns is None:
-        return whole.copy_(part)
+        return target.copy_(part)
     if columns is None:
-        whole[rows] = part
+        target[rows] = part
     elif rows is None:
-        whole[:, columns] = part
+        target[:, columns] = part
     else:
-        whole[rows[:, None], columns] = part
-    return whole
+        target[rows[:, None], columns] = part
+    return target
 
 
 def _meta(both: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:

@@ -1,1 +1,1 @@
-"""Parameter trees: arithmetic, files, the SGD step, quantization, pruning and dropout of features."""
+"""Parameter trees: arithmetic, files, the SGD step, quantization, pruning and feature dropout."""

@@ -1,7 +1,8 @@
-"""Counts: how many of n things a share of them is, rounded down or up as on paper: 0.29 of 100 are 29, in binary too.
+"""Exact shares of counts: floor and ceiling without binary rounding errors.
 
-In binary 0.29 * 100 is 28.999999999999996, and 1 - 0.9 is a little less than a tenth. So what lies within rounding of
-a whole number is that number: a billionth, and for large counts a billionth of a thousandth of what comes out.
+0.29 of 100 are 29, although 0.29 * 100 is 28.999999999999996 in binary, and 1 - 0.9 is a little less than a tenth. So
+results within rounding of an integer are that integer: within a billionth, and for large counts within 1e-12 of the
+result.
 """
 
 from __future__ import annotations
@@ -32,8 +33,5 @@ def ceil_share(share: float, count: float) -> int:
 
 
 def is_at_most(share: float, most: float) -> bool:
-    """Tell whether a share is no larger than another one but for rounding.
-
-    1 - 0.9 is not above 0.1, whichever of the two it is in binary.
-    """
+    """Return True if a share is at most another one, up to rounding: 1 - 0.9 is at most 0.1."""
     return share <= most + ABSOLUTE

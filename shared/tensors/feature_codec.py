@@ -1,9 +1,9 @@
-"""Features at a cut as payloads and back, by numpy alone: for processes that serve a model and load no torch.
+"""Feature payloads by numpy alone, for processes that serve a model and load no torch.
 
-The bytes are those of the codecs `dense`, `float16` and `quantize` of `shared.codecs`, which read them as they are;
-what these write with their default options is read here. A payload holds one tensor of float32 values. `dense` and
-`float16` give the very bytes of those codecs. `quantize` rounds to the nearest knot where that codec draws one of two:
-it draws so that sums over many devices have no bias, and of one request nothing is summed: half the error is better.
+The bytes are those of the codecs `dense`, `float16` and `quantize` of `shared.codecs`, which read them unchanged; the
+output of these with default options is readable here. A payload holds one tensor of float32 values. `dense` and
+`float16` give identical bytes. `quantize` rounds to the nearest knot where that codec draws one of two: it draws so
+that sums over many devices are unbiased, but nothing is summed over a single request, and half the error is better.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Features: TypeAlias = NDArray[np.float32]
 CODECS = "dense", "float16", "quantize"
 BITS, MAX_BITS = 8, 16
 _HIGHEST, _MOST_EXPONENT = 15, 126
-"""Of `float16`: scaled magnitudes are below two to the first; no power is further from zero than the second."""
+"""Powers of two of `float16`: above all scaled magnitudes; largest scale."""
 _F32, _F16 = np.dtype("<f4"), np.dtype("<f2")
 
 
@@ -35,7 +35,7 @@ def encode(name: str, features: Features, codec: Spec) -> Payload:
 
     Args:
         features: Of shape (B, ...) and 2 to 7 dimensions; finite.
-        codec: One of `CODECS`; `quantize` takes `bits`, 1 to `MAX_BITS`, 8 where none are told.
+        codec: One of `CODECS`; `quantize` takes `bits`, 1 to `MAX_BITS`, by default 8.
     """
     values = np.ascontiguousarray(features, dtype=_F32)
     if codec.name == "dense":
@@ -47,7 +47,7 @@ def encode(name: str, features: Features, codec: Spec) -> Payload:
         blobs["values"] = _blob("f16", (values.reshape(-1) * np.float32(2.0**exponent)).astype(_F16))
         return Payload(codec="float16", blobs=blobs)
     bits = int(codec.options.get("bits", BITS))
-    codes, low, high = _quantized(values.reshape(-1), bits)
+    codes, low, high = _quantize(values.reshape(-1), bits)
     blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
     blobs["range"] = _blob("f32", np.array([[low, high]], _F32))
     blobs["codes"] = _blob("u8", pack(codes, bits + 1))
@@ -59,13 +59,13 @@ def _blob(dtype: str, values: NDArray[np.generic]) -> Blob:
 
 
 def _exponent(values: Features) -> int:
-    """Return the power of two that brings the largest magnitude below 2^15; 0 where there is none."""
+    """Return the power of two that scales the largest magnitude below 2^15; 0 where there is none."""
     high = float(np.abs(values).max(initial=0.0))
     return max(-_MOST_EXPONENT, min(_HIGHEST - math.frexp(high)[1], _MOST_EXPONENT)) if high else 0
 
 
-def _quantized(values: Features, bits: int) -> tuple[NDArray[np.int32], float, float]:
-    """Return the code of every value, of shape (N,), and the least and the greatest magnitude."""
+def _quantize(values: Features, bits: int) -> tuple[NDArray[np.int32], float, float]:
+    """Return the codes, of shape (N,), and the least and the greatest magnitude."""
     magnitudes = np.abs(values)
     low = float(magnitudes.min(initial=math.inf)) if values.size else 0.0
     high = float(magnitudes.max(initial=0.0))
@@ -75,17 +75,17 @@ def _quantized(values: Features, bits: int) -> tuple[NDArray[np.int32], float, f
 
 
 def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features:
-    """Return the features that a payload holds, of shape (B, ...), maybe views of its bytes.
+    """Return the features of a payload, of shape (B, ...), possibly views of its bytes.
 
     Args:
-        expected: What the graph takes: name, dtype, shape behind the batch.
-        most_values: That are taken, of all examples together; more are refused before memory is taken for them.
+        expected: Name, dtype and shape (behind the batch) of the graph's input.
+        most_values: Maximum number of values over all examples, checked before memory is allocated.
 
     Raises:
-        WireError: It is of another codec, or not such a tensor, or its values are no finite numbers.
+        WireError: The codec or tensor does not match, or a value is not finite.
     """
     if payload.codec not in _READERS:
-        raise WireError(f"features by codec {payload.codec!r}, read are {', '.join(CODECS)}", reason="codec")
+        raise WireError(f"features by codec {payload.codec!r}, supported are {', '.join(CODECS)}", reason="codec")
     head = expected.name if payload.codec == "dense" else f"~{expected.name}"
     outline = payload.blobs.get(head)
     if outline is None:
@@ -98,55 +98,57 @@ def decode(payload: Payload, expected: TensorSpec, most_values: int) -> Features
     _require_shape(shape, expected, most_values)
     values = _READERS[payload.codec](payload, head, math.prod(shape))
     if not np.isfinite(values).all():
-        raise WireError("features that are no finite numbers", reason="not-finite")
+        raise WireError("features are not finite numbers", reason="not-finite")
     return values.reshape(shape)
 
 
 def _require_shape(shape: tuple[int, ...], expected: TensorSpec, most_values: int) -> None:
     if len(shape) >= MAX_DIMENSIONS or not shape or shape[0] < 1 or shape[1:] != expected.shape[1:]:
-        told = " x ".join(["batch", *map(str, expected.shape[1:])])
-        raise WireError(f"features of shape {shape}, and the graph takes {told}", reason="shape")
+        shape_text = " x ".join(["batch", *map(str, expected.shape[1:])])
+        raise WireError(f"features of shape {shape}, and the graph takes {shape_text}", reason="shape")
     if math.prod(shape) > most_values:
-        raise WireError(f"features of {math.prod(shape)} values, at most {most_values} are taken", reason="oversized")
+        raise WireError(f"features of {math.prod(shape)} values, at most {most_values} are allowed", reason="oversized")
 
 
-def _own(payload: Payload, head: str, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Blob]:
-    """Return the codec's own blobs, all there and none more."""
-    found = {name: blob for name, blob in payload.blobs.items() if name != head}
-    if {name: (blob.dtype, len(blob.shape)) for name, blob in found.items()} != kinds:
-        raise WireError(f"entries {sorted(found)} are not what they must be: {sorted(kinds)}", reason="shape")
-    return found
+def _codec_blobs(payload: Payload, head: str, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Blob]:
+    """Return the codec's own blobs, complete and without others."""
+    blobs = {name: blob for name, blob in payload.blobs.items() if name != head}
+    if {name: (blob.dtype, len(blob.shape)) for name, blob in blobs.items()} != kinds:
+        raise WireError(f"entries {sorted(blobs)}, expected {sorted(kinds)}", reason="shape")
+    return blobs
 
 
 def _read_dense(payload: Payload, head: str, count: int) -> Features:
     del count  # the payload's own sizes were checked
-    _own(payload, head, {})
+    _codec_blobs(payload, head, {})
     return np.frombuffer(payload.blobs[head].data, _F32)
 
 
 def _read_float16(payload: Payload, head: str, count: int) -> Features:
-    own = _own(payload, head, {"exponents": ("i8", 1), "values": ("f16", 1)})
-    exponents = np.frombuffer(own["exponents"].data, np.int8)
-    if own["values"].shape != (count,) or len(exponents) != 1:
-        raise WireError(f"{own['values'].shape} values and {len(exponents)} exponents for {count}", reason="shape")
+    blobs = _codec_blobs(payload, head, {"exponents": ("i8", 1), "values": ("f16", 1)})
+    exponents = np.frombuffer(blobs["exponents"].data, np.int8)
+    if blobs["values"].shape != (count,) or len(exponents) != 1:
+        raise WireError(f"{blobs['values'].shape} values and {len(exponents)} exponents for {count}", reason="shape")
     if abs(exponent := int(exponents[0])) > _MOST_EXPONENT:
         raise WireError(f"exponent of {exponent}", reason="shape")
-    return np.frombuffer(own["values"].data, _F16).astype(np.float32) * np.float32(2.0**-exponent)
+    return np.frombuffer(blobs["values"].data, _F16).astype(np.float32) * np.float32(2.0**-exponent)
 
 
 def _read_quantized(payload: Payload, head: str, count: int) -> Features:
-    own = _own(payload, head, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
-    none, bits = own["bits"].shape
+    blobs = _codec_blobs(payload, head, {"bits": ("u8", 2), "range": ("f32", 2), "codes": ("u8", 1)})
+    none, bits = blobs["bits"].shape
     if none or not 1 <= bits <= MAX_BITS:
-        raise WireError(f"{bits} bits a magnitude, at most {MAX_BITS} may be", reason="shape")
-    if own["range"].shape != (1, 2) or own["codes"].shape != (packed_bytes(count, bits + 1),):
-        raise WireError(f"ranges {own['range'].shape}, {own['codes'].shape} bytes of codes for {count}", reason="shape")
-    low, high = map(float, np.frombuffer(own["range"].data, _F32))
+        raise WireError(f"{bits} bits per magnitude, at most {MAX_BITS} are allowed", reason="shape")
+    if blobs["range"].shape != (1, 2) or blobs["codes"].shape != (packed_bytes(count, bits + 1),):
+        raise WireError(
+            f"ranges {blobs['range'].shape}, {blobs['codes'].shape} bytes of codes for {count}", reason="shape"
+        )
+    low, high = map(float, np.frombuffer(blobs["range"].data, _F32))
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise WireError("features that are no finite numbers", reason="not-finite")
+        raise WireError("features are not finite numbers", reason="not-finite")
     if not 0 <= low <= high:
         raise WireError(f"magnitudes from {low} to {high}", reason="shape")
-    codes = unpack(np.frombuffer(own["codes"].data, np.uint8), count, bits + 1).astype(np.int32)
+    codes = unpack(np.frombuffer(blobs["codes"].data, np.uint8), count, bits + 1).astype(np.int32)
     places = (codes & ((1 << bits) - 1)).astype(np.float64)
     magnitudes = (places / ((1 << bits) - 1) * (high - low) + low).astype(np.float32)
     return np.where(codes >> bits > 0, -magnitudes, magnitudes)

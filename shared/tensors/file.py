@@ -1,4 +1,4 @@
-"""A `State` on disk: safetensors, written whole or not at all, with a digest that a torn or rotten file fails."""
+"""State files: atomic safetensors with a digest that detects torn or corrupt content."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def save(
 ) -> None:
     """Write the state so that `path` holds either its old or its new content after any crash.
 
-    The file is written here and not by the library, which copies everything first, refuses leaves that share memory,
-    and leaves a file of a random name behind where it is killed.
+    Not written by the library, which copies everything first, rejects leaves that share memory, and leaves a file with
+    a random name when it is killed.
 
     Args:
-        spare: A file that nobody needs, to be overwritten if it is there.
-        durable: Whether to wait until it is on the disk; if not, only a crash of the process is survived.
-        about: What it is of, to be read without its tensors.
+        spare: An unneeded file to overwrite, if it exists.
+        durable: Whether to wait for the disk; if not, only a crash of the process is survived.
+        about: Description of the state, readable without its tensors.
 
     Raises:
         Unwritable: The disk is full or cannot be written; the old content is untouched.
@@ -66,7 +66,7 @@ def save(
                 sync(partial)
         except OSError:
             with suppress(OSError):
-                partial.unlink()  # it may be what fills the disk
+                partial.unlink()  # it may fill the disk
             raise
         partial.replace(path)
         if durable:
@@ -77,7 +77,7 @@ def encode(state: State, about: Mapping[str, Scalar] | None = None) -> bytes:
     """Return the file's content; the same state gives the same bytes.
 
     Args:
-        about: As `save` takes it.
+        about: Description of the state, as in `save`.
     """
     return b"".join(_parts(state, about))
 
@@ -87,10 +87,10 @@ def _parts(state: State, about: Mapping[str, Scalar] | None) -> Iterator[bytes |
     facts = json.dumps(state.facts, sort_keys=True)
     metadata = {"facts": facts, "digest": _digest(state.tree, facts).hex()}
     if about:
-        told = json.dumps(about, sort_keys=True)
-        metadata |= {"about": told, "about_digest": _about_digest(told, metadata["digest"])}
+        description = json.dumps(about, sort_keys=True)
+        metadata |= {"about": description, "about_digest": _about_digest(description, metadata["digest"])}
     header: dict[str, object] = {"__metadata__": metadata}
-    leaves = dict(sorted(state.tree.items(), key=lambda item: (-item[1].itemsize, item[0])))  # so that each is aligned
+    leaves = dict(sorted(state.tree.items(), key=lambda item: (-item[1].itemsize, item[0])))  # aligns every leaf
     end = 0
     for key, leaf in leaves.items():
         start, end = end, end + leaf.nbytes
@@ -102,20 +102,20 @@ def _parts(state: State, about: Mapping[str, Scalar] | None) -> Iterator[bytes |
 
 
 def load(path: Path) -> State:
-    """Read a state into memory of its own: whatever becomes of the file, its tensors stay as they are.
+    """Read a state into private memory: its tensors stay valid whatever happens to the file.
 
     Raises:
-        FileNotFoundError: There is none.
-        CorruptFile: The file is cut, changed, or not one that `save` wrote.
+        FileNotFoundError: The file does not exist.
+        CorruptFile: The file is cut, changed, or was not written by `save`.
     """
     while True:
-        found = path.stat()
+        status = path.stat()
         try:
             return _read(path)
         except CorruptFile:
-            # The server of a live run writes its next state into a file that it has renamed: a reader in another
-            # process that opened it before the rename reads both states mixed, and looks again at what has the name.
-            if _identity(path.stat()) == _identity(found):
+            # The server of a live run overwrites spare files in place: a reader in another process that opened one
+            # before it was renamed reads a mixture of both states, and has to read the file of that name again.
+            if _identity(path.stat()) == _identity(status):
                 raise
 
 
@@ -133,15 +133,15 @@ def _read(path: Path) -> State:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path}: {error}") from error
     if _digest(tree, facts).hex() != expected:
-        raise CorruptFile(f"{path}: digest does not hold")
+        raise CorruptFile(f"{path}: the digest does not match the content")
     return State(tree, json.loads(facts))
 
 
 def read_about(path: Path) -> dict[str, Scalar]:
-    """Return what a file says that it is of, empty where it says nothing; whether its tensors are whole is not asked.
+    """Return a file's description, empty without one; the tensors are not verified.
 
     Raises:
-        CorruptFile: It cannot be read, or says something else than when it was written.
+        CorruptFile: It cannot be read, or the description has changed.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -149,18 +149,18 @@ def read_about(path: Path) -> dict[str, Scalar]:
         if "about" not in metadata:
             return {}
         about: dict[str, Scalar] = json.loads(metadata["about"])
-        whole = metadata["about_digest"] == _about_digest(metadata["about"], metadata["digest"])
+        is_valid = metadata["about_digest"] == _about_digest(metadata["about"], metadata["digest"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CorruptFile(f"{path}: {error}") from error
-    if not whole:
-        raise CorruptFile(f"{path}: what it says of itself is not as it was written")
+    if not is_valid:
+        raise CorruptFile(f"{path}: the digest does not match the description")
     return about
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a corrupt file so that it can be looked at and is never read again; return its new path.
+    """Rename a corrupt file for inspection, so that it is never read again; return its new path.
 
-    The last few of a folder are kept.
+    Only the last few of a folder are retained.
 
     Raises:
         Unwritable: The disk is read-only.
@@ -173,12 +173,12 @@ def set_aside(path: Path) -> Path:
 
 
 def _about_digest(about: str, content: str) -> str:
-    """Bind what a file says of itself to its content."""
+    """Return a digest that binds the description to the content."""
     return digest([memoryview(f"{about}\n{content}".encode())]).hex()
 
 
 def _digest(tree: Tree, facts: str) -> bytes:
-    """Cover the header's content too: a bit that rots there would rename a tensor or change a fact."""
+    """Include the header's content: a corrupt bit there would rename a tensor or change a fact."""
     described = [(key, str(leaf.dtype), list(leaf.shape)) for key, leaf in sorted(tree.items())]
     header = memoryview(json.dumps([facts, described]).encode())
     return digest([header, *(tensor_bytes(tree[key]) for key in sorted(tree))])

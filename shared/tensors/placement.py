@@ -1,12 +1,12 @@
-"""Where tensors are computed with: on the CPU, or on a GPU that torch reaches by CUDA.
+"""Compute device: the CPU, or a GPU that torch reaches by CUDA.
 
-A task or a round moves its network, its state and its batches there at its beginning and takes back what came of them
-at its end. Files, payloads and codecs never leave the CPU, nor does anything that is drawn at random: every device of
-a mixed fleet draws the same. On the CPU nothing is moved or copied, and all bits are as they always were.
+A task or a round moves its network, state and batches to the device at its start and its results back at its end.
+Files, payloads, codecs and random draws stay on the CPU: every device of a mixed fleet draws the same. On the CPU
+nothing is moved or copied, and all bits stay the same.
 
-Sums in another order differ in their last bits, so that a GPU gives other bits than a CPU. To give the same ones
-again after a restart, torch is told to choose kernels that add in one order where it has such, and convolutions
-multiply numbers of 32 bits as they are, not rounded to TF32's 10 bits.
+Sums in another order differ in their last bits, so that a GPU gives other bits than a CPU. To be reproducible after a
+restart, torch uses deterministic kernels where it has them, and convolutions multiply numbers of 32 bits without
+rounding to TF32's 10 bits.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from shared.protocol.messages import Scalar, Update
 from shared.tensors.tree import State, Tree
 
 ON_CPU = Update(run="", round=0, device="", params=None).trained_on
-"""The very default: what only equals it would be written into every update."""
+"""The default of the field itself: an equal copy would be encoded in every update."""
 log = logging.getLogger(__name__)
 
 Device: TypeAlias = torch.device
 CPU = torch.device("cpu")
 CHOICES = ("auto", "cpu", "cuda")
-"""Of a configuration: the GPU where torch reaches one, else the CPU; or always one of them."""
+"""Values of `trainer.device`; `auto` is the GPU if torch reaches one, else the CPU."""
 WORKSPACE = ":4096:8"
-"""Of cuBLAS: with a workspace of its own for each stream its sums are in one order."""
+"""Setting of cuBLAS: a workspace per stream makes the order of its sums deterministic."""
 NAME_LENGTH = 60
 _EXHAUSTED = ("CUDA error: out of memory", "_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
-"""What libraries below torch say of memory that they were not given."""
+"""Messages of libraries below torch for exhausted memory."""
 
 
 def choose_device(choice: str, limit: int = 0) -> torch.device:
-    """Return what a configuration names, made ready.
+    """Return the configured device, initialised.
 
     Args:
-        choice: One of `CHOICES`.
-        limit: Most bytes of memory that this process may take; also of a GPU that has none of its own. 0 for all.
+        choice: Value of `CHOICES`.
+        limit: Maximum bytes of memory of this process, including a GPU that shares the board's memory. 0 for no limit.
 
     Raises:
-        ConfigError: It names what torch does not reach here.
+        ConfigError: The device is unknown, or torch does not reach it.
     """
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return CPU
@@ -56,7 +56,7 @@ def choose_device(choice: str, limit: int = 0) -> torch.device:
         raise ConfigError(f"trainer.device: {choice!r}; use {', '.join(CHOICES)}")
     if not torch.cuda.is_available():
         raise ConfigError(f"trainer.device is {choice!r}, and {_lack()}; or set it to auto")
-    return _made_ready(torch.device("cuda", torch.cuda.current_device()), limit)
+    return _initialise(torch.device("cuda", torch.cuda.current_device()), limit)
 
 
 def _lack() -> str:
@@ -70,11 +70,11 @@ def _lack() -> str:
     )
 
 
-def _made_ready(device: torch.device, limit: int) -> torch.device:
+def _initialise(device: torch.device, limit: int) -> torch.device:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)  # read when CUDA begins
     torch.cuda.init()
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)  # of a user's own network an operation may have none
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - its stubs lack it
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)  # an operation of a user's network may lack one
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - missing in torch's stubs
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     share_memory(device, limit, 0)
@@ -83,12 +83,12 @@ def _made_ready(device: torch.device, limit: int) -> torch.device:
 
 
 def share_memory(device: torch.device, limit: int, resident: int) -> None:
-    """Allow a GPU that shares the board's memory what a limit leaves beside what this process holds: each byte once.
+    """Limit a GPU that shares the board's memory to the process's limit minus its resident memory.
 
     Args:
-        device: What a trainer computes with; nothing is done for a CPU, or a GPU with memory of its own.
-        limit: Most bytes of memory that this process may take; 0 for all.
-        resident: Bytes that it holds now.
+        device: Ignored for a CPU, or a GPU with its own memory.
+        limit: Maximum bytes of memory of this process; 0 for no limit.
+        resident: Bytes in use by the process.
     """
     if device.type != "cuda" or not limit:
         return
@@ -99,65 +99,65 @@ def share_memory(device: torch.device, limit: int, resident: int) -> None:
 
 
 def shared_fraction(limit: int, resident: int, total: int) -> float:
-    """Return the part of a board's memory that its GPU may take of a process's limit, in [0, 1].
+    """Return the fraction of a board's memory that its GPU may use within a process's limit, in [0, 1].
 
     Args:
-        limit: Most bytes that the process may take, on CPU and GPU together.
-        resident: Bytes that it holds now.
+        limit: Maximum bytes of the process, on CPU and GPU together.
+        resident: Bytes in use by the process.
         total: Bytes of the board's memory.
     """
     return min(1.0, max(0, limit - resident) / total)
 
 
 def describe(device: torch.device) -> str:
-    """Return what an update says of where it was trained: `cpu`, or `cuda` and the GPU's name."""
+    """Return the device's name for updates: `cpu`, or `cuda` and the GPU's name."""
     if device.type != "cuda":
         return ON_CPU if device == CPU else device.type
     return f"cuda {torch.cuda.get_device_name(device)}"[:NAME_LENGTH]
 
 
 def device_of(leaves: Iterable[Tensor]) -> torch.device:
-    """Return where leaves are; the CPU where there is none with storage."""
+    """Return the device of some leaves; the CPU if none has storage."""
     return next((leaf.device for leaf in leaves if not leaf.is_meta), CPU)
 
 
 def to_device(tree: Mapping[str, Tensor], device: torch.device) -> Tree:
-    """Return leaves on a device; those that are there already are not copied."""
+    """Return leaves on a device; those already there are not copied."""
     return {key: leaf.to(device) for key, leaf in tree.items()}
 
 
 def state_on(state: State, device: torch.device) -> State:
-    """Return a state on a device; leaves that are there already are not copied."""
+    """Return a state on a device; leaves already there are not copied."""
     facts: dict[str, Scalar] = state.facts
     return State(to_device(state.tree, device), facts)
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a device has done what it was given: only then is a clock to be read."""
+    """Wait for pending work of a device, before reading a clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def generators() -> list[torch.Generator]:
-    """Return torch's own generators: the CPU's, and those of GPUs where there are any in use."""
-    found = [torch.default_generator]
-    return [*found, *torch.cuda.default_generators] if torch.cuda.is_initialized() else found
+    """Return torch's global generators: the CPU's, and those of GPUs in use."""
+    cpu = [torch.default_generator]
+    return [*cpu, *torch.cuda.default_generators] if torch.cuda.is_initialized() else cpu
 
 
 def generator_states() -> list[Tensor]:
-    """Return the state of each of torch's own generators."""
+    """Return the state of each of torch's global generators."""
     return [generator.get_state() for generator in generators()]
 
 
 def set_generator_states(states: Iterable[Tensor]) -> None:
-    """Put torch's own generators back to where they were."""
+    """Restore the states of torch's global generators."""
     for generator, state in zip(generators(), states, strict=True):
         generator.set_state(state)
 
 
 def is_broken(error: BaseException) -> bool:
-    """Tell whether after this error CUDA refuses everything else that this process asks of it."""
-    broken = getattr(torch, "AcceleratorError", ())  # there from 2.8 on
+    """Return True if CUDA rejects all further work of this process after this error."""
+    broken = getattr(torch, "AcceleratorError", ())  # exists since 2.8
     return isinstance(error, broken) and not _is_exhausted(error)
 
 
@@ -166,15 +166,15 @@ def _is_exhausted(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_explained(device: torch.device, release: Callable[[], None]) -> Iterator[None]:
-    """Have what is done inside fail with a remedy where the GPU's memory is exhausted, and give back what it held.
+def explain_exhausted_memory(device: torch.device, release: Callable[[], None]) -> Iterator[None]:
+    """Turn exhausted GPU memory inside the block into an error with a remedy, and free the memory.
 
     Args:
-        device: Where it is done.
-        release: Gives up what else there is on the GPU.
+        device: Device of the work.
+        release: Frees other data on the GPU.
 
     Raises:
-        TaskFailed: It is.
+        TaskFailed: The memory is exhausted.
     """
     try:
         yield

@@ -5,7 +5,7 @@ Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quanti
 Pruning, CVPR 2019, https://arxiv.org/abs/1906.10771; the cubic schedule that of Zhu and Gupta, To Prune, or Not to
 Prune, 2017, https://arxiv.org/abs/1710.01878.
 
-    I_j = |w_j g_j|                             (9), number by number: how much the loss changes as w_j goes to 0
+    I_j = |w_j g_j|                             (9), elementwise: the change of the loss as w_j goes to 0
     rho_t = rho_f (1 - (1 - t/T)^3)             (10)
     the floor(rho_t n) least important of n weights become zero, but each output channel keeps one
 """
@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Channels: TypeAlias = tuple[int, int]
-"""Of one layer: output channels, and weights of each."""
+"""Output channels of a layer, and weights of each."""
 
 _STRIDE = 101
-"""Of so many weights one is looked at to guess between which values the threshold lies."""
+"""Sampling interval of weights for an estimate of the threshold."""
 _CHUNK = 1 << 18
-"""Weights worked on at a time, so that what lies between two steps stays in the processor's cache."""
+"""Weights per chunk: intermediate results fit into the processor's cache."""
 
 
 def sparsity(step: int, total: int, final: float) -> float:
-    """Return rho_t, the share of weights to be zero at step t of T; 0 at step 0, `final` at the last. Equation (10).
+    """Return rho_t, the share of zero weights at step t of T; 0 at step 0, `final` at the last. Equation (10).
 
     Args:
         total: T, steps of the schedule.
@@ -41,12 +41,12 @@ def sparsity(step: int, total: int, final: float) -> float:
 
 
 def taylor_importance(weights: Tensor, gradient: Tensor) -> Tensor:
-    """Return |w g|, number by number. Equation (9)."""
+    """Return |w g|, elementwise. Equation (9)."""
     return torch.mul(weights, gradient).abs_()
 
 
 def magnitude_importance(weights: Tensor, _gradient: Tensor) -> Tensor:
-    """Return |w|: what others rank by."""
+    """Return |w|, the common alternative."""
     return weights.abs()
 
 
@@ -57,21 +57,22 @@ IMPORTANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def max_prunable(layers: Sequence[Channels]) -> int:
-    """Return how many weights can be zero while each output channel keeps one."""
+    """Return the maximum number of zero weights if each output channel keeps one."""
     return sum(channels * (weights - 1) for channels, weights in layers)
 
 
-def select_kept(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Channels]) -> Tensor:
+def select_mask(importance: Tensor, weights: Tensor, count: int, layers: Sequence[Channels]) -> Tensor:
     """Return the mask without the `count` least important weights, true where a weight stays.
 
-    Of equal importance, those nearest to zero go first, so that what is zero stays so; then those that stand first. The
-    most important weight of each output channel stays, since a layer all of whose weights are zero learns no more.
+    Of equal importance, those nearest to zero are pruned first, so that zeros stay zero; then those with lower
+    positions. The most important weight of each output channel stays, since a layer with only zero weights cannot
+    learn.
 
     Args:
-        importance: Of shape (n,), without NaN; it is used up.
-        weights: Of shape (n,): of all layers, one after the other, each output channel by output channel.
-        count: How many to prune, at most `max_prunable(layers)`.
-        layers: Their shapes.
+        importance: Of shape (n,), without NaN; overwritten.
+        weights: Of shape (n,): layer by layer, output channel by output channel.
+        count: Weights to prune, at most `max_prunable(layers)`.
+        layers: Channels and weights per channel, in the order of the weights.
     """
     ranks, values = importance.numpy(force=True), weights.numpy(force=True)
     if count <= 0:
@@ -86,24 +87,23 @@ def select_kept(importance: Tensor, weights: Tensor, count: int, layers: Sequenc
 
 
 def _best(ranks: NDArray[np.float32], values: NDArray[np.float32], layers: Sequence[Channels]) -> NDArray[np.int64]:
-    """Return the place of the most important weight of each output channel; the largest where none has importance."""
-    found, start = [], 0
+    """Return the position of the most important weight of each output channel; without importance, of the largest."""
+    positions, start = [], 0
     for channels, count in layers:
-        these = slice(start, start + channels * count)
-        best = ranks[these].reshape(channels, count).argmax(1)
-        dead = ranks[these].reshape(channels, count)[np.arange(channels), best] == 0
+        segment = slice(start, start + channels * count)
+        best = ranks[segment].reshape(channels, count).argmax(1)
+        dead = ranks[segment].reshape(channels, count)[np.arange(channels), best] == 0
         if dead.any():
-            best[dead] = np.abs(values[these].reshape(channels, count)[dead]).argmax(1)
-        found.append(start + np.arange(channels) * count + best)
-        start = these.stop
-    return np.concatenate(found)
+            best[dead] = np.abs(values[segment].reshape(channels, count)[dead]).argmax(1)
+        positions.append(start + np.arange(channels) * count + best)
+        start = segment.stop
+    return np.concatenate(positions)
 
 
 def find_smallest(values: NDArray[np.float32], count: int) -> float:
     """Return the `count`-th smallest of values of shape (n,), 1 <= count <= n.
 
-    A sample says between which two values it lies; only what is between them is sorted out. Where the sample misled,
-    all of them are.
+    A sample gives an interval that probably contains it; only values inside are partitioned. If it does not, all are.
     """
     sample = np.sort(values[::_STRIDE])
     place = len(sample) * count / len(values)
@@ -112,10 +112,10 @@ def find_smallest(values: NDArray[np.float32], count: int) -> float:
     high = sample[int(place + slack)] if place + slack < len(sample) else math.inf
     below, between = 0, []
     for start in range(0, len(values), _CHUNK):
-        some = values[start : start + _CHUNK]
-        under = some < low
+        chunk = values[start : start + _CHUNK]
+        under = chunk < low
         below += int(np.count_nonzero(under))
-        between.append(some[(some <= high) ^ under])
+        between.append(chunk[(chunk <= high) ^ under])
     middle = np.concatenate(between)
     if not below < count <= below + len(middle):
         middle, below = values, 0
@@ -123,7 +123,7 @@ def find_smallest(values: NDArray[np.float32], count: int) -> float:
 
 
 def apply_mask(values: Tensor, mask: Tensor) -> None:
-    """Set what the mask leaves out to zero, in place; both of shape (n,). numpy's product is seven times torch's."""
+    """Set masked values to zero, in place; both of shape (n,). numpy's product is seven times as fast as torch's."""
     if not values.is_cpu:
         values.mul_(mask)
         return

@@ -1,4 +1,4 @@
-"""Arithmetic on parameter trees: flat dicts of tensors keyed as in `state_dict`."""
+"""Parameter trees: arithmetic on flat dicts of tensors, keyed as in `state_dict`."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Tree: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, repr=False)
 class State:
-    """What outlives a round: tensors by name, and plain facts beside them."""
+    """State that outlives a round: tensors by name, and plain facts."""
 
     tree: Tree = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Say how much it is, and no number: `asyncio.Runner` asks for this of what it returns, and drops it."""
+        """Return the sizes only: `asyncio.Runner` formats its result and discards the text."""
         numbers = sum(leaf.numel() for leaf in self.tree.values())
         return f"State({len(self.tree)} tensors of {numbers} numbers, {len(self.facts)} facts)"
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean on its way: memory is O(model), however many trees are added.
+    """A running weighted mean: memory is O(model), however many trees are added.
 
     Attributes:
         total: Sum of weight times value, leaf by leaf; floating, of 32 bits at least.
-        weight: Weight that went into each leaf: a number, or a tensor of the leaf's shape where trees cover parts.
-        facts: What single updates said besides; whoever adds an update adds to it.
+        weight: Sum of weights of each leaf: a number, or a tensor of the leaf's shape where trees cover parts.
+        facts: Facts from single updates, collected as they are added.
     """
 
     total: Tree = field(default_factory=dict)
@@ -50,10 +50,10 @@ def subtract(a: Tree, b: Tree) -> Tree:
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    """Return a + b, leaf by leaf, in the dtype of a; leaves that b lacks are a's own, not copied.
+    """Return a + b, leaf by leaf, in the dtype of a; leaves that b lacks are those of a, not copied.
 
-    The sum takes b's place in memory, so that a model is not held three times: b must not be used afterwards.
-    A floating b is rounded where a holds integers, as BatchNorm's step counter does.
+    The sum reuses b's memory, so that a model is not held three times: b must not be used afterwards. A floating b is
+    rounded where a holds integers, such as BatchNorm's step counter.
     """
     return {key: _add_leaf(leaf, b[key]) if key in b else leaf for key, leaf in a.items()}
 
@@ -68,10 +68,9 @@ def accumulate(mean: Mean, tree: Tree, weight: float, coverage: Mapping[str, Ten
     """Add one tree to a running mean; the given `mean` must not be used afterwards (its tensors are reused).
 
     Args:
-        mean: What was added before.
-        tree: Leaves this contributor holds; a leaf it lacks leaves the mean of that leaf alone.
-        weight: Its weight, above zero.
-        coverage: Boolean masks, for leaves of which it holds some coordinates only.
+        tree: Leaves of this contributor; missing leaves do not affect the mean.
+        weight: Weight of the tree, above zero.
+        coverage: Boolean masks, for leaves of which only some coordinates count.
     """
     coverage = coverage or {}
     for key, leaf in tree.items():
@@ -88,7 +87,7 @@ def accumulate(mean: Mean, tree: Tree, weight: float, coverage: Mapping[str, Ten
 
 
 def _summing_dtype(leaf: Tensor) -> torch.dtype:
-    """16 bits end at 65 504, which is no room for a sum over examples; integers hold no mean."""
+    """Sums over examples exceed the range of 16 bits (65 504), and integers cannot hold a mean."""
     return torch.promote_types(leaf.dtype, torch.float32) if leaf.is_floating_point() else torch.float64
 
 
@@ -100,7 +99,7 @@ def _add_scaled(total: Tensor, value: Tensor, share: float | Tensor) -> None:
 
 
 def finish_mean(mean: Mean) -> Tree:
-    """Return total / weight; zero where nobody held a coordinate. Uses up the mean's tensors."""
+    """Return total / weight; zero where no tree covered a coordinate. Overwrites the mean's tensors."""
     result: Tree = {}
     for key, total in mean.total.items():
         weight = mean.weight[key]
@@ -112,7 +111,7 @@ def finish_mean(mean: Mean) -> Tree:
 
 
 def tree_norm(tree: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean norm over all floating leaves; infinite where their squares are beyond float32."""
+    """Return the Euclidean norm over all floating leaves; infinite if their squares exceed float32."""
     return math.hypot(*(_leaf_norm(leaf) for leaf in tree.values() if leaf.is_floating_point()))
 
 
@@ -122,16 +121,16 @@ def _leaf_norm(leaf: Tensor) -> float:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the tensor's bytes in C order; a view where it lies so already."""
-    whole = tensor.detach().contiguous()  # of one value or none, whatever its strides are
-    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
+    """Return the tensor's bytes in C order; a view if it is in that order already."""
+    contiguous = tensor.detach().contiguous()  # even for one value or none, with any strides
+    return contiguous.as_strided((contiguous.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def check_like(tree: Tree, like: Tree) -> float:
-    """Refuse a tree that is not made of leaves of `like`, or holds a number that is none; a meta leaf holds none.
+    """Reject a tree with leaves that `like` lacks, or with a non-finite number; meta leaves have no numbers.
 
     Returns:
-        Its `tree_norm`, which the check takes anyway; of meta leaves 0.
+        Its `tree_norm`, a by-product of the check; 0 for meta leaves.
 
     Raises:
         WireError: A key is unknown, a shape or dtype differs, or a value is NaN or infinite.
@@ -152,9 +151,9 @@ def check_like(tree: Tree, like: Tree) -> float:
 
 
 def _is_finite(leaf: Tensor) -> bool:
-    """Tell by the extremes, which propagate NaN, as the norm does: no mask of the leaf's size is made.
+    """Check the extremes, which propagate NaN as the norm does, without a mask of the leaf's size.
 
-    They cost half as much again as the norm, and are asked only where that is beyond the dtype.
+    They cost half as much again as the norm, and are computed only if the norm exceeds the dtype.
     """
     lowest, highest = torch.aminmax(leaf)
     return math.isfinite(lowest.item()) and math.isfinite(highest.item())

@@ -28,7 +28,7 @@ from shared.protocol.messages import Assignment
 from shared.tensors import bits
 from shared.tensors.counts import floor_share
 from shared.tensors.placement import generator_states, set_generator_states
-from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_kept, sparsity
+from shared.tensors.pruning import IMPORTANCE, Channels, apply_mask, max_prunable, select_mask, sparsity
 from shared.tensors.tree import State, Tree
 
 PRUNED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -205,7 +205,7 @@ class Mask:
         target = min(floor_share(now, bottom.count), max_prunable(bottom.layers))
         if zeros < target:
             importance = IMPORTANCE[self._settings.importance](weights, gradient)
-            active.copy_(select_kept(importance, weights, target, bottom.layers))
+            active.copy_(select_mask(importance, weights, target, bottom.layers))
         if zeros < target or fresh:
             before = torch.dot(weights, weights).item()
             apply_mask(weights, active)

@@ -22,7 +22,7 @@ from shared.algorithms.subnetwork.server_half import (
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.narrow import build_narrow
 from shared.subnetworks.neurons import Index, first_neurons, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree, check_like
@@ -66,7 +66,7 @@ class Nested:
         check_like({name: down[name] for name in statistics}, like)
         leaves = {key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
         leaves |= {name: down[name].clone() for name in statistics}
-        return cls(every, leaves, tuple(build_narrowed(model.layers, neurons) for neurons in active), indices)
+        return cls(every, leaves, tuple(build_narrow(model.layers, neurons) for neurons in active), indices)
 
     @property
     def widest(self) -> int:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from shared.subnetworks.neurons import count_kept
+from shared.subnetworks.neurons import count_active
 
 Merit: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(weights, their gradient) of shape (n, ...) -> merit of each neuron, of shape (n,)."""
@@ -41,6 +41,6 @@ def select_strongest(merits: Mapping[str, Tensor], keep: float) -> dict[str, Ten
         keep: Share of each layer's neurons, above zero.
     """
     return {
-        name: merit.argsort(descending=True, stable=True)[: count_kept(len(merit), keep)].sort().values
+        name: merit.argsort(descending=True, stable=True)[: count_active(len(merit), keep)].sort().values
         for name, merit in merits.items()
     }

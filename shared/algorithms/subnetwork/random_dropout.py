@@ -26,7 +26,7 @@ from shared.algorithms.subnetwork.server_half import (
 )
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
-from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.narrow import build_narrow
 from shared.subnetworks.neurons import PREFIX, Active
 from shared.tensors.tree import State, Tree
 
@@ -70,7 +70,7 @@ def build_smaller(model: Model, active: Active, values: Tree) -> nn.Sequential:
         active: Active neurons, by layer.
         values: Their parameters and buffers.
     """
-    layers = build_narrowed(model.layers, active)
+    layers = build_narrow(model.layers, active)
     layers.load_state_dict(values, strict=False)  # BatchNorm's counts of batches are missing
     return layers.train()
 

@@ -42,7 +42,7 @@ from shared.subnetworks.neurons import (
     Active,
     Chain,
     all_neurons,
-    count_kept,
+    count_active,
     extract,
     first_neurons,
     pack,
@@ -170,7 +170,7 @@ def _stored_choice(state: State, hidden: Mapping[str, int], keep: float) -> dict
     if not any(key.startswith(PREFIX) for key in state.tree):
         return {}
     active = unpack(state.tree, hidden)
-    return active if all(len(active[name]) == count_kept(count, keep) for name, count in hidden.items()) else {}
+    return active if all(len(active[name]) == count_active(count, keep) for name, count in hidden.items()) else {}
 
 
 def _choose_neurons(

@@ -175,7 +175,7 @@ def _rotten(folder):
     [
         (_nan, (), 2, "'3.bias' holds NaN"),
         (_parts_of_devices, (), 2, "no whole network"),
-        (_rotten, (), 1, "digest does not hold"),
+        (_rotten, (), 1, "digest does not match"),
         (lambda folder: leave_run(folder, "mlp"), ("--round", 9), 2, "--round may be: 1, 2, 3"),
         (lambda folder: leave_run(folder, "mlp"), ("--example", 5), 2, "does not take inputs of shape (5,)"),
         (lambda folder: leave_run(folder, "mlp"), ("--out", "/nowhere/x"), 2, "--out"),

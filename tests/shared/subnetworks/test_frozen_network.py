@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from shared.errors import ConfigError
 from shared.protocol.messages import Hyper
-from shared.subnetworks.frozen_network import Trainable, freeze
+from shared.subnetworks.frozen_network import FrozenNetwork, freeze
 from shared.subnetworks.neurons import all_neurons, extract, read_chain
 from shared.tensors.sgd import descend
 from shared.tensors.tree import Tree
@@ -26,7 +26,7 @@ def _size(name: str, *, plain: bool) -> tuple[int, ...]:
     return batch(name)[0].shape if plain else ()
 
 
-def _train(trainable: Trainable, name: str, steps: int = 3, hyper: Hyper = HARD) -> Tree:
+def _train(trainable: FrozenNetwork, name: str, steps: int = 3, hyper: Hyper = HARD) -> Tree:
     momenta = Tree()
     for seed in range(steps):
         inputs, labels = batch(name, seed)

@@ -13,11 +13,11 @@ from shared.models.build import build_blank
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons as actives
 from shared.subnetworks.frozen_network import freeze
-from shared.subnetworks.narrow import build_narrowed
+from shared.subnetworks.narrow import build_narrow
 from shared.subnetworks.neurons import (
     Chain,
     all_neurons,
-    count_kept,
+    count_active,
     draw_neurons,
     extract,
     first_neurons,
@@ -39,8 +39,8 @@ def bits(leaf: torch.Tensor) -> bytes:
 
 def test_a_share_of_neurons_is_rounded_down_and_never_none():
     """The paper's networks: 0.2 of 6 filters is one; of decimals that binary lacks, 0.29 of 100 are 29."""
-    assert [count_kept(6, keep) for keep in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)] == [1, 1, 2, 3, 4, 6]
-    assert (count_kept(100, 0.29), count_kept(10, 0.7), count_kept(1, 0.01)) == (29, 7, 1)
+    assert [count_active(6, keep) for keep in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)] == [1, 1, 2, 3, 4, 6]
+    assert (count_active(100, 0.29), count_active(10, 0.7), count_active(1, 0.01)) == (29, 7, 1)
 
 
 def test_every_neuron_is_drawn_as_often_as_another_and_layers_are_independent():
@@ -148,14 +148,14 @@ TWICE = nn.Linear(4, 4)
 @pytest.mark.parametrize(
     ("layers", "says"),
     [
-        (Doubled(nn.Linear(4, 4), nn.Linear(4, 2)), "a forward of their own"),
-        (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.Linear(4, 2)), "layer 2 stands in two places"),
-        (nn.Sequential(nn.Conv1d(2, 4, 1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(20, 2)), "layer 1 does not take"),
-        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 2)), "layer 1 does not take the 4 neurons"),
+        (Doubled(nn.Linear(4, 4), nn.Linear(4, 2)), "a custom forward"),
+        (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.Linear(4, 2)), "layer 2 occurs twice"),
+        (nn.Sequential(nn.Conv1d(2, 4, 1), nn.Linear(8, 5), nn.Flatten(), nn.Linear(20, 2)), "layer 1 does not fit"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 2)), "layer 1 does not fit the 4 neurons"),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.BatchNorm1d(144), nn.Linear(144, 2)), "layer 2 does not"),
-        (nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 2)), "layer 1 does not take"),
-        (nn.Sequential(nn.Linear(3, 4), nn.Flatten(), nn.Linear(20, 2)), "layer 2 does not take"),
-        (nn.Sequential(nn.Linear(4, 6), nn.Conv1d(6, 2, 1)), "layer 1 does not take"),
+        (nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 2)), "layer 1 does not fit"),
+        (nn.Sequential(nn.Linear(3, 4), nn.Flatten(), nn.Linear(20, 2)), "layer 2 does not fit"),
+        (nn.Sequential(nn.Linear(4, 6), nn.Conv1d(6, 2, 1)), "layer 1 does not fit"),
     ],
 )
 def test_what_is_no_plain_chain_is_refused(layers, says):
@@ -173,7 +173,7 @@ def test_a_layer_without_parameters_may_stand_in_several_places():
     )
     tree, inputs = dict(layers.state_dict()), torch.rand(2, 1, 8, 8)
     active = all_neurons(read_chain(layers).hidden)
-    smaller = build_narrowed(layers, active)
+    smaller = build_narrow(layers, active)
     smaller.load_state_dict(tree)
     wanted = layers(inputs)
     torch.testing.assert_close(smaller(inputs), wanted, rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 
 from shared.algorithms.fedselect import Growth
 from shared.algorithms.personal.sparse_update import count_held
-from shared.subnetworks.neurons import count_kept
+from shared.subnetworks.neurons import count_active
 from shared.tensors.counts import ceil_share, floor_share, is_at_most
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ def test_every_share_of_three_digits_counts_as_on_paper(count):
 
 def test_who_keeps_prunes_and_grows_counts_alike():
     """0.29 * 100 is 28.999999999999996 in binary, and 71 of 100 are held where 0.29 of them are pruned."""
-    assert (floor_share(0.29, 100), count_kept(100, 0.29), count_held(100, 0.29)) == (29, 29, 71)
+    assert (floor_share(0.29, 100), count_active(100, 0.29), count_held(100, 0.29)) == (29, 29, 71)
     assert Growth(0.29, 0.0, 0.57, 1).count(100, 0, 0) == 29
     assert Growth(0.1, 1.0, 0.57, 1).count(100, 20, 1) == 37
     assert is_at_most(1 - 0.9 + 0.2, 0.3)

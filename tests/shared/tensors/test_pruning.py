@@ -16,7 +16,7 @@ from shared.tensors.pruning import (
     find_smallest,
     magnitude_importance,
     max_prunable,
-    select_kept,
+    select_mask,
     sparsity,
     taylor_importance,
 )
@@ -100,7 +100,7 @@ def test_a_sample_that_misleads_costs_time_and_nothing_else():
 def test_a_mask_by_hand():
     """Two channels of three: the three least go, but the second channel keeps its best, so that 3 goes instead."""
     importance = torch.tensor([5.0, 3.0, 4.0, 0.1, 0.2, 0.3])
-    mask = select_kept(importance, torch.ones(6), 3, [(2, 3)])
+    mask = select_mask(importance, torch.ones(6), 3, [(2, 3)])
     assert mask.tolist() == [True, False, True, False, False, True]
 
 
@@ -119,7 +119,7 @@ def test_exactly_so_many_go_and_every_channel_keeps_one(layers, share, seed, dea
     importance[: count // 2] *= not dead
     weights = torch.randn(count, generator=generator)
     wanted = int(share * max_prunable(layers))
-    mask = select_kept(importance.clone(), weights, wanted, layers)
+    mask = select_mask(importance.clone(), weights, wanted, layers)
     assert int((~mask).sum()) == wanted
     start = 0
     for channels, each in layers:
@@ -133,15 +133,15 @@ def test_most_leaves_one_weight_a_channel():
     """64 filters of 3 x 3 x 3 and 10 of 5: all but 74."""
     layers = [(64, 27), (10, 5)]
     assert max_prunable(layers) == 64 * 27 + 50 - 74
-    mask = select_kept(torch.rand(1778), torch.rand(1778), max_prunable(layers), layers)
+    mask = select_mask(torch.rand(1778), torch.rand(1778), max_prunable(layers), layers)
     assert int(mask.sum()) == 74
 
 
 def test_zeros_go_first_among_equals():
     """Where nothing has importance, what is zero already goes, then the smaller: masks are nested even there."""
     weights = torch.tensor([0.3, 0.0, -0.1, 0.0, 0.2, 0.1])
-    assert select_kept(torch.zeros(6), weights, 2, [(1, 6)]).tolist() == [True, False, True, False, True, True]
-    assert select_kept(torch.zeros(6), weights, 3, [(1, 6)]).tolist() == [True, False, False, False, True, True]
+    assert select_mask(torch.zeros(6), weights, 2, [(1, 6)]).tolist() == [True, False, True, False, True, True]
+    assert select_mask(torch.zeros(6), weights, 3, [(1, 6)]).tolist() == [True, False, False, False, True, True]
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -154,7 +154,7 @@ def test_masks_are_nested(seed, dead):
     for step in range(1, 11):
         gradient = torch.randn(120, generator=generator) * (torch.rand(120, generator=generator) >= dead)
         wanted = min(math.floor(sparsity(step, 10, 0.9) * 120), max_prunable(layers))
-        mask = select_kept(taylor_importance(weights, gradient), weights, wanted, layers)
+        mask = select_mask(taylor_importance(weights, gradient), weights, wanted, layers)
         assert int((~mask).sum()) == wanted
         assert not (mask & ~before).any()
         apply_mask(weights, mask)
@@ -164,7 +164,7 @@ def test_masks_are_nested(seed, dead):
 
 def test_nothing_to_prune():
     """A count of zero keeps all; so does a network of which nothing may go."""
-    assert select_kept(torch.rand(4), torch.rand(4), 0, [(2, 2)]).all()
+    assert select_mask(torch.rand(4), torch.rand(4), 0, [(2, 2)]).all()
     assert max_prunable([(5, 1)]) == 0
 
 

@@ -136,12 +136,12 @@ import sys
 from shared.runtime.processes import loading
 with loading():
     import torch
-from shared.algorithms.split.fedsl_device import Bottom
+from shared.algorithms.split.client_part import Bottom
 from shared.protocol.messages import Spec
 from shared.models import MODELS
-from shared.models.build import blank
+from shared.models.build import build_blank
 
-models = {name: blank(Spec(name=name)) for name in MODELS}
+models = {name: build_blank(Spec(name=name)) for name in MODELS}
 model = models["lenet"]
 tree = {key: torch.ones(leaf.shape) for key, leaf in model.below(2).state_dict().items()}
 for recompute in (False, True):

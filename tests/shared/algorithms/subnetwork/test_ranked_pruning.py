@@ -16,7 +16,16 @@ from shared.algorithms.subnetwork.fedspu import fedspu
 from shared.algorithms.subnetwork.hermes import hermes
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed, WireError
-from shared.subnetworks.neurons import PREFIX, all_neurons, count_kept, count_parameters, extract, pack, spread, unpack
+from shared.subnetworks.neurons import (
+    PREFIX,
+    all_neurons,
+    count_active,
+    count_parameters,
+    extract,
+    pack,
+    spread,
+    unpack,
+)
 from shared.tensors import file
 from shared.tensors.tree import State
 from tests.shared.algorithms.dropouts import HYPER, Site, bare, network, require_mean, same
@@ -115,7 +124,7 @@ def test_of_a_run_begun_before_the_share_follows_from_the_choice():
     for device in "abc":
         kept, hidden = site.told[device].values["keep"], site.layout.hidden
         assert kept <= SHARES[device]
-        assert {name: count_kept(count, kept) for name, count in hidden.items()} == {
+        assert {name: count_active(count, kept) for name, count in hidden.items()} == {
             name: len(one) for name, one in before[device].items()
         }
 

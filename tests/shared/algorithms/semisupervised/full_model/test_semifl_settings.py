@@ -13,7 +13,7 @@ from shared.algorithms.semisupervised.full_model.network_steps import Objective
 from shared.algorithms.semisupervised.full_model.semifl import semifl
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
 from shared.protocol.messages import Hyper
-from shared.tensors.sgd import shorten_gradients
+from shared.tensors.sgd import clip_gradients
 
 SEEDS = st.integers(0, 2**32)
 
@@ -42,7 +42,7 @@ def weights(seed: int, scale: float = 1.0) -> list[tuple[str, torch.Tensor]]:
 @given(seed=SEEDS, scale=st.floats(1e-3, 1e3), most=st.floats(1e-2, 1e2))
 def test_gradients_are_clipped_as_torch_clips_them(seed, scale, most):
     ours, theirs = weights(seed, scale), weights(seed, scale)
-    shorten_gradients(ours, most)
+    clip_gradients(ours, most)
     torch.nn.utils.clip_grad_norm_([leaf for _, leaf in theirs], most)
     for (_, leaf), (_, other) in zip(ours, theirs, strict=True):
         torch.testing.assert_close(leaf.grad, other.grad)
@@ -53,9 +53,9 @@ def test_gradients_are_clipped_as_torch_clips_them(seed, scale, most):
 def test_what_is_short_is_left_and_weights_without_a_gradient_do_not_matter():
     own = weights(1)
     before = [leaf.grad.clone() for _, leaf in own]
-    shorten_gradients([*own, ("frozen", torch.ones(2))], math.inf)
+    clip_gradients([*own, ("frozen", torch.ones(2))], math.inf)
     assert all(torch.equal(leaf.grad, other) for (_, leaf), other in zip(own, before, strict=True))
-    shorten_gradients([("frozen", torch.ones(2))], 1.0)
+    clip_gradients([("frozen", torch.ones(2))], 1.0)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
