@@ -1,1 +1,4 @@
-"""The same agents and server in one process, on virtual time. The only package that knows both sides."""
+"""Replay of runs in virtual time, with the real server and agents.
+
+This is the only package that imports both `edge_server` and `device_agent`.
+"""

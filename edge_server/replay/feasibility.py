@@ -1,7 +1,4 @@
-"""What a replay will cost at the least, told before it begins: a budget that cannot be met is no use an hour later.
-
-Whether a plan's budgets can be met at all: the cheapest round there can be, before any is played.
-"""
+"""Feasibility check: reject budgets below a replay's lower bound, before it starts."""
 
 from __future__ import annotations
 
@@ -30,17 +27,17 @@ from shared.protocol.messages import Assignment, Task, Transfer
 from shared.registry import build
 
 TURNS = 6
-"""Messages of a task that wait for one another: task, want, frames; offer, want, frames."""
+"""Sequential messages of a task: task, request, frames; offer, request, frames."""
 
 NOTHING = Transfer(digest=b"", size=0, frame_bytes=0)
 
 
 class LowerBound(NamedTuple):
-    """The least that something can cost.
+    """Lower bound on a cost.
 
     Attributes:
-        seconds: Of virtual time.
-        joules: None where nothing of it is known; else at least that, for a part of it may not be.
+        seconds: Virtual seconds.
+        joules: None if no part of it is known; unknown parts count as 0.
     """
 
     seconds: float
@@ -48,7 +45,7 @@ class LowerBound(NamedTuple):
 
 
 def bound_task(behaviour: Behaviour, work: Work, bytes_down: int, bytes_up: int) -> LowerBound:
-    """Return the least that a task can cost a device: its links at their best, its clock at its best."""
+    """Return a lower bound on a task's cost, at the highest link rates and the best clock."""
     effort = behaviour.least(work) if behaviour.least else behaviour.compute(work, 0.0)
     links = behaviour.of_round(work.round) if behaviour.of_round else (behaviour.up, behaviour.down)
     up_s, down_s = (_transfer_s(flow, size) for flow, size in zip(links, (bytes_up, bytes_down), strict=True))
@@ -63,9 +60,10 @@ def _transfer_s(flow: Flow | None, size: int) -> float:
 
 
 def bound_round(plan: Plan, tasks: Iterable[LowerBound]) -> LowerBound:
-    """Return the least that a round can cost whose cohort is drawn from these devices.
+    """Return a lower bound on the cost of a round whose cohort is drawn from these devices.
 
-    It ends with the update that completes the quorum, or with its deadline; those who answer by then have spent theirs.
+    A round ends with the update that completes the quorum, or at its deadline; devices that answer by then have spent
+    their energy.
     """
     bounds = list(tasks)
     size, over = plan.cohort.size, plan.cohort.over_selection
@@ -80,20 +78,20 @@ def bound_round(plan: Plan, tasks: Iterable[LowerBound]) -> LowerBound:
 
 
 def require_budgets(plan: Plan, rounds: Iterable[LowerBound]) -> None:
-    """Refuse a plan whose budgets nobody could keep to.
+    """Reject a plan whose budgets are below the lower bound.
 
     Args:
-        rounds: The least that each of its rounds can cost.
+        rounds: Lower bound on each round.
 
     Raises:
-        Infeasible: A budget is too small; the message says the smallest that can be met.
-        ConfigError: There is a budget of energy, and nothing tells what any device draws.
+        Infeasible: A budget is too small; the message names the smallest feasible one.
+        ConfigError: The plan has an energy budget, but the power of no device is known.
     """
     bounds, budget = list(rounds), plan.budget
     seconds = math.fsum(bound.seconds for bound in bounds)
     known_joules = [bound.joules for bound in bounds if bound.joules is not None]
     if budget.joules is not None and not known_joules:
-        raise ConfigError("budget.joules: nothing tells what any device draws; give [[device]] a table power")
+        raise ConfigError("budget.joules: the power of no device is known; add a table power to [[device]]")
     for name, unit, limit, least in (
         ("time_s", "s", budget.time_s, seconds),
         ("joules", "J", budget.joules, math.fsum(known_joules)),
@@ -106,55 +104,56 @@ def require_budgets(plan: Plan, rounds: Iterable[LowerBound]) -> None:
 
 
 def _round_up(figure: float) -> float:
-    """Return a figure with four digits, rounded up: what is said to be enough must be."""
+    """Round a figure up to four digits, so that the suggested budget is feasible."""
     if not figure:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(figure)) - 3)
     return float(math.ceil(figure / unit) * unit)
 
 
-def require_possible(plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Workload) -> None:
-    """Refuse a plan whose budgets its devices cannot keep to, however well everything goes.
+def require_possible(
+    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], workload: Workload
+) -> None:
+    """Reject a plan whose budgets its devices cannot meet even in the best case.
 
     Args:
-        behaviours: Theirs, in the same order.
-        scale: Says how much work a task is.
+        behaviours: One per device of `fleet`, in the same order.
 
     Raises:
-        Infeasible: A budget is too small; the message says the smallest that can be met.
-        ConfigError: The plan's data cannot be read, or nothing tells the joules of a budget.
+        Infeasible: A budget is too small; the message names the smallest feasible one.
+        ConfigError: The plan's data cannot be read, or it has an energy budget and no known power.
     """
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     resources = algorithm.resources
-    depends = algorithm.split or resources.step_share or resources.timed_step  # on what each device is told
+    depends = algorithm.split or resources.step_share or resources.timed_step  # the cost depends on the assignment
     if plan.budget == BudgetPlan() or depends:
         return
     if not plan.sites:
-        require_budgets(plan, _bound_rounds(plan, fleet, behaviours, scale, range(len(fleet))))
+        require_budgets(plan, _bound_rounds(plan, fleet, behaviours, workload, range(len(fleet))))
         return
     names = [device.name for device in fleet]
     for site, members in devices_by_site(plan.sites, names).items():
-        bounds = _bound_rounds(plan, fleet, behaviours, scale, [names.index(name) for name in members])
+        bounds = _bound_rounds(plan, fleet, behaviours, workload, [names.index(name) for name in members])
         try:
             require_budgets(_plan_of_site(plan, site), bounds)
         except Infeasible as error:
-            raise Infeasible(f"site {site}, whose part of the joules is that of its devices: {error}") from error
+            raise Infeasible(f"site {site}, whose joules are shared by number of devices: {error}") from error
 
 
 def _plan_of_site(plan: Plan, site: str) -> Plan:
-    """Return the plan with what one site may take: of the joules its share, unless an optimizer moves them about."""
+    """Return the plan with one site's budget: its share of the joules, or no energy budget if an optimizer moves it."""
     site_plan = plan_of_site(plan, site)
     budget = msgspec.structs.replace(site_plan.budget, joules=None) if plan.optimizer else site_plan.budget
     return msgspec.structs.replace(site_plan, budget=budget)
 
 
 def _bound_rounds(
-    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], scale: Workload, members: Sequence[int]
+    plan: Plan, fleet: Sequence[DevicePlan], behaviours: Sequence[Behaviour], workload: Workload, members: Sequence[int]
 ) -> Iterator[LowerBound]:
-    """Yield the least that each round can cost in which these devices of the fleet take part."""
+    """Yield a lower bound on each round of the devices with these indices."""
     dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
-    bytes_up = dense if plan.codec.name == "dense" else 0  # what another codec leaves of it is not known yet
-    devices = [(behaviours[index], scale.of(_first_job(plan, fleet, index))) for index in members]
+    bytes_up = dense if plan.codec.name == "dense" else 0  # the size under other codecs is not known yet
+    devices = [(behaviours[index], workload.of(_first_job(plan, fleet, index))) for index in members]
     least = None
     for number in range(1, plan.rounds + 1):
         if least is None or any(behaviour.of_round for behaviour, _ in devices):

@@ -17,13 +17,13 @@ from edge_server.replay.pool import Ending, Pool, TrainingOrder
 
 @dataclass(eq=False)
 class Ticket:
-    """One job under way.
+    """Receipt of a submitted job.
 
     Attributes:
-        number: Of the job, in the order in which they were submitted.
-        batch: The number of its batch; 0 before it is in one.
-        place: Where in the batch it is.
-        ended: How it ended, as soon as that was asked for.
+        number: Position in the order of submission, from 1.
+        batch: Number of the job's batch; 0 while it has none.
+        place: Index in the batch.
+        ending: Result of the job; set when `JobQueue.settle` collects it.
     """
 
     number: int
@@ -34,11 +34,11 @@ class Ticket:
 
 
 class JobQueue:
-    """Forms batches, and settles jobs as they come due.
+    """Group jobs into batches and collect results in virtual time.
 
     Args:
-        together: Most jobs in a batch. With one, a job is begun when it is submitted; with more, as soon as virtual
-            time reaches the end of any of those that wait, so that batches are a function of virtual time alone.
+        together: Maximum number of jobs per batch. With 1, a job starts when it is submitted. With more, a batch starts
+            when virtual time reaches the end of any waiting job, so that batches depend on virtual time alone.
     """
 
     def __init__(self, pool: Pool, together: int = 1) -> None:
@@ -50,7 +50,7 @@ class JobQueue:
         self._last = self._submitted = 0
 
     def submit(self, order: TrainingOrder) -> Ticket:
-        """Begin a job, now or with others that are due together."""
+        """Queue a job; it starts at once or with its batch."""
         self._submitted += 1
         ticket = Ticket(self._submitted, order)
         self._loose.append(ticket)
@@ -59,12 +59,12 @@ class JobQueue:
         return ticket
 
     async def await_end(self, ticket: Ticket) -> Ending:
-        """Return how a job has ended, whose virtual time is over."""
+        """Return the result of a job whose virtual time is over."""
         heapq.heappush(self._due, (ticket.number, ticket))
         return await ticket.ending
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Forget a job; nobody writes into its draft any more when this returns."""
+        """Discard a job; after the return, no process writes into its draft."""
         ticket.ending.cancel()
         if ticket in self._loose:
             self._loose.remove(ticket)
@@ -79,8 +79,8 @@ class JobQueue:
         self._forget(ticket)
 
     def settle(self) -> bool:
-        """Wait for the next job that is due, if there is one; tell whether there was."""
-        while self._due and self._due[0][1].ending.done():  # it was withdrawn
+        """Block until the next due job is computed and deliver its result; return False if none is due."""
+        while self._due and self._due[0][1].ending.done():  # withdrawn
             heapq.heappop(self._due)
         if not self._due:
             return False
@@ -95,7 +95,7 @@ class JobQueue:
         parts = -(-len(self._loose) // self._together)
         for part in range(parts, 0, -1):
             self._last += 1
-            size = -(-len(self._loose) // part)  # as even as can be: no process is left with one job
+            size = -(-len(self._loose) // part)  # even sizes, so that no process gets a single job
             batch, self._loose = self._loose[:size], self._loose[size:]
             for place, ticket in enumerate(batch):
                 ticket.batch, ticket.place = self._last, place

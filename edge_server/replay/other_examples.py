@@ -1,7 +1,7 @@
-"""Examples in place of those that the devices of a recorded run trained on, which are not on this machine.
+"""Substitute examples for a recorded run whose devices kept theirs.
 
-Decisions, times, bytes and joules of a replay follow from the record, whatever the examples are. With a data set of
-the user's the accuracy is that of this data; with synthetic examples it means nothing.
+Decisions, times, bytes and joules of a replay follow from the record, not from the examples. The accuracy is that of
+the substitute data set; with synthetic examples it is meaningless.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.models.build import build_initial
 
+# Partition kinds under which every device has examples of its own.
 UNSHARED_KINDS = ("none", "client")
-"""Of a plan's partition: how devices with examples of their own share none, or by their names."""
+# Number of examples of a device for which none was recorded.
 USUAL_EXAMPLES = 32
-"""Of a device of which nobody recorded how many it had."""
 REMEDY = "give --data SOURCE=PATH for others, or --synthetic for decisions, times, bytes and joules alone"
 
 
 def parse_data(text: str) -> Data:
-    """Return the data set that `SOURCE=PATH` names, such as `npz=examples.npz`, or `digits` alone.
+    """Parse `SOURCE=PATH`, such as `npz=examples.npz`, or `digits` alone.
 
     Raises:
-        ConfigError: There is no such source, or it needs a path.
+        ConfigError: The source is unknown, or lacks its path.
     """
     source, _, path = text.partition("=")
     try:
@@ -44,10 +44,10 @@ def parse_data(text: str) -> Data:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the shape of one input, such as (1, 28, 28) of `1x28x28`; none of an empty text.
+    """Parse the shape of one input: `1x28x28` gives (1, 28, 28), an empty text gives ().
 
     Raises:
-        ConfigError: It is no shape.
+        ConfigError: The text is not a shape.
     """
     if not text:
         return ()
@@ -58,21 +58,21 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def replace_data(plan: Plan, data: Data) -> Plan:
-    """Return a plan that trains on other data, which its devices share evenly where they had their own."""
+    """Return a plan that trains on other data, shared evenly if the devices had examples of their own."""
     partition = PartitionPlan(kind="even") if plan.partition.kind in UNSHARED_KINDS else plan.partition
     return msgspec.structs.replace(plan, data=data, partition=partition, fallback=None)
 
 
 @contextmanager
 def synthetic_data(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Path) -> Iterator[Plan]:
-    """Lend a plan whose examples are random numbers of the recorded shape, as many as were trained on.
+    """Yield a plan that trains on random numbers of the recorded shape and count.
 
     Args:
-        shape: Of one input, channels first.
-        folder: Of runs, for the file of the examples while the block lasts.
+        shape: Shape of one input, channels first.
+        folder: Holds the examples' file while the block lasts.
 
     Raises:
-        ConfigError: Nobody knows the shape, or the plan's network does not take it.
+        ConfigError: The shape is unknown, or does not fit the plan's network.
     """
     if not shape:
         raise ConfigError(
@@ -86,7 +86,7 @@ def synthetic_data(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Pat
     inputs = random.standard_normal((count, *shape), dtype=np.float32)
     labels = np.arange(count) % _classes(plan, shape)
     size = "x".join(map(str, shape))
-    # Of the same name each time, so that the record of the same replay is the same.
+    # The name is part of the plan, so it must be the same for the same replay.
     path = folder.resolve() / f".synthetic-{size}-{count}-{plan.seed}.npz"
     try:
         np.savez(path, x=inputs, y=labels, client=np.array(clients, dtype=str))
@@ -103,18 +103,18 @@ def synthetic_data(plan: Plan, trace: Trace, shape: tuple[int, ...], folder: Pat
 
 
 def _classes(plan: Plan, shape: tuple[int, ...]) -> int:
-    """Return how many outputs the plan's network has."""
+    """Return the number of outputs of the plan's network."""
     layers = build_initial(plan.model, plan.seed).layers.eval()
     try:
         with torch.no_grad():
             outputs = layers(torch.zeros(1, *shape))
     except RuntimeError as error:
         size = "x".join(map(str, shape))
-        raise ConfigError(f"--synthetic: the plan's network takes no inputs of shape {size}: {error}") from error
+        raise ConfigError(f"--synthetic: the plan's network does not accept inputs of shape {size}: {error}") from error
     return math.prod(outputs.shape[1:])
 
 
 def recorded_shape(records: Iterable[AnyRecord]) -> tuple[int, ...]:
-    """Return the shape of one input as the devices told it; empty where none did."""
+    """Return the shape of one input as reported by the devices; empty if none did."""
     inputs_of_rounds = (record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs)
     return next((inputs.shape for inputs in inputs_of_rounds if inputs.shape), ())

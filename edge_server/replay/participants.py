@@ -27,7 +27,7 @@ class Participants:
     fleet: Sequence[DevicePlan]
     behaviours: Sequence[Behaviour]
     jobs: JobQueue
-    scale: Workload
+    workload: Workload
     folder: Path
     server_s: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     draw: str = DRAW

@@ -29,11 +29,11 @@ from shared.transport.memory import MemoryTransport
 
 @dataclass(frozen=True)
 class ReplaySite:
-    """One site of a replay.
+    """Site of a replay.
 
     Attributes:
-        members: Its devices; None for all.
-        broker: On which its server and they meet.
+        members: Names of the site's devices; None for all.
+        broker: Connects the site's server and devices.
     """
 
     site: str = SITE
@@ -43,11 +43,10 @@ class ReplaySite:
 
 @asynccontextmanager
 async def serve_devices(plan: Plan, run: str, participants: Participants, place: ReplaySite) -> AsyncIterator[Server]:
-    """Let a server listen, and the devices of its site come and go, while the block lasts.
+    """Run a site's server and devices while the block lasts.
 
     Args:
-        plan: What will be done.
-        participants: Who takes part, at whichever site.
+        participants: Devices of all sites.
     """
     folder = participants.folder / place.site if place.members else participants.folder
     clock = asyncio.get_running_loop().time
@@ -66,7 +65,7 @@ async def serve_devices(plan: Plan, run: str, participants: Participants, place:
 
 
 def couple_jobs_to_time(participants: Participants) -> None:
-    """Have the running loop's virtual time wait for what is computed beside it."""
+    """Make the running loop's virtual time wait for due jobs."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop.before_time_moves(participants.jobs.settle)
@@ -82,8 +81,8 @@ async def play(
     """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
-        store: Where it is recorded.
-        opened_rounds: What is told in each round, in place of what is decided here.
+        store: Records the run.
+        opened_rounds: Assignments of an earlier run to repeat, by round; None to decide them again.
     """
     couple_jobs_to_time(participants)
     graph = make_evaluation_graph(plan)

@@ -1,7 +1,7 @@
-"""Who computes: this process, or several beside it that live as long as a replay.
+"""Pool of training processes, or this process alone.
 
-Batches of orders are numbered; whoever gave a batch waits for its very number, so that how fast a process is decides
-nothing. A process is forked once and shares the data set's memory with this one.
+Batches are numbered and callers wait for a specific number, so results do not depend on the speed of the processes.
+Processes are forked once per replay and share the data set's memory with this one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from device_agent.trainer.interface import Job
 from shared.errors import FieldFleetError
 
 MESSAGE_BYTES = 1 << 18
+# Returned by recv when the other end of the socket is closed.
 NOBODY = b""
-"""Is read from a socket at whose other end nobody is any more."""
+# Batches queued per process, so that none runs dry while the parent handles messages.
 AHEAD = 8
-"""Batches that wait for each process: while this one is busy with messages, none of them runs dry."""
 
 
 class TrainingOrder(msgspec.Struct, frozen=True):
-    """A job, and what it costs its device.
+    """Job and its cost on the device.
 
     Attributes:
-        spent: What the whole task costs.
-        step: What one step of it costs; for a task that measures.
+        spent: Cost of the complete task.
+        step: Cost of one step, for a task that measures.
     """
 
     job: Job
@@ -44,33 +44,33 @@ class TrainingOrder(msgspec.Struct, frozen=True):
 
 
 Ending: TypeAlias = str | None
-"""None for a job that is done, else the cause for which it could not be."""
+"""None for a completed job, else the cause of its failure."""
 
 Execute: TypeAlias = Callable[[Sequence[TrainingOrder]], list[Ending]]
 
 
 class Pool(Protocol):
-    """Does batches of orders."""
+    """Executor of order batches."""
 
     def submit_batch(self, number: int, orders: Sequence[TrainingOrder]) -> None:
-        """Take a batch; it may be begun at once."""
+        """Accept a batch; it may start at once."""
         ...
 
     def wait(self, number: int) -> list[Ending]:
-        """Block until a batch is done.
+        """Block until a batch is done and return the endings of its orders.
 
         Raises:
-            FieldFleetError: The process that did it is dead.
+            FieldFleetError: The process that computed it has died.
         """
         ...
 
     def drop(self, number: int) -> None:
-        """Return when nobody works at a batch any more; it need not have been done."""
+        """Discard a batch; after the return, no process works on it."""
         ...
 
 
 class LocalPool:
-    """This process, one batch after the other; a batch that is dropped is never begun."""
+    """Pool that executes batches in this process, when `wait` asks for them."""
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
@@ -80,7 +80,7 @@ class LocalPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
     def submit_batch(self, number: int, orders: Sequence[TrainingOrder]) -> None:
         self._batches[number] = orders
@@ -89,18 +89,18 @@ class LocalPool:
         return self._execute(self._batches.pop(number))
 
     def drop(self, number: int) -> None:
-        self._batches.pop(number, None)  # one that Ctrl-C has cut short is not there any more
+        self._batches.pop(number, None)  # absent if Ctrl-C interrupted it
 
 
 class ProcessPool:
-    """Processes that take whichever batch comes next from one socket, and answer on another.
+    """Pool of forked processes that take batches from one socket and answer on another.
 
     Attributes:
-        processes: All of them, alive or not.
+        processes: All processes, alive or dead.
     """
 
     def __init__(self, execute: Execute, count: int) -> None:
-        """Fork `count` processes; what `do` has read by now they need not read again."""
+        """Fork `count` processes; data that `execute` has loaded by now is shared."""
         self._orders, worker_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._backlog: deque[tuple[int, Sequence[TrainingOrder]]] = deque()
@@ -120,7 +120,7 @@ class ProcessPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes, whatever they are at."""
+        """Terminate the processes, also during a batch."""
         for parent_socket in (self._orders, self._endings):
             parent_socket.close()
         for process in self.processes:
@@ -146,15 +146,19 @@ class ProcessPool:
             self.wait(number)
 
     def _send_backlog(self) -> None:
-        """Keep every process busy, and the socket's buffer far from full."""
+        """Keep every process busy without filling the socket's buffer."""
         while self._backlog and len(self._under_way) < AHEAD * len(self.processes):
             number, orders = self._backlog.popleft()
-            with suppress(ConnectionError):  # all are dead, which whoever waits is told
+            with suppress(ConnectionError):  # all processes are dead; `wait` reports that
                 self._orders.send(msgspec.msgpack.encode((number, orders)))
             self._under_way.add(number)
 
     def _receive_endings(self) -> None:
-        """Take one answer; a process that died gives none."""
+        """Receive the endings of one batch.
+
+        Raises:
+            FieldFleetError: A process has died.
+        """
         sentinels = [process.sentinel for process in self.processes]
         answered = self._endings in wait([self._endings, *sentinels])
         data = self._endings.recv(MESSAGE_BYTES) if answered else NOBODY
@@ -174,9 +178,9 @@ class ProcessPool:
 def _run_worker(
     execute: Execute, orders: socket.socket, answers: socket.socket, parent_sockets: Sequence[socket.socket]
 ) -> None:
-    """Do what comes until nobody can send any more."""
-    gc.freeze()  # a collection would touch, and so copy, what is shared with whoever forked us
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the orders decides
+    """Execute batches until the parent closes its socket."""
+    gc.freeze()  # a collection would copy the memory shared with the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     for parent_socket in parent_sockets:
@@ -191,5 +195,5 @@ def _run_worker(
 
 
 def make_pool(execute: Execute, workers: int) -> LocalPool | ProcessPool:
-    """Return who computes: `workers` processes, or for one of them just this one."""
+    """Return a pool of `workers` processes; for one worker, this process."""
     return LocalPool(execute) if workers <= 1 else ProcessPool(execute, workers)

@@ -1,4 +1,4 @@
-"""How far a replay is, on the standard error, where it takes long enough to be asked."""
+"""Progress lines of a replay on standard error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ EVERY_S = 5.0
 
 @dataclass
 class Progress:
-    """Says a line now and then.
+    """Print a line every few seconds.
 
     Attributes:
-        rounds: How many there will be.
-        out: Where to say it.
-        clock: Real seconds.
+        rounds: Total number of rounds.
+        clock: Real time in seconds.
     """
 
     rounds: int
@@ -30,7 +29,7 @@ class Progress:
     _updates: int = 0
 
     def tell(self, record: AnyRecord, virtual_s: float) -> None:
-        """Take note of a record, written at that virtual second."""
+        """Count a record that was written at that virtual second, and print a line if one is due."""
         now = self.clock()
         if self._since is None:
             self._since = self._said = now

@@ -58,25 +58,25 @@ from shared.runtime import malloc
 from shared.runtime.clock import VirtualLoop
 from shared.tensors.tree import State
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
+MEMORY = Path("/dev/shm")  # noqa: S108 - a unique folder is created in it
 
 
+# Copies of the model per device: received, to send, received by the server, and one spare.
 COPIES = 4
-"""Of a model, on a device's account: what it received, what it sends, what the server has of that, and room."""
 
 
 ROOM_BYTES = 256 << 20
 
 
 Tell = Callable[[AnyRecord, float], None]
-"""Is told of every record, and the virtual second."""
+"""Called with every record and its virtual second."""
 
 
 ReplayedRun: TypeAlias = tuple[Path, list[AnyRecord]]
-"""A run's folder and its records."""
+"""Folder and records of a run."""
 
 
-def run_replay(  # noqa: PLR0913 - what the command line says
+def run_replay(  # noqa: PLR0913 - options of the command line
     source: Path,
     data_root: Path,
     data_dir: Path,
@@ -89,18 +89,18 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     data: str = "",
     synthetic: str | None = None,
 ) -> list[ReplayedRun]:
-    """Replay a plan or a recorded run; return folder and records of the run, of a plan with sites of the run of each.
+    """Replay a plan or a recorded run; return folder and records of each run, one per site.
 
-    Progress is told on standard error.
+    Prints progress on standard error.
 
     Args:
-        source: The plan, a trace or a run.
-        count: Devices, instead of those that the plan names; 0 for just these.
-        workers: Processes that train; 1 for this one, 0 for as many as there are cores.
-        exact: Train every device alone, as in a live run and as a trace is under its own plan.
-        other_data: Whether a trace's own plan is played although its devices trained on other examples.
-        data: `SOURCE=PATH` of examples in place of those that the devices of a trace trained on; empty for none.
-        synthetic: Shape of random numbers in their place, empty for the recorded one; None for none.
+        source: Plan file, trace folder, or run name or folder.
+        count: Number of devices; 0 for those of the plan.
+        workers: Training processes; 1 for this process only, 0 for one per core.
+        exact: Train every device separately, as in a live run. Replays of a recorded plan always do.
+        other_data: Accept data sets that differ from the recorded ones.
+        data: `SOURCE=PATH` of examples to use instead of the recorded ones; empty for none.
+        synthetic: Shape of random examples to use instead, empty for the recorded shape; None for none.
 
     Raises:
         ConfigError: The plan or the trace cannot be used.
@@ -120,22 +120,20 @@ def run_replay(  # noqa: PLR0913 - what the command line says
     if trace and not (instead or count or other_data):
         require_recorded_data(trace, _count_local_examples(plan, trace))
     with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
-        part = place / replay_name(plan, trace, count)  # two replays of one plan write two, and one that is ended none
-        return [
-            _store_run(replayed, data_dir)
-            for replayed in _play_into(plan, part, count, workers or count_cores(), trace)
-        ]
+        part = place / replay_name(plan, trace, count)
+        runs = _play_into(plan, part, count, workers or count_cores(), trace)
+        return [_store_run(run, data_dir) for run in runs]
 
 
 def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
-    """Refuse data that are not there; where devices of a recorded run brought their own, with what else can be done.
+    """Reject missing data sets; for recorded runs, the message names the alternatives.
 
     Raises:
-        ConfigError: As said.
+        ConfigError: A data set is missing, or the devices trained on examples of their own.
     """
     if trace and not plan.data:
         raise ConfigError(
-            f"{trace.header.run}: its devices trained on examples of their own, which are not on this machine: "
+            f"{trace.header.run}: its devices trained on local examples that are not on this machine: "
             f"{other_examples.REMEDY}"
         )
     try:
@@ -147,27 +145,27 @@ def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
 
 
 def _count_local_examples(plan: Plan, trace: Trace) -> dict[str, int]:
-    """Return how many examples each recorded device would train on here.
+    """Return the number of training examples of each recorded device on this machine.
 
     Raises:
-        ConfigError: Their data cannot be read here.
+        ConfigError: The data cannot be read.
     """
     try:
         return examples_by_device(plan, recorded_fleet(trace, plan)[0])
     except ConfigError as error:
-        problem = f"the examples that its devices trained on cannot be read on this machine ({error})"
+        problem = f"the devices' examples cannot be read on this machine ({error})"
         raise ConfigError(f"{trace.header.run}: {problem}: {other_examples.REMEDY}") from error
 
 
 def _with_other_examples(
     source: Path, data_root: Path, data_dir: Path, workers: int, data: str, synthetic: str | None
 ) -> list[ReplayedRun]:
-    """Replay a recorded run on other examples than its devices had."""
+    """Replay a recorded run on substitute examples."""
     if data and synthetic is not None:
         raise ConfigError("--data and --synthetic: give one of them")
     plan, trace = find_source(source, None, data_dir, data_root)
     if trace is None or plan.sites:
-        raise ConfigError(f"{source}: --data and --synthetic are for a recorded run of one server, or its trace")
+        raise ConfigError(f"{source}: --data and --synthetic require a recorded run of one server, or its trace")
     plan, shape = plan_for_exact_bits(plan), other_examples.parse_shape(synthetic or "")
     with ExitStack() as stack:
         if synthetic is None:
@@ -182,7 +180,7 @@ def _with_other_examples(
 
 
 def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
-    """Return the records of a run; none of a trace, which has not got them."""
+    """Return the records of a run; nothing for a trace."""
     try:
         return find(data_dir, str(source)).records
     except ConfigError:
@@ -192,7 +190,7 @@ def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
 def _replay_recorded_sites(
     traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool
 ) -> list[ReplayedRun]:
-    """Replay the recorded runs of several sites, bit for bit as they were."""
+    """Replay the recorded runs of several sites, bit for bit."""
     plan = plan_for_exact_bits(placed(traces.header.plan, data_root))
     require_there(plan, data_root)
     if not other_data:
@@ -205,7 +203,7 @@ def _replay_recorded_sites(
 
 
 def _play_into(plan: Plan, part: Path, count: int, workers: int, trace: Trace | None) -> list[ReplayedRun]:
-    """Replay a plan into a folder, or one that has sites into a folder for each beside it."""
+    """Replay a plan into `part`, or a plan with sites into one folder per site beside it."""
     tell = Progress(plan.rounds).tell
     if not plan.sites:
         return [(part, replay(plan, part, count, workers=workers, tell=tell, trace=trace)[1])]
@@ -215,7 +213,7 @@ def _play_into(plan: Plan, part: Path, count: int, workers: int, trace: Trace | 
 
 
 def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
-    """Put a run's folder in the place of an earlier one of its name."""
+    """Move a finished run into `data_dir`, replacing an earlier run of that name."""
     part, records = replayed
     folder = data_dir / part.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -226,10 +224,10 @@ def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
 
 @contextmanager
 def _handle_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: what it keeps in memory would outlive the process."""
+    """Handle SIGTERM like Ctrl-C in the block, so that files in memory are removed."""
 
     def as_ctrl_c(_: int, frame: FrameType | None) -> None:
-        handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs: it cancels, and cuts nothing short
+        handler = signal.getsignal(signal.SIGINT)  # in a running loop, asyncio's, which cancels the main task
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, as_ctrl_c)
@@ -240,27 +238,27 @@ def _handle_sigterm() -> Iterator[None]:
 
 
 def plan_for_exact_bits(plan: Plan) -> Plan:
-    """Return a plan whose replay computes bit for bit what a live run does."""
+    """Return a plan whose replay computes the same bits as a live run."""
     return msgspec.structs.replace(plan, replay=ReplayPlan())
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0))
 
 
 def replay_name(plan: Plan, trace: Trace | SiteTraces | None = None, count: int = 0) -> str:
-    """Return the name of a replay: a function of what is played, so that replaying twice writes the same record.
+    """Return the name of a replay, a hash of its inputs: repeating a replay overwrites the same run.
 
     Args:
-        trace: Whose devices play it; None for the plan's own.
-        count: Devices in place of the plan's; 0 for these.
+        trace: Trace of the replayed devices; None for the plan's devices.
+        count: Number of devices; 0 for those of the plan.
     """
     played = msgspec.json.encode((plan, trace.header if trace else None, *([count] if count else [])))
     return f"{plan.name[:32]}-replay-{xxhash.xxh3_64_hexdigest(played)[:8]}"
 
 
-def replay(  # noqa: PLR0913 - what a replay is made of
+def replay(  # noqa: PLR0913 - inputs of a replay
     plan: Plan,
     folder: Path,
     count: int = 0,
@@ -270,18 +268,17 @@ def replay(  # noqa: PLR0913 - what a replay is made of
     trace: Trace | None = None,
     opened_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> tuple[State, list[AnyRecord]]:
-    """Run a plan on virtual time into a new folder; return the final state and the records.
+    """Run a plan in virtual time into a new folder; return the final state and the records.
 
     Args:
-        count: Devices, instead of those that the plan names; 0 for just these.
-        workers: Processes that train; 1 for this one. The record is the same for any number.
-        tell: Is told of every record, and of the virtual second.
-        trace: Whose devices to replay; None for those of the plan.
-        opened_rounds: By round: assignments of another run to repeat; None to decide them again.
+        count: Number of devices; 0 for those of the plan.
+        workers: Training processes; 1 for this process only. The record does not depend on it.
+        trace: Trace of the devices to replay; None for the plan's devices.
+        opened_rounds: Assignments of another run to repeat, by round; None to decide them again.
 
     Raises:
-        ConfigError: The plan's data cannot be read, or the trace does not know the plan's devices.
-        Infeasible: A budget of the plan cannot be met; the message says the smallest that can.
+        ConfigError: The plan's data cannot be read, or the trace lacks a device of the plan.
+        Infeasible: A budget of the plan cannot be met; the message names the smallest feasible one.
     """
     with _prepare(plan, count, workers, trace) as ready:
         runner, participants, place, notes = ready
@@ -304,14 +301,13 @@ def replay_sites(
     traces: SiteTraces | None = None,
     decisions: SiteDecisions | None = None,
 ) -> dict[str, tuple[State, list[AnyRecord]]]:
-    """Run a plan with several sites on one virtual time; return each server's final state and its records.
+    """Run a plan with several sites in one virtual time; return each site's final state and records.
 
     Args:
-        folders: New ones, of each site's run.
+        folders: New folder of each site's run.
         workers: As `replay`.
-        tell: Is told of every record of each of them.
-        traces: Whose devices and servers to replay; None for those of the plan.
-        decisions: What is decided for the devices in each round; None for what their figures here lead to.
+        traces: Traces of the devices and servers to replay; None for the plan's devices.
+        decisions: Recorded decisions to repeat, by site and round; None to decide them again.
 
     Raises:
         ConfigError: As `replay`.
@@ -333,45 +329,43 @@ def replay_sites(
 
 
 Ready: TypeAlias = tuple["asyncio.Runner", Participants, Path, list[str]]
-"""A loop of virtual time, who takes part, a folder that is gone afterwards, and what the record must say."""
+"""Virtual-time loop, participants, temporary folder, and notes for the replay's record."""
 
 
 @contextmanager
 def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[Ready]:
-    """Have everything that a replay needs while the block lasts; arguments as `replay`."""
+    """Provide everything that a replay needs while the block lasts; arguments as `replay`."""
     malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
-    (fleet, behaviours, notes), scale = _build_fleet(plan, count, trace), Workload(DataCache())
-    scale.cache.count(share(plan, fleet, 0))  # read before there are processes: they share what is here by then
-    together = _devices_per_pass(plan, fleet, scale)
+    (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
+    workload.cache.count(share(plan, fleet, 0))  # load the data before forking, so that processes share it
+    together = _devices_per_pass(plan, fleet, workload)
     if together > 1:
-        notes.append(
-            f"up to {together} devices train in one pass; a live run's models differ by the rounding of floats"
-        )
+        notes.append(f"up to {together} devices train in one pass; models differ from a live run's by float rounding")
     with (
         folder_in(memory_folder(plan, fleet)) as aside,
-        make_pool(TrainingExecutor(scale.cache, together=together > 1).execute, workers) as pool,
+        make_pool(TrainingExecutor(workload.cache, together=together > 1).execute, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        # Steps are counted with autograd, which a process forked after it cannot use where torch is a CUDA build.
-        scale.flops(plan.model, share(plan, fleet, 0), plan.hyper.batch_size)
-        if trace is None or plan.budget != trace.header.plan.budget:  # what was recorded kept to its own, or did not
-            require_possible(plan, fleet, behaviours, scale)
+        # Counting operations uses autograd, which must not run before the fork if torch is a CUDA build.
+        workload.flops(plan.model, share(plan, fleet, 0), plan.hyper.batch_size)
+        if trace is None or plan.budget != trace.header.plan.budget:  # a recorded budget needs no check
+            require_possible(plan, fleet, behaviours, workload)
         server_s = recorded_gateway.server_costs(trace) if isinstance(trace, Trace) else {}
         draw = trace.header.draw if trace else DRAW
         yield (
             runner,
-            Participants(fleet, behaviours, JobQueue(pool, together), scale, aside / "devices", server_s, draw),
+            Participants(fleet, behaviours, JobQueue(pool, together), workload, aside / "devices", server_s, draw),
             aside,
             notes,
         )
 
 
 def _heap_limits(plan: Plan) -> tuple[int, int]:
-    """Return what `heap.tune` takes: of a small split network all is kept: its features are larger than it.
+    """Return the limits for `malloc.tune`; small split networks keep all memory, as their features exceed the model.
 
-    Measured with five devices and an eighth of VGG-13, whose steps are all computed in this process: a sixth of its CPU
-    time had gone into the same pages again and again, and a fifth where others were at the memory too.
+    Measured with five devices and an eighth of VGG-13, all steps computed in this process: releasing memory had cost a
+    sixth of its CPU time in page faults, and a fifth on a machine with other load.
     """
     split = build(ALGORITHMS, plan.algorithm, "algorithm").split is not None
     if split and model_bytes(plan) < malloc.LARGE_BYTES:
@@ -382,7 +376,7 @@ def _heap_limits(plan: Plan) -> tuple[int, int]:
 def _build_fleet(
     plan: Plan, count: int, trace: Trace | SiteTraces | None
 ) -> tuple[list[DevicePlan], list[Behaviour], list[str]]:
-    """Return the devices, how they behave, and what the record must say of that."""
+    """Return the devices, their behaviours, and notes for the replay's record."""
     if trace is None:
         fleet, notes = devices(plan, count), list[str]()
         behaviours = [build_behaviour(device, index, plan.seed) for index, device in enumerate(fleet)]
@@ -400,7 +394,7 @@ def _build_fleet(
 
 
 class ReportingStore(SqliteStore):
-    """A store that waits for no disk, keeps updates elsewhere, and tells of every record."""
+    """Store that does not wait for the disk, keeps updates elsewhere, and reports every record."""
 
     def __init__(self, folder: Path, updates: Path, clock: Callable[[], float], tell: Tell | None) -> None:
         super().__init__(folder, durable=False, updates=updates)
@@ -412,21 +406,21 @@ class ReportingStore(SqliteStore):
             self._tell(record, self._clock())
 
 
-def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], scale: Workload) -> int:
-    """Return how many devices train in one pass."""
+def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workload) -> int:
+    """Return the number of devices that train in one pass."""
     if not plan.replay.together:
         return 1
-    return divide_cohort(plan, _cohort_size(plan, fleet), scale.cache.example(share(plan, fleet, 0)).shape)
+    return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(share(plan, fleet, 0)).shape)
 
 
 def _cohort_size(plan: Plan, fleet: Sequence[DevicePlan]) -> int:
-    """Return how many devices work at once, at all sites together."""
+    """Return the number of devices that work at the same time, over all sites."""
     sites = len(plan.sites.names) if plan.sites else 1
     return min(len(fleet), sites * round(plan.cohort.size * (1 + plan.cohort.over_selection)) or len(fleet))
 
 
 def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
-    """Return a folder in memory if there is room for what a cohort has on disk; None for the usual temporary one."""
+    """Return a folder in memory if it has room for a cohort's files; None for the default temporary folder."""
     try:
         room = shutil.disk_usage(MEMORY).free
     except OSError:
@@ -435,5 +429,5 @@ def memory_folder(plan: Plan, fleet: Sequence[DevicePlan]) -> Path | None:
 
 
 def model_bytes(plan: Plan) -> int:
-    """Return the bytes of a plan's model."""
+    """Return the size of a plan's model."""
     return sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())

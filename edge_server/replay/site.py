@@ -43,7 +43,7 @@ REPORT_S = 3600.0
 
 @dataclass
 class RunningAgent:
-    """A device that has work."""
+    """Agent of a device that has a task."""
 
     agent: Agent
     link: Link
@@ -54,17 +54,14 @@ class RunningAgent:
 
 @dataclass
 class VirtualSite:
-    """The server's way to the devices, which wakes a device before it is given a task.
+    """Transport of a site's server that starts a device's agent when it is sent a task.
 
     Attributes:
-        behaviours: What each of them does with work and bytes.
-        folder: For what agents keep on disk.
-        broker: What everybody meets on.
-        scale: Tells how much work they are.
+        folder: Parent of the agents' state folders.
+        broker: Connects the site's server and devices.
         clock: Virtual time.
-        site: The name of the server's site.
-        members: The devices that are of this site; None for all.
-        most: Agents that lived at once, at most.
+        members: Names of the site's devices; None for all.
+        most: Highest number of agents that ran at the same time.
     """
 
     plan: Plan
@@ -85,10 +82,10 @@ class VirtualSite:
     _classes: tuple[str, ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Number the devices. Those of split sessions take turns, and their shares together are one data set."""
-        self._workspace = Workspace(read=cache(self.participants.scale.cache.load))
+        """Number the devices; their split sessions share one workspace, hence one copy of the data set."""
+        self._workspace = Workspace(read=cache(self.participants.workload.cache.load))
         self._numbers = {device.name: number for number, device in enumerate(self.participants.fleet)}
-        self._classes = self.participants.scale.cache.classes(planned_data(self.plan))
+        self._classes = self.participants.workload.cache.classes(planned_data(self.plan))
 
     @property
     def max_payload_bytes(self) -> int:
@@ -103,7 +100,7 @@ class VirtualSite:
         return self.broker.subscribe(*patterns)
 
     def stop_settled_agent(self, report: Report) -> None:
-        """Let a device rest whose last task is settled, and its cost told."""
+        """Stop the agent that reported the cost of its last task."""
         actor, cost = self._actors.get(report.device), report.spent
         if actor and cost and (cost.run, cost.round) == actor.task:
             del self._actors[report.device]
@@ -111,10 +108,10 @@ class VirtualSite:
             self._recycle_folder(actor.folder)
 
     async def run(self) -> None:
-        """Let devices connect and leave as they do, and their agents live, until cancelled.
+        """Connect and disconnect devices on schedule and run their agents until cancelled.
 
         Raises:
-            Exception: What an agent failed with that nobody foresaw; the first, where there are several.
+            Exception: First unexpected error of an agent.
         """
         try:
             async with self._group:
@@ -127,7 +124,7 @@ class VirtualSite:
             raise errors.exceptions[0] from errors
 
     def _presence_changes(self) -> Iterator[tuple[float, str, int, bool]]:
-        """Yield when each device connects, True, and leaves, with the number of its session."""
+        """Yield second, device, session number and whether it connects, for every change of presence."""
         for device, behaviour in zip(self.participants.fleet, self.participants.behaviours, strict=True):
             if self.members is not None and device.name not in self.members:
                 continue
@@ -169,7 +166,9 @@ class VirtualSite:
             data=share(self.plan, self.participants.fleet, number),
             report_s=REPORT_S,
         )
-        trainer = ReplayTrainer(behaviour, self.participants.scale, self.participants.jobs, self.clock, self._workspace)
+        trainer = ReplayTrainer(
+            behaviour, self.participants.workload, self.participants.jobs, self.clock, self._workspace
+        )
         agent = compose(
             *(config, folder, link, trainer),
             clock=self.clock,
@@ -177,15 +176,15 @@ class VirtualSite:
             charge=trainer.charge,
             seed=entry,
         )
-        agent.delivery.bucket = None  # its link has its share of the bandwidth already
+        agent.delivery.bucket = None  # the simulated link already has its share of the bandwidth
         self.broker.keep(topic(self.site, name, "task"))
         living = self._group.create_task(agent.run(), name=name)
         self._actors[name] = RunningAgent(agent, link, living, folder, (task.run, task.round))
         self.most = max(self.most, len(self._actors))
 
     def _recycle_folder(self, folder: Path) -> None:
-        """Keep a device's states; its other files are for the next to overwrite, at half the cost of making them."""
-        (folder / ".params").unlink(missing_ok=True)  # it says which payload is here, and the next one has none yet
+        """Keep a device's state; reuse its other files, at half the cost of creating new ones."""
+        (folder / ".params").unlink(missing_ok=True)  # it names the stored payload; the folder's next device has none
         if not any((folder / "state").iterdir()) and not (folder / GRAPHS).exists():
             self._spare.append(folder.rename(self.folder / f".spare-{self._entries}-{len(self._spare)}"))
             return
@@ -194,10 +193,11 @@ class VirtualSite:
 
 
 def _link_rate(behaviour: Behaviour, task: Task) -> Rate:
-    """Return a device's link in a round: what it gives in all, and up the share that the coordinator gave."""
+    """Return a device's link in a round, its uplink limited to the share that the coordinator allocated."""
     up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
     allocated = task.assignment.allocated
-    share = allocated.share if allocated.up_bits_per_s is not None else None  # as live, where that is what paces
+    # As in a live run, a share without a rate does not pace the device.
+    share = allocated.share if allocated.up_bits_per_s is not None else None
     if up and share and 0 < share < 1:
         return Rate(FlowShare(up, share), down, behaviour.delay_s, behaviour.loss)
     return Rate(up, down, behaviour.delay_s, behaviour.loss)

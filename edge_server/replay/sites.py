@@ -1,6 +1,6 @@
-"""Several sites in one virtual time: each with its server, broker and devices, and links between their brokers.
+"""Several sites in one virtual time, with simulated links between their brokers.
 
-What the servers say to each other is what they say live; a link has the backhaul's rate and delay, each way for itself.
+The servers exchange the same messages as in a live run. Every link has the backhaul's rate and delay per direction.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
 
 ServerSeconds: TypeAlias = Mapping[str, Callable[..., float]]
-"""Seconds of a server's own calculations, by their names."""
+"""Seconds of a server's calculations, by name."""
+# Limit on the size of a neighbour's model.
 MOST_MODEL_BYTES = 8 << 30
-"""Of a neighbour's model."""
 
 
 def backhaul(sites: SitesPlan) -> Rate:
-    """Return what the link from one site to another does to bytes."""
+    """Return the rate and delay of the link between two sites."""
     rate = None if sites.backhaul_mbit_s is None else sites.backhaul_mbit_s * 1e6
     return Rate(rate, rate, sites.backhaul_delay_s)
 
 
 SiteDecisions: TypeAlias = Mapping[str, Mapping[int, Decision]]
-"""What was decided for the devices of each site, by the number of the round."""
+"""Recorded decisions by site and round."""
 
 
 class SiteRecord(NamedTuple):
-    """Where a site's run is recorded, and what is decided for it; None for what its figures lead to."""
+    """Store of a site's run and its recorded decisions; None to decide them again."""
 
     store: Store
     decisions: Mapping[int, Decision] | None
@@ -58,21 +58,21 @@ class SiteRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class DecidedNeighbours:
-    """Neighbours with whom models are mixed, where what is decided is known before.
+    """Neighbours that mix models but repeat recorded decisions.
 
     Attributes:
-        decided: By the number of the round; nothing is decided for a device in a round that is not here.
+        decisions: By round; a round without an entry decides nothing for any device.
     """
 
     others: Neighbours
     decisions: Mapping[int, Decision]
 
     async def begin(self, number: int) -> None:
-        """Tell them which round begins here."""
+        """Announce the start of a round to the neighbours."""
         await self.others.begin(number)
 
     async def decide(self, case: Case, number: int) -> Decision:
-        """Return what was decided, whatever is known of the devices now."""
+        """Return the recorded decision of a round."""
         del case
         return self.decisions.get(number, Decision())
 
@@ -81,7 +81,7 @@ class DecidedNeighbours:
         return await self.others.mix(number, state)
 
     async def leave(self) -> None:
-        """Tell them that the run has ended here."""
+        """Announce the end of the run to the neighbours."""
         await self.others.leave()
 
 
@@ -92,12 +92,12 @@ async def play_sites(
     server_s: Mapping[str, ServerSeconds],
     decisions: SiteDecisions | None = None,
 ) -> dict[str, State]:
-    """Run a plan at all its sites on the running loop's virtual time; return the final state of each server.
+    """Run a plan at all its sites on the running loop's virtual time; return each server's final state.
 
     Args:
-        stores: Where each site's run is recorded; the folder has the run's name.
-        server_s: What each site's server's own calculations take, in place of the cast's; of none as there.
-        decisions: What is decided, where that does not follow from what the devices do.
+        stores: Store of each site's run; its folder has the run's name.
+        server_s: Seconds of each site's server calculations; sites without an entry use those of the participants.
+        decisions: Recorded decisions to repeat; None to decide them again.
 
     Raises:
         FieldFleetError: A site's run failed; the first of several.
@@ -130,7 +130,7 @@ async def _play_site(
     site: str,
     ended: asyncio.Barrier,
 ) -> State:
-    """Run a plan at one site, and serve its neighbours until all have ended."""
+    """Run a plan at one site and serve its neighbours until all sites have ended."""
     store, decisions = record
     run = store.folder.name
     async with (
@@ -151,7 +151,7 @@ async def _play_site(
 async def _link_peers(
     plan: Plan, participants: Participants, store: Store, places: Mapping[str, ReplaySite], server: Server
 ) -> AsyncIterator[Neighbours]:
-    """Link a site to the brokers of the others while the block lasts."""
+    """Link a site to the brokers of the other sites while the block lasts."""
     sites, site = plan.sites, server.site
     assert sites
     rate, described, names, run = backhaul(sites), plan_bytes(plan), list(places), store.folder.name
@@ -165,7 +165,7 @@ async def _link_peers(
         presence = born[peer].presence()
         await link.publish(presence.topic, presence.birth, retain=True)
     links = Links(site, places[site].broker, remote_links, described, born)
-    folder = participants.folder / f"{site}.neighbours"  # not of the run: nobody goes on with a replay
+    folder = participants.folder / f"{site}.neighbours"  # not in the run's folder: a replay is never resumed
     identity = Ourselves(site, sites.names, run, folder, sites.deadline_s)
 
     async def keep(record: AnyRecord) -> None:

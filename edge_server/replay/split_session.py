@@ -21,15 +21,15 @@ from shared.runtime.clock import Clock
 
 @dataclass
 class SessionCost:
-    """What a session takes its device, and what of it has passed.
+    """Cost of a split session and the part of it spent so far.
 
     Attributes:
-        effort: Of the whole session, every step of it done.
-        forward: Share of a step that goes before its features are there.
-        steps: Of the whole session.
-        ups: Forward passes that were done.
-        downs: Backward passes likewise; none where running statistics are measured.
-        exchange_s: Seconds between, in which the device waited for its server.
+        effort: Cost of the complete session, with all its steps.
+        forward: Share of a step that computes the features to send, in [0, 1].
+        steps: Steps of the complete session.
+        ups: Forward passes done.
+        downs: Backward passes done; 0 while running statistics are measured.
+        exchange_s: Seconds spent waiting for the server.
     """
 
     effort: Effort
@@ -46,7 +46,10 @@ class SessionCost:
 
     @contextmanager
     def meter(self) -> Iterator[Spent]:
-        """Charge the block what has passed when it ends: a step that went on without the device had no way back."""
+        """Charge the task for the passes done by the end of the block.
+
+        A step that the server finished without this device has no backward pass.
+        """
         cost = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
         yield cost
         share = (self.ups * self.forward + self.downs * (1 - self.forward)) / self.steps
@@ -59,16 +62,15 @@ class SessionCost:
 
 
 async def run_session(job: Job, workspace: Workspace, exchange: Exchange, clock: Clock, passed: SessionCost) -> None:
-    """Do a split session's job, in this process; several devices' take turns.
+    """Run a split session in this process; the sessions of several devices interleave.
 
     Args:
-        workspace: What the devices of this process train with.
-        exchange: How steps reach the server.
+        workspace: Shared by the devices of this process.
+        exchange: Sends a step's features, returns the server's answer.
         clock: Virtual time.
-        passed: What the session takes its device.
 
     Raises:
-        TaskFailed: The device half cannot go on.
+        TaskFailed: The device's half of the network cannot continue.
         SessionLost: The server has lost the session.
     """
     await asyncio.sleep(passed.effort.lag_s)

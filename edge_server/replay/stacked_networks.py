@@ -26,16 +26,16 @@ ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.T
 CHANNELWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
+# Axes of an image: channels, height, width.
 PICTURE = 3
-"""How many axes they have."""
 
 
 class Linear(nn.Module):
-    """K linear layers, inputs of shape (K, features, B): of few outputs, such as classes, a product is faster so."""
+    """K linear layers on inputs of shape (K, features, B), the faster layout for few outputs such as classes."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias  # in whose place `lay_in` puts stacks
+        self.weight, self.bias = layer.weight, layer.bias  # replaced by `load_stacks`
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return outputs of shape (K, features, B)."""
@@ -60,7 +60,7 @@ class Convolution(nn.Module):
 
 
 class Flatten(nn.Module):
-    """Pictures of K devices become vectors: (B, K x channels, height, width) -> (K, features, B)."""
+    """Flatten images of K devices: (B, K x channels, height, width) -> (K, features, B)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -74,15 +74,15 @@ class Flatten(nn.Module):
 
 
 class SideBySide(nn.Module):
-    """Pictures of K devices, (K, B, channels, height, width), as convolutions take them."""
+    """Convert images of K devices from (K, B, channels, height, width) to the layout of `Convolution`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return pictures of shape (B, K x channels, height, width)."""
+        """Return images of shape (B, K x channels, height, width)."""
         return inputs.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
 
 
 class Vectors(nn.Module):
-    """Examples of K devices, (K, B, ...), as linear layers take them."""
+    """Convert examples of K devices from (K, B, ...) to the layout of `Linear`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return vectors of shape (K, features, B)."""
@@ -90,14 +90,13 @@ class Vectors(nn.Module):
 
 
 def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | None:
-    """Return a network for the examples of several devices, its parameters named as the layers' own.
+    """Return a network for the examples of K devices, with the same parameter names.
 
-    It takes inputs of shape (K, B, ...) and returns outputs of shape (K, classes, B), once `lay_in` has given it
-    parameters. None where there is a layer that cannot be done so: one with buffers or with chance in it, or one that
-    this does not know.
+    Once `load_stacks` has set its parameters, it maps inputs of shape (K, B, ...) to outputs of shape (K, classes, B).
+    None if a layer cannot be stacked: layers with buffers or randomness, and unknown layers.
 
     Args:
-        layers: A chain that ends in vectors.
+        layers: Chain of layers that ends in vectors.
         example: Shape of one input.
     """
     if not isinstance(layers, nn.Sequential) or not len(layers) or _is_tied(layers):
@@ -115,7 +114,7 @@ def stack_networks(layers: nn.Module, example: torch.Size) -> nn.Sequential | No
 
 
 def _is_tied(layers: nn.Sequential) -> bool:
-    """Tell whether two layers share a parameter, or one stands still."""
+    """Check for parameters that are shared or frozen."""
     parameters = [leaf for _, leaf in layers.named_parameters(remove_duplicate=False)]
     return len({id(leaf) for leaf in parameters}) < len(parameters) or not all(
         leaf.requires_grad for leaf in parameters
@@ -123,7 +122,7 @@ def _is_tied(layers: nn.Sequential) -> bool:
 
 
 def _pooled_first(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
-    """Return the layers by name, a ReLU after the pooling that follows it: the same numbers for less work."""
+    """Return the named layers with every ReLU moved behind the pooling that follows it: same result, less work."""
     every = layers.named_modules(remove_duplicate=False)
     named = [(name, layer) for name, layer in every if name and "." not in name]
     for before, place in pairwise(range(len(named))):
@@ -133,9 +132,9 @@ def _pooled_first(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:
 
 
 def _of_several(layer: nn.Module, channels: int | None) -> nn.Module | None:
-    """Return a layer for several devices, whose input are pictures of so many channels or, for None, vectors.
+    """Return the stacked layer for images with this number of channels, or for vectors if None.
 
-    By exact type: what a class derived from a layer does, nobody knows here.
+    Layers are matched by exact type, since a subclass may compute something else.
     """
     match type(layer), layer, channels:
         case (nn.Linear, nn.Linear(), None):
@@ -150,11 +149,7 @@ def _of_several(layer: nn.Module, channels: int | None) -> nn.Module | None:
 
 
 def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
-    """Return the same parameters for K devices, by name and of shape (K, ...).
-
-    Args:
-        count: K.
-    """
+    """Return the start parameters repeated for K = `count` devices, of shape (K, ...), by name."""
     leaves = {name: start[name] for name, _ in network.named_parameters()}
     return {
         name: leaf.expand(count, *leaf.shape).clone(memory_format=torch.contiguous_format)
@@ -163,11 +158,10 @@ def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
 
 
 def load_stacks(network: nn.Sequential, stacks: Tree, count: int) -> None:
-    """Have the network compute with the first devices of the stacks, in place; the others stay as they are.
+    """Make the network compute with the first `count` devices of the stacks, which it shares.
 
     Args:
         stacks: Parameters of shape (K, ...).
-        count: How many of the K compute.
     """
     for name, stack in stacks.items():
         owner, _, attribute = name.rpartition(".")

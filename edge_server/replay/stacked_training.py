@@ -1,7 +1,8 @@
-"""Batched training of several devices: one step of a cohort is one pass through stacked networks.
+"""Batched training of several devices with stacked networks.
 
-Every device keeps its own parameters, batch order, momentum and loss, so the results differ from separate training only
-by the order in which floats are summed. Only algorithms whose local training is `LocalSgd` can be trained this way.
+One step of a cohort is one pass. Every device keeps its own parameters, batch order, momentum and loss, so the results
+differ from separate training only by the order in which floats are summed. Only algorithms whose local training is
+`LocalSgd` can be trained this way.
 
 The number of devices per pass follows from shapes alone, never from a clock: two replays must write the same journal.
 """
@@ -30,42 +31,41 @@ from shared.tensors.tree import Tree
 ROOM_BYTES = 16 << 20
 
 
+# Minimum number of parts of a cohort, so that several processes have work.
 PARTS = 4
-"""Into which a cohort is cut at least, so that several processes have work."""
 
 
+# Label that `cross_entropy` ignores, so that padding has no loss and no gradient.
 NOBODY = -100
-"""A label that `cross_entropy` leaves out, with its gradient."""
 
 
+# Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (1 MiB of second-level cache, 32 MiB of
+# shared third-level cache), one thread, torch 2.13: a stack that exceeds ROOM_BYTES gains nothing or loses.
+#
+# Speed relative to separate training, channels last, ten devices, batch 8 / 32: perceptron of 10,000 weights 3.1 / 3.1,
+# of 100,000 weights 1.8 / 1.4; convolutions on 8 x 8 pixels 4.2 / 3.0; LeNet 2.6 / 1.8; convolutions of 60,000 weights
+# 2.5 / 1.4. Where fewer than eight devices fit, one step keeps the processor busy by itself, and complete replays gain
+# nothing: 0.9 to 1.1 for the last network in batches of 32.
 FEWEST, MOST = 8, 32
-"""Measured by tests/benchmarks/together.py on two cores of an AMD EPYC (1 MiB of second-level cache, 32 MiB of
-third-level cache shared), one thread, torch 2.13: beyond the room a larger stack gains nothing or loses.
-
-Times the rate of one device after the other, channels last, ten devices, batch 8 / 32: perceptron of 10,000 weights
-3.1 / 3.1, of 100,000 1.8 / 1.4; convolutions of 8 x 8 pixels 4.2 / 3.0; LeNet 2.6 / 1.8; convolutions of 60,000 weights
-2.5 / 1.4. Where fewer than eight devices have room a step keeps the processor busy by itself, and nothing is left of
-the gain in whole replays: 0.9 to 1.1 for the last one in batches of 32.
-"""
 
 
 FLOAT_BYTES, COPIES = 4, 4
 
 
 def correction_of(algorithm: Algorithm) -> tuple[bool, Correction | None]:
-    """Tell whether an algorithm's device half is `LocalSgd`, and with what correction of the gradients."""
+    """Return True and the gradient correction of an algorithm that trains locally with `LocalSgd`."""
     half = algorithm.local
     return (True, half.correct) if isinstance(half, LocalSgd) else (False, None)
 
 
 def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) -> int:
-    """Return how many devices train in one pass; 1 where the network cannot be stacked, or that does not pay.
+    """Return the number of devices to train in one pass; 1 if stacking is impossible or does not pay.
 
-    As many as have room in the cache with all that a step touches: parameters, gradients, momentum and change, and what
-    every layer leaves for the way back. Where that is fewer than `FEWEST`, a network keeps the processor busy alone.
+    It is the number that fits in the cache with everything a step touches: parameters, gradients, momenta, changes and
+    activations. Below `FEWEST`, a single network keeps the processor busy.
 
     Args:
-        layers: The network; only its shapes count.
+        layers: Network; only its shapes are used.
         example: Shape of one input.
     """
     if not isinstance(layers, nn.Sequential) or stack_networks(layers, example) is None:
@@ -76,13 +76,12 @@ def devices_per_pass(layers: nn.Module, example: torch.Size, batch_size: int) ->
 
 
 def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
-    """Return how many devices of a cohort one process trains at once, some being left for other processes.
+    """Return the number of devices of a cohort to train in one pass, leaving work for other processes.
 
-    How many processes there are must not count: a replay's record is the same for any number.
+    It does not depend on the number of processes, so that a replay's record does not either.
 
     Args:
-        plan: Its model, batch size and switch.
-        cohort: Devices in a round.
+        cohort: Devices per round.
         example: Shape of one example.
 
     Raises:
@@ -94,7 +93,7 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
 
 
 def _activations(layers: nn.Sequential, example: torch.Size) -> int:
-    """Return how many numbers one example is, layer after layer; nothing is computed."""
+    """Return the number of activations of one example over all layers, without computing them."""
     flowing = torch.empty((1, *example), device="meta")
     count = flowing.numel()
     for layer in layers:
@@ -107,12 +106,11 @@ def _activations(layers: nn.Sequential, example: torch.Size) -> int:
 def train(
     network: nn.Sequential, start: Tree, batches: Sequence[Batches], hyper: Hyper, correct: Correction | None = None
 ) -> list[Result]:
-    """Do what `local_sgd` does, for several devices at once; return their results in the same order.
+    """Train several devices like `local_sgd`, in one pass per step; return their results in the same order.
 
     Args:
-        start: The parameters that all of them start from.
-        batches: Each device's own; one with more examples has no fewer steps.
-        hyper: Of all of them.
+        start: Parameters that all devices start from.
+        batches: Batches of each device; a device with more examples must not have fewer steps.
         correct: Changes gradients in place, as in `local_sgd`.
     """
     order = sorted(range(len(batches)), key=lambda index: -batches[index].num_examples)
@@ -146,7 +144,7 @@ def train(
 
 
 def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:
-    """Yield, step by step, the batches of the devices that still train: the first of those that did before."""
+    """Yield each step's batches, of the devices that still train; these are always the first ones."""
     iterators = [iter(each) for each in batches]
     while step := [batch for each in iterators if (batch := next(each, None)) is not None]:
         yield step
@@ -154,7 +152,7 @@ def _steps(batches: Sequence[Batches]) -> Iterator[list[Batch]]:
 
 
 def _side_by_side(step: Sequence[Batch]) -> Batch:
-    """Return inputs of shape (K, B, ...) and labels of shape (K, B), small batches filled up with what counts not."""
+    """Return inputs of shape (K, B, ...) and labels of shape (K, B), with small batches padded."""
     most = max(len(labels) for _, labels in step)
     if all(len(labels) == most for _, labels in step):
         return torch.stack([inputs for inputs, _ in step]), torch.stack([labels for _, labels in step])

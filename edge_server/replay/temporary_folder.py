@@ -12,17 +12,17 @@ from pathlib import Path
 from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 
+# Name prefixes of a replay's temporary files and of the run that it is writing.
 MEMORY_PREFIX, PART_PREFIX = "fieldfleet", ".replay"
-"""Of what a replay needs while it lasts, and of the record that it makes."""
 
 
+# Name of the file that `hold_lock` makes; folders without it are not removed.
 LOCK = "lock"
-"""The file that `held` makes: what has none is not ours to remove."""
 
 
 @contextmanager
 def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]:
-    """Lend a folder in `place`, None for the usual temporary one; it is held, and gone after the block."""
+    """Yield a locked temporary folder in `place`, or in the default one if None; it is removed after the block."""
     if place is not None:
         sweep(place, prefix)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}-{os.getpid()}-", dir=place) as name, hold_lock(Path(name)):
@@ -30,10 +30,10 @@ def folder_in(place: Path | None, prefix: str = MEMORY_PREFIX) -> Iterator[Path]
 
 
 def sweep(place: Path, prefix: str = MEMORY_PREFIX) -> None:
-    """Remove the folders that nobody holds any more: the lock of a process falls with it, however it ends."""
+    """Remove folders whose lock is free: a lock is released when its process ends, however it ends."""
     for lock in place.glob(f"{prefix}-*-*/{LOCK}"):
         try:
             with hold_lock(lock.parent):
                 shutil.rmtree(lock.parent, ignore_errors=True)
         except (ConfigError, OSError):
-            continue  # somebody is at it, or it is another user's
+            continue  # in use, or owned by another user

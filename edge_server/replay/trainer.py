@@ -21,34 +21,34 @@ from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
 from shared.runtime.clock import Clock
 
+# The duration of a step is known in a replay, so a measuring task runs a single step.
 MEASURE_S = 1e-9
-"""Replay knows what a step takes: a task that measures runs one, and no more until a clock has seen enough of them."""
 
 
 @dataclass
 class ReplayTrainer:
-    """The trainer seam of one device.
+    """Implementation of the agent's trainer interface for one replayed device.
 
     Attributes:
-        behaviour: What the device does with work.
-        scale: How much work a task is.
-        clock: Virtual time.
-        workspace: For split sessions, which are computed here, step by step.
+        workspace: Computes split sessions in this process, step by step.
     """
 
     behaviour: Behaviour
-    scale: Workload
+    workload: Workload
     jobs: JobQueue
     clock: Clock
     workspace: Workspace
 
     async def ready(self, _task: Task, /) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: a replayed trainer needs no warm-up."""
 
     async def __call__(self, job: Job, exchange: Exchange | None = None) -> None:
-        """Let the task's seconds pass while it is done elsewhere; those of a split session's steps, one by one."""
+        """Wait the virtual seconds of a task while the job queue computes it.
+
+        A split session is computed in this process, step by step.
+        """
         if exchange:
-            work, forward = self.scale.session(job)
+            work, forward = self.workload.session(job)
             effort = self.behaviour.compute(work, self.clock())
             await run_session(job, self.workspace, exchange, self.clock, SessionCost(effort, forward, work.steps))
             return
@@ -64,13 +64,12 @@ class ReplayTrainer:
             raise TaskFailed(cause)
 
     def charge(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
-        """Return a cost with the joules of a transfer, `download_joules` or `upload_joules`, if anything tells them.
+        """Return a cost with the joules of a transfer added, unless the device's radio power is unknown.
 
         Args:
-            cost: Of the task so far.
             figure: `download_joules` or `upload_joules`.
-            start: Second at which the transfer began.
-            stop: Second at which it ended.
+            start: Virtual second at which the transfer began.
+            stop: Virtual second at which the transfer ended.
         """
         provenance = self.behaviour.provenance
         named = {name: provenance[name] for name in (figure, figure.replace("joules", "s")) if name in provenance}
@@ -81,12 +80,12 @@ class ReplayTrainer:
         return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: joules})
 
     def _order(self, job: Job) -> tuple[float, TrainingOrder]:
-        """Return how long a job takes its device, and what to do."""
+        """Return a job's virtual seconds and its training order."""
         compute, begun = self.behaviour.compute, self.clock()
-        effort = compute(self.scale.of(job), begun)
+        effort = compute(self.workload.of(job), begun)
         if not job.task.measure_s:
             return effort.seconds + effort.lag_s, TrainingOrder(job, _task_cost(effort))
-        step = compute(self.scale.step(job), begun)
+        step = compute(self.workload.step(job), begun)
         task = msgspec.structs.replace(job.task, measure_s=MEASURE_S)
         quick = msgspec.structs.replace(job, task=task)
         return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(

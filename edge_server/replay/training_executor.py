@@ -25,21 +25,21 @@ from shared.registry import FAULTS, build
 log = logging.getLogger(__name__)
 
 FAILURES = (FieldFleetError, MemoryError, *FAULTS)
-"""What a trainer's process reports as its task's."""
+"""Errors that fail a task instead of the process that trains."""
 
 
 class TrainingExecutor:
-    """Does orders for whatever device; keeps the data set and one network.
+    """Execute training orders of any device; caches the data set and one network.
 
     Args:
-        together: Whether jobs of one batch may be trained in one pass; else one after the other, as on the devices.
+        together: Allow training the jobs of a batch in one pass instead of one after the other.
     """
 
     def __init__(self, cache: DataCache, *, together: bool = False) -> None:
         self._workspace, self._may_stack = Workspace(read=cache.load), together
 
     def execute(self, orders: Sequence[TrainingOrder]) -> list[Ending]:
-        """Leave the update of every order in its draft; return how each ended."""
+        """Write every order's update into its draft; return the ending of each order."""
         trained = self._train_together([order.job for order in orders]) if self._may_stack else {}
         return [self._execute_order(order, trained.get(place)) for place, order in enumerate(orders)]
 
@@ -52,7 +52,7 @@ class TrainingExecutor:
         return None
 
     def _train_together(self, jobs: Sequence[Job]) -> dict[int, Result]:
-        """Train those in one pass that begin with the same parameters and do the same; return results by place."""
+        """Train jobs that share start parameters and settings in one pass; return results by index."""
         alike = defaultdict[bytes, list[int]](list)
         for place, job in enumerate(jobs):
             if job.task.train:
@@ -64,7 +64,10 @@ class TrainingExecutor:
         return results
 
     def _train_stacked(self, jobs: Sequence[Job]) -> list[Result]:
-        """Train devices at once; nothing where that cannot be, whatever the reason: each then says it for itself."""
+        """Train several jobs with stacked networks; return nothing if that is impossible.
+
+        The jobs are then trained one by one, so that each reports its own error.
+        """
         task = jobs[0].task
         try:
             algorithm, model = build(ALGORITHMS, task.algorithm, "algorithm"), self._workspace.model(task.model)
@@ -76,7 +79,7 @@ class TrainingExecutor:
             start = read_parameters(jobs[0], self._workspace, algorithm)
             return train(network, start, batches, task.assignment.hyper, correct)
         except FAILURES as error:
-            log.warning("round %d: trained one by one, because together: %s", task.round, error)
+            log.warning("round %d: devices train one by one, stacked training failed: %s", task.round, error)
             return []
 
 

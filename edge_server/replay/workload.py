@@ -25,17 +25,17 @@ from shared.transfer import to_file
 
 @dataclass
 class Workload:
-    """How much work tasks are, by the data of their devices and the shape of their network."""
+    """Compute the work of tasks from the device's data and the network's shapes."""
 
     cache: DataCache
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
 
     def of(self, job: Job) -> Work:
-        """Return the work of a whole task.
+        """Return the work of a complete task.
 
         Raises:
-            ConfigError: The device's data or its network cannot be had.
+            ConfigError: The device's data or network cannot be loaded.
         """
         if job.task.assignment.steps:
             return self.session(job)[0]
@@ -57,9 +57,9 @@ class Workload:
         return self._make_work(job, steps=steps, examples=examples, flops=flops)
 
     def session(self, job: Job) -> tuple[Work, float]:
-        """Return the work of a whole split session below the cut, and the share of it that is forward passes.
+        """Return the work of a split session below the cut and the share of forward passes in it.
 
-        A method may pass every batch more than once through layers below the cut, such as through a teacher's.
+        An algorithm may pass every batch several times through layers below the cut, for example through a teacher's.
 
         Raises:
             ConfigError: As `of`.
@@ -69,7 +69,7 @@ class Workload:
         network = self._network(task.model)
         names = received & network.state_dict().keys()
         split = build(ALGORITHMS, task.algorithm, "algorithm").split
-        more = split.passes - 1 if split else 0  # beside the one that is trained by
+        more = split.passes - 1 if split else 0  # besides the trained pass
         layers = [layer for layer, _ in network.named_children()]
         below = 1 + max(layers.index(name.partition(".")[0]) for name in names)
         assignment, steps = task.assignment, task.assignment.steps
@@ -98,16 +98,15 @@ class Workload:
         size = min(job.task.assignment.hyper.batch_size, count_trained_on(total, job.data))
         flops = round(self._share(job) * self.flops(job.task.model, job.data, size))
         work = self._make_work(job, steps=1, examples=size, flops=flops)
-        return replace(work, train=True)  # the task that times it trains nothing for good
+        return replace(work, train=True)  # a measuring task discards its training
 
     def flops(self, spec: Spec, data: Data, batch_size: int, *, trains: bool = True, below: int | None = None) -> int:
-        """Return the floating-point operations of one step, or of its part in the layers below a place; counted once.
+        """Return the floating-point operations of one step, or of its layers below a cut.
 
         Args:
-            data: What it trains on.
             batch_size: Examples in a step.
-            trains: Whether there is a backward pass.
-            below: Layers below the cut of a split network; None for the whole network.
+            trains: Include the backward pass.
+            below: Number of layers below the cut of a split network; None for the complete network.
 
         Raises:
             ConfigError: As `of`.
@@ -129,7 +128,7 @@ class Workload:
         )
 
     def _share(self, job: Job) -> float:
-        """Return the share of a whole network's step that a step of the task's algorithm is."""
+        """Return a step's share of a full training step, as the task's algorithm computes only part of the network."""
         task, assignment = job.task, job.task.assignment
         settings = assignment.hyper.batch_size, assignment.hyper.local_epochs, assignment.values
         key = msgspec.msgpack.encode((task.algorithm, task.model, settings))

@@ -1,1 +1,1 @@
-"""How far a replay is from a recorded run: the gap, as lines, a table and a page."""
+"""Comparison of a replay with its recorded run, as text and HTML."""

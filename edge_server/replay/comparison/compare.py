@@ -1,4 +1,4 @@
-"""How far a replay is from the run that was recorded: every figure of every round and task, side by side."""
+"""Comparison of a replay with its recorded run, by round and task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_server.report.summarise import digest_run
 
 Model: TypeAlias = Literal["same", "different", "unknown"]
 Skips: TypeAlias = Counter[tuple[str, str]]
-"""What could not be compared, and why."""
+"""Number of values that were not compared, by figure and reason."""
 K = TypeVar("K", int, tuple[int, str])
 T = TypeVar("T")
 
@@ -41,17 +41,17 @@ TASK: Mapping[str, Callable[[TaskDigest], float | None]] = {
     "gradient_bytes": lambda task: _known_value(task.gradient_bytes),
     "features_bytes": lambda task: _known_value(task.features_bytes),
 }
+# Figures of split sessions only.
 EXCHANGE = ("exchange_s", "exchange_joules", "gradient_bytes", "features_bytes")
-"""Of a split session alone."""
 PAYLOAD = "payload_up_bytes"
 GOSSIP: Mapping[str, Callable[[Gossiped], float]] = {
     "gossip_s": lambda gossip: gossip.seconds,
     "gossip_bytes_up": lambda gossip: float(sum(gossip.bytes_up.values())),
     "gossip_bytes_down": lambda gossip: float(sum(gossip.bytes_down.values())),
 }
-"""Of a site's mixing with its neighbours after a round."""
+"""Figures of a site's mixing with its neighbours after a round."""
 FIGURES = (*ROUND, *GOSSIP, *TASK, PAYLOAD)
-"""In the order of reports: of a round, then of a task; bytes but those of a payload are of frames, headers and all."""
+"""Order in reports: rounds, then tasks. Byte counts include frame headers, except for payloads."""
 
 
 class GapPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class GapPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(GapPart, frozen=True, kw_only=True):
-    """One figure, twice; `device` is empty for a figure of a round."""
+    """Recorded and replayed value of a figure; `device` is empty for figures of a round."""
 
     figure: str
     round: int
@@ -69,19 +69,19 @@ class Pair(GapPart, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Return (replayed - recorded) / recorded; None where zero was recorded and something else replayed."""
+        """Return (replayed - recorded) / recorded; None if only the recorded value is zero."""
         if self.recorded == self.replayed:
             return 0.0
         return (self.replayed - self.recorded) / self.recorded if self.recorded else None
 
 
 class ErrorSpread(GapPart, frozen=True, kw_only=True):
-    """How the relative errors of one figure spread; the quantiles are of their sizes, whatever their sign.
+    """Distribution of the relative errors of one figure; quantiles are of absolute values.
 
     Attributes:
-        exact: Of them, those without any error.
-        boundless: Of them, those of which zero was recorded, and not replayed; they have no relative error.
-        median_signed: Below zero where the replay says less.
+        exact: Number of errors that are zero.
+        boundless: Number of pairs in which only the recorded value is zero, so that there is no relative error.
+        median_signed: Negative if the replay's values are lower.
     """
 
     figure: str
@@ -96,7 +96,7 @@ class ErrorSpread(GapPart, frozen=True, kw_only=True):
 
 
 class SkippedFigure(GapPart, frozen=True, kw_only=True):
-    """What could not be compared, why, and how often."""
+    """Values that could not be compared, with the reason and their number."""
 
     what: str
     why: str
@@ -104,26 +104,26 @@ class SkippedFigure(GapPart, frozen=True, kw_only=True):
 
 
 class MatchCount(GapPart, frozen=True, kw_only=True):
-    """Of how many payloads that were compared both runs had the very same bits."""
+    """Number of compared payloads and of those with identical bits."""
 
     same: int
     of: int
 
 
 class Gap(GapPart, frozen=True, kw_only=True):
-    """A recorded run and its replay.
+    """Difference between a recorded run and its replay.
 
     Attributes:
-        recorded: Name of the run.
+        recorded: Name of the recorded run.
         replayed: Name of the replay.
-        rounds: Rounds that were compared.
-        model: Whether the final parameters are the same bits.
-        why: Why that is not known, if it is not.
-        starts: Parameters that devices were given to start from.
-        updates: Payloads that devices sent.
-        pairs: Every figure that both runs know.
-        spreads: Of the figures that were compared.
-        skipped: What was not compared.
+        rounds: Number of compared rounds.
+        model: Whether the final parameters have identical bits.
+        why: Reason why `model` is unknown.
+        starts: Start parameters sent to devices.
+        updates: Payloads sent by devices.
+        pairs: Figures known in both runs.
+        spreads: One per compared figure.
+        skipped: Values that were not compared.
     """
 
     recorded: str
@@ -138,23 +138,23 @@ class Gap(GapPart, frozen=True, kw_only=True):
     skipped: list[SkippedFigure]
 
     def spread(self, figure: str) -> ErrorSpread | None:
-        """Return how the errors of a figure spread; None where it was not compared."""
+        """Return the error distribution of a figure; None if it was not compared."""
         return next((spread for spread in self.spreads if spread.figure == figure), None)
 
 
 def compare_runs(
     recorded: Sequence[AnyRecord], replayed: Sequence[AnyRecord], model: Model = "unknown", why: str = ""
 ) -> Gap:
-    """Return how far a replay is from a recorded run.
+    """Compare a replay with its recorded run.
 
     Args:
-        recorded: The journal of the run.
-        replayed: That of the replay.
-        model: Whether the final parameters are the same bits.
-        why: Why that is not known.
+        recorded: Journal of the run.
+        replayed: Journal of the replay.
+        model: Whether the final parameters have identical bits.
+        why: Reason why that is unknown.
 
     Raises:
-        ConfigError: One of the journals does not say what run it is of.
+        ConfigError: A journal lacks the start of its run.
     """
     before, after = digest_run(recorded), digest_run(replayed)
     skipped: Skips = Counter()
@@ -184,7 +184,7 @@ def compare_runs(
 
 
 def error_spread(figure: str, pairs: Sequence[Pair]) -> ErrorSpread:
-    """Return how the errors of a figure's pairs spread."""
+    """Return the error distribution of a figure's pairs."""
     signed = sorted(pair.error for pair in pairs if pair.error is not None)
     sizes = sorted(map(abs, signed))
     at = [quantile(sizes, share) if sizes else 0.0 for share in (0.1, 0.5, 0.9, 1.0)]
@@ -237,7 +237,7 @@ def _describe_edges(gossip: Gossiped) -> str:
 def _match_keys(
     what: str, mine: Mapping[K, T], other: Mapping[K, T], ended: Callable[[T], str], skipped: Skips
 ) -> Iterator[tuple[K, T, T]]:
-    """Yield what both runs have, and what ended alike in both; the rest is counted among what was skipped."""
+    """Yield the items that both runs have with the same outcome; count the others as skipped."""
     for key in sorted(mine.keys() | other.keys()):
         if key not in mine or key not in other:
             skipped[what, f"only {'recorded' if key in mine else 'replayed'}"] += 1
@@ -250,7 +250,7 @@ def _match_keys(
 def _pair_figures(
     figure: str, key: tuple[int, str], values: tuple[float | None, float | None], skipped: Skips
 ) -> Iterable[Pair]:
-    """Return the pair of two figures; where one is not known, none, and what was skipped is counted."""
+    """Return the pair of two values; if one is unknown, count it as skipped and return nothing."""
     recorded, replayed = values
     if recorded is not None and replayed is not None:
         return [Pair(figure=figure, round=key[0], device=key[1], recorded=recorded, replayed=replayed)]
@@ -279,5 +279,5 @@ def _count_matches(pairs: Iterable[tuple[bytes, bytes]]) -> MatchCount:
 
 
 def _known_value(amount: Amount) -> float | None:
-    """Return an amount of which every part is known."""
+    """Return an amount if all its parts are known."""
     return amount.value if amount.whole else None

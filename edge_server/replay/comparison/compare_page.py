@@ -1,4 +1,4 @@
-"""A gap as one page that needs nothing else: errors of every figure, recorded and replayed seconds over rounds."""
+"""Comparison page: self-contained HTML of a gap's errors and curves."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OF_TASK = (
     *("download_s", "compute_s", "exchange_s", "upload_s", "compute_joules"),
     *("bytes_up", "bytes_down", "features_bytes", "gradient_bytes"),
 )
+# Figures whose axis starts at their minimum instead of zero.
 RATES = (*(figure for figure in ROUND if figure != "round_s"), "mean_accuracy")
-"""Of which a part of the axis shows more."""
+# With more devices, the page has no curves per device, only the table.
 MOST_DEVICES = 60
-"""Beyond so many devices there are no curves of each, only the table."""
 
 
 def page(gap: Gap) -> str:
@@ -70,7 +70,7 @@ def _section(title: str, content: str) -> Markup:
 
 
 def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
-    """Return the quantiles of every figure's errors, with the median as a bar."""
+    """Return a table of the error quantiles of every figure, with the median as a bar."""
     rows = []
     for spread in spreads:
         errors = [compare_text.percent(error) for error in (spread.least_tenth, spread.median, spread.most_tenth)]
@@ -88,7 +88,7 @@ def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:
 
 
 def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
-    """Return a figure over rounds, twice; what is spent stands on zero, so that a gap looks its size."""
+    """Return a chart of a figure's recorded and replayed values over rounds; axes of costs start at zero."""
     heights = [height for pair in pairs for height in (pair.recorded, pair.replayed)]
     unit, size = formatting.unit_of(max(heights), "bytes") if "bytes" in figure else ("", 1.0)
     curves = [

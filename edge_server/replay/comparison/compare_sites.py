@@ -1,4 +1,4 @@
-"""How far a replay of several sites is from the runs that were recorded at them: each site's gap, and that of all."""
+"""Compare the replay of several sites with their recorded runs, per site and overall."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_server.report.summarise import digest_run
 from shared.errors import ConfigError
 
 Journals: TypeAlias = Mapping[str, Sequence[AnyRecord]]
-"""Records of the run of each site."""
+"""Records by site."""
 
 OF_ALL: Mapping[str, Callable[[MixingDigest], float | None]] = {
     "whole_s": lambda mixing: mixing.whole_s,
@@ -30,20 +30,19 @@ OF_ALL: Mapping[str, Callable[[MixingDigest], float | None]] = {
     "disagreement_before": lambda mixing: mixing.before,
     "disagreement_after": lambda mixing: mixing.after,
 }
-"""Of all sites together, at the end of each global round; see `edge_server.report.sites.digest`."""
+"""Figures over all sites at the end of each global round; see `edge_server.report.sites.digest`."""
 
 
 class SitesGap(GapPart, frozen=True, kw_only=True):
-    """Recorded runs of several sites and their replay.
+    """Difference between the recorded runs of several sites and their replay.
 
     Attributes:
-        recorded: What the names of the runs begin with.
-        replayed: Likewise of the replay.
-        sites: The gap of each site.
-        model: Whether the final parameters of all sites are the same bits.
-        pairs: Of all together: figures that no site has alone.
-        spreads: Of figures of all sites, those of `pairs` last.
-        skipped: What was not compared.
+        recorded: Common prefix of the recorded runs' names.
+        replayed: Common prefix of the replays' names.
+        model: Whether the final parameters of all sites have identical bits.
+        pairs: Figures over all sites.
+        spreads: Spreads over all sites; those of `pairs` come last.
+        skipped: Values that were not compared.
     """
 
     recorded: str
@@ -55,20 +54,18 @@ class SitesGap(GapPart, frozen=True, kw_only=True):
     skipped: list[SkippedFigure]
 
     def spread(self, figure: str) -> ErrorSpread | None:
-        """Return how the errors of a figure spread over all sites; None where it was not compared."""
+        """Return the error distribution of a figure over all sites; None if it was not compared."""
         return next((spread for spread in self.spreads if spread.figure == figure), None)
 
 
 def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap]) -> SitesGap:
-    """Return how far a replay of several sites is from their runs.
+    """Compare a replay of several sites with their recorded runs.
 
     Args:
-        recorded: The journals of the runs.
-        replayed: Those of the replay.
-        gaps: Of each site that is in both.
+        gaps: Gap of each site that is in both.
 
     Raises:
-        ConfigError: The runs are not those of one plan's sites.
+        ConfigError: The runs do not belong to the sites of one plan.
     """
     before, after = _digest_all_sites(recorded), _digest_all_sites(replayed)
     pairs = list(_pairs(before, after))
@@ -96,7 +93,7 @@ def compare_sites(recorded: Journals, replayed: Journals, gaps: Mapping[str, Gap
 def _digest_all_sites(journals: Journals) -> SitesDigest:
     digests = digest_sites([(digest_run(records), records) for records in journals.values()])
     if len(digests) != 1:
-        raise ConfigError("the runs are not those of one plan's sites: there is no one run to hold against another")
+        raise ConfigError("the runs do not belong to the sites of one plan; compare the runs of all sites of one plan")
     return digests[0]
 
 

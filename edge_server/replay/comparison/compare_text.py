@@ -1,4 +1,4 @@
-"""A gap for the terminal: one row a figure, its errors' quantiles, a bar."""
+"""Comparison table for the terminal: error quantiles of every figure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from edge_server.replay.comparison.compare_sites import SitesGap
 from shared.runtime.text_table import TextColumn, TextTable
 
 MODELS: dict[Model, str] = {"same": "the same bits", "different": "DIFFERENT", "unknown": "not known"}
+# Characters of a bar, and the error that fills it.
 WIDTH, FULL = 16, 0.2
-"""Characters of a bar, and the error that fills it."""
 
 TINY = 1e-4
 PARTS = " ▏▎▍▌▋▊▉"
 
 
 def table(spreads: Sequence[ErrorSpread]) -> TextTable:
-    """Return how the errors of every figure spread."""
+    """Return a table of the error distribution of every figure."""
     headings = ("pairs", "exact", "10 %", "median", "90 %", "most")
     columns = (TextColumn("error of"), *(TextColumn(heading, right=True) for heading in headings))
     rows = []
@@ -28,7 +28,7 @@ def table(spreads: Sequence[ErrorSpread]) -> TextTable:
 
 
 def lines(gap: Gap) -> list[str]:
-    """Return what else is known of a gap."""
+    """Return the other facts of a gap, one per line."""
     why = f" ({gap.why})" if gap.why else ""
     summary = [
         f"recorded: {gap.recorded}; replayed: {gap.replayed}; {gap.rounds} rounds compared",
@@ -39,24 +39,24 @@ def lines(gap: Gap) -> list[str]:
 
 
 def sites_lines(gap: SitesGap) -> list[str]:
-    """Return what else is known of the gap of several sites, and of each of them."""
+    """Return the other facts of the gap of several sites, and of each site."""
     summary = [f"recorded: {gap.recorded}; replayed: {gap.replayed}", f"final models: {MODELS[gap.model]}"]
     summary += [f"not compared: {skip.what}: {skip.why}" for skip in gap.skipped]
     return summary + [f"{site}: {line}" for site, site_gap in gap.sites.items() for line in lines(site_gap)[1:]]
 
 
 def percent(error: float) -> str:
-    """Return a relative error; one that is none at all without digits, so that it stands out."""
+    """Format a relative error; zero has no digits, so that it stands out."""
     return "0" if error == 0 else f"{100 * error:.2f} %" if error >= TINY else f"{100 * error:.0e} %"
 
 
 def most(spread: ErrorSpread) -> str:
-    """Return the largest error; without bound where zero was recorded and something else replayed."""
+    """Format the largest error; `no bound` if only the recorded value is zero."""
     return "no bound" if spread.boundless else percent(spread.most)
 
 
 def bar(error: float) -> str:
-    """Return an error as a bar of eighths of characters; one of `FULL` or more fills it."""
+    """Draw an error as a bar of eighths of characters; `FULL` fills it."""
     eighths = round(8 * WIDTH * min(1.0, error / FULL))
     return "█" * (eighths // 8) + PARTS[eighths % 8].strip()
 

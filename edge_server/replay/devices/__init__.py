@@ -1,1 +1,1 @@
-"""A replayed device's seconds, rates and watts: from a plan, a recorded series, or a recorded run."""
+"""Behaviour of replayed devices: time, transfer rates and power by source."""

@@ -18,30 +18,30 @@ Direction: TypeAlias = Literal["up", "down"]
 
 
 Compute: TypeAlias = "Callable[[Work, float], Effort]"
-"""(work, virtual second at which it begins) -> what it takes."""
+"""(work, virtual second of its start) -> cost."""
 
 
 Radio: TypeAlias = Callable[[Direction, float, float], float | None]
-"""(direction, from second, to second) -> joules of a transfer; None where nobody knows."""
+"""(direction, start second, end second) -> joules of a transfer; None if unknown."""
 
 
 ALWAYS = ((0.0, math.inf),)
 
 
 LinkOfRound: TypeAlias = Callable[[int], tuple[Flow | None, Flow | None]]
-"""Round -> the rates up and down, from the moment its task is there."""
+"""Round -> rates up and down from the arrival of its task."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One task as its device sees it.
+    """Work of one task on one device.
 
     Attributes:
-        steps: Training steps, each on one batch.
-        examples: Examples that pass through the network, every epoch's counted.
-        flops: Floating-point operations of the whole task.
-        train: Whether it trains; an evaluation does not.
-        share: Of a whole network's training step that a step of the algorithm is; `flops` counts no more.
+        steps: Training steps of one batch each.
+        examples: Examples that pass through the network, summed over epochs.
+        flops: Floating-point operations of the task; includes `share`.
+        train: False for an evaluation.
+        share: Share of a full training step that the algorithm computes, in (0, 1].
     """
 
     steps: int
@@ -55,10 +55,10 @@ class Work:
 
 
 def batches(examples: int, size: int, steps: int, *, merges_single: bool = False) -> dict[int, int]:
-    """Return how often a batch of each size comes in so many steps; an epoch ends with what is left over.
+    """Return the number of batches by size in so many steps; an epoch ends with its incomplete batch.
 
     Args:
-        merges_single: Whether a last batch of one example joins the one before it.
+        merges_single: Merge a last batch of one example into the one before.
     """
     full_batches, last_size = split_epoch(examples, size, merges_single=merges_single)
     last = steps // (full_batches + 1) if last_size else 0
@@ -67,15 +67,15 @@ def batches(examples: int, size: int, steps: int, *, merges_single: bool = False
 
 @dataclass(frozen=True)
 class Effort:
-    """What a task takes; a figure that nothing tells is None, never zero.
+    """Cost of a task; None means unknown, never zero.
 
     Attributes:
-        seconds: Of virtual time.
-        joules: Of the whole device, idle included, as in `Cost`.
-        idle_w: Watts of the device while it does nothing.
+        seconds: Virtual seconds of computing.
+        joules: Energy of the device, idle power included, as in `Cost`.
+        idle_w: Power of the idle device, in watts.
         provenance: Source and quality of a figure, by its name in `Cost`.
-        lag_s: Seconds besides, in which the device neither computes nor transfers: its trainer starts, its disk syncs.
-        exchange_w: Watts of the device during the exchange of a split session.
+        lag_s: Further seconds without computing or transfers, for example to start the trainer or sync the disk.
+        exchange_w: Power during the exchange of a split session, in watts.
     """
 
     seconds: float
@@ -88,32 +88,26 @@ class Effort:
 
 
 def unknown_radio(_way: Direction, _t0: float, _t1: float) -> float | None:
-    """Be the radio of which nobody knows what it draws.
-
-    Args:
-        _t0: Second at which a transfer begins.
-        _t1: Second at which it ends.
-    """
+    """Return None: the radio's power is unknown."""
     return None
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One replayed device.
+    """Behaviour of one replayed device.
 
     Attributes:
-        compute: What a task takes that begins at a virtual second.
-        up: bit/s of payload and headers from the device; None for no limit.
-        down: bit/s to the device; None for no limit.
-        delay_s: One way, each way.
-        loss: Share of frames that vanish, each way.
+        compute: Cost of a task that starts at a virtual second.
+        up: Rate from the device, payload and headers, in bit/s; None for no limit.
+        down: Rate to the device, in bit/s; None for no limit.
+        delay_s: One-way delay, in both directions.
+        loss: Share of lost frames, in both directions.
         radio: Joules of a transfer.
-        of_round: The rates of each round, where they are drawn by the round; in place of `up` and `down`.
-        least: Work -> the least that it can take, whenever it begins; None where that is what it takes at second 0.
-        present: When it is connected: half-open intervals of virtual seconds, in order.
-        provenance: Source and quality of what is not computed: `upload_s`, `download_s`, `upload_joules`,
-            `download_joules`.
-        warnings: What a rule put right in the figures' source, for the run's record; one sentence each.
+        of_round: Rates by round, in place of `up` and `down`, if they are drawn per round.
+        least: Lower bound on the cost of work; None if that is the cost at second 0.
+        present: Connected intervals, half open, in virtual seconds, ascending.
+        provenance: Source and quality of `upload_s`, `download_s`, `upload_joules` and `download_joules`.
+        warnings: Repairs of the source data, for the run's record; one sentence each.
     """
 
     compute: Compute

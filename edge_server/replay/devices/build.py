@@ -1,4 +1,4 @@
-"""Put a device's behaviour together from the tables of its plan."""
+"""Build a device's behaviour from its tables in the plan."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shared.protocol.measurements import Provenance
 
 
 def build_behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
-    """Return how a device of a plan behaves.
+    """Return the behaviour of a device of a plan.
 
     Args:
-        index: Which one of the fleet it is.
-        seed: Of the plan's draws.
+        index: Index in the fleet.
+        seed: Seed of the random draws.
 
     Raises:
-        ConfigError: A trace or a profile that it names cannot be used.
+        ConfigError: A trace or profile of the device cannot be used.
     """
     try:
         link = build_link(device, index, seed)
@@ -41,13 +41,7 @@ def build_behaviour(device: DevicePlan, index: int, seed: int) -> Behaviour:
 
 
 def combine(pace: ComputeModel, link: LinkModel, draw: EnergyModel) -> Behaviour:
-    """Return the behaviour of a device with this pace, this link and this power.
-
-    Args:
-        pace: Seconds of computing.
-        link: Bytes up and down.
-        draw: Watts.
-    """
+    """Return the behaviour made of a compute, a link and an energy model."""
     return Behaviour(
         compute=lambda work, t: _effort(pace.takes(work, t), pace, draw),
         least=lambda work: _cheapest([_effort(busy, pace, draw) for busy in pace.least(work)]),
@@ -74,7 +68,7 @@ def _effort(busy: ComputeCost, pace: ComputeModel, draw: EnergyModel) -> Effort:
 
 
 def _cheapest(efforts: list[Effort]) -> Effort:
-    """Return the fewest seconds and the fewest joules, which need not be those of one effort."""
+    """Return the smallest seconds and the smallest joules, possibly of different efforts."""
     joules = [effort.joules for effort in efforts if effort.joules is not None]
     return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
 
@@ -84,7 +78,7 @@ def _modelled_provenance(**sources: str) -> dict[str, Provenance]:
 
 
 def build_compute(device: DevicePlan, seed: int) -> ComputeModel:
-    """Return how fast a device computes."""
+    """Return the compute model of a device."""
     match device.compute:
         case None:
             return given.constant_compute(device.compute_s, source="")
@@ -99,11 +93,10 @@ def build_compute(device: DevicePlan, seed: int) -> ComputeModel:
 
 
 def build_link(device: DevicePlan, index: int, seed: int) -> LinkModel:
-    """Return how a device's bytes move.
+    """Return the link model of a device.
 
     Args:
-        device: Its entry of the plan.
-        index: Its place in the fleet.
+        index: Index in the fleet.
     """
     match device.link:
         case None:
@@ -122,12 +115,11 @@ def build_link(device: DevicePlan, index: int, seed: int) -> LinkModel:
 
 
 def build_power(device: DevicePlan, tx_w: float | None, index: int, seed: int) -> EnergyModel:
-    """Return what a device draws; `tx_w` is what its link is known to send with.
+    """Return the energy model of a device.
 
     Args:
-        device: Its entry of the plan.
-        tx_w: Watts that its link is known to send with; None where nobody knows.
-        index: Its place in the fleet.
+        tx_w: Transmit power of its link, in watts; None if unknown.
+        index: Index in the fleet.
     """
     match device.power:
         case None:

@@ -11,12 +11,11 @@ from edge_server.replay.devices.flow import Flow
 
 
 class ComputeCost(NamedTuple):
-    """What a task takes.
+    """Time and cycles of a task.
 
     Attributes:
-        seconds: Of virtual time.
-        cycles: Of all cores together; None where nobody counts them.
-        hertz: Mean clock; None where nobody knows it.
+        cycles: Sum over all cores; None if unknown.
+        hertz: Mean clock; None if unknown.
     """
 
     seconds: float
@@ -27,12 +26,12 @@ class ComputeCost(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputeModel:
-    """How fast a device computes.
+    """Compute speed of a device.
 
     Attributes:
-        takes: (work, virtual second at which it begins) -> what it takes.
-        source: Where that comes from; empty for a plan that only gives seconds.
-        least: Everything that work can take, whenever it begins: the quickest and the thriftiest are among it.
+        takes: (work, virtual second of its start) -> cost.
+        source: Provenance of the figures; empty for a plan that states only seconds.
+        least: Candidate costs of work at any time, among them the fastest and the most economical.
     """
 
     takes: Callable[[Work, float], ComputeCost]
@@ -42,10 +41,11 @@ class ComputeModel:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """How bytes move. The attributes are those of `Behaviour`, with the watts that the device sends with.
+    """Link of a device; attributes as in `Behaviour`.
 
     Attributes:
-        tx_w: None where the link's source does not say.
+        source: Provenance of the figures.
+        tx_w: Transmit power in watts; None if unknown.
     """
 
     up: Flow | None = None
@@ -62,19 +62,19 @@ Charge: TypeAlias = Callable[[ComputeCost], float | None]
 
 
 def unknown_power(_busy: ComputeCost) -> float | None:
-    """Be the power of which nobody knows."""
+    """Return None: the power is unknown."""
     return None
 
 
 @dataclass(frozen=True)
 class EnergyModel:
-    """What a device draws.
+    """Power of a device.
 
     Attributes:
-        charge: What a task takes -> joules of the whole device, idle included.
-        idle_w: Watts while it does nothing; None where nobody knows.
+        charge: Cost of computing -> joules of the device, idle power included.
+        idle_w: Idle power in watts; None if unknown.
         radio: Joules of a transfer.
-        source: Where that comes from.
+        source: Provenance of the figures.
     """
 
     charge: Charge = unknown_power
@@ -84,7 +84,7 @@ class EnergyModel:
 
 
 def steady_radio(tx_w: float | None, rx_w: float | None) -> Radio:
-    """Return the radio that draws so many watts for as long as it sends or receives; None: nobody knows."""
+    """Return a radio of constant transmit and receive power, in watts; None if unknown."""
 
     def radio(way: str, t0: float, t1: float) -> float | None:
         watts = tx_w if way == "up" else rx_w

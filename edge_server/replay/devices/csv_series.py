@@ -1,4 +1,4 @@
-"""Recorded series in a CSV file, many in one file: read once, row by row, whatever is wrong told with its line."""
+"""Time series in CSV files, several per file; errors name the line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TIME = "t_s"
 
 
 Row: TypeAlias = tuple[int, float, float]
-"""The line it stands in, its second, and its value; not a number where one is none."""
+"""Line number, second, value; NaN for a cell that is not a number."""
 Where: TypeAlias = tuple[tuple[str, str], ...]
-"""Columns, and what they must hold."""
+"""Pairs of a column and its required value."""
 
 
 @lru_cache(maxsize=32)
@@ -27,7 +27,7 @@ def read_columns(path: str) -> tuple[str, ...]:
     """Return the columns of a file.
 
     Raises:
-        ConfigError: It is missing or unreadable, or empty.
+        ConfigError: The file is missing, unreadable or empty.
     """
     with _open_rows(path) as rows:
         return tuple(_header(path, rows))
@@ -35,22 +35,21 @@ def read_columns(path: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=32)
 def read_series(path: str, key: str, column: str, where: Where = ()) -> Mapping[str, list[Row]]:
-    """Return the values of a column by what the column `key` says, in the file's order; empty cells are no values.
+    """Return the rows of a column grouped by the values of `key`, in file order; empty cells are skipped.
 
     Args:
         key: Column that names a row's series.
-        column: Column of the values.
-        where: Pairs of a column and the value that rows must have there.
+        where: Rows must match all these pairs.
 
     Raises:
-        ConfigError: The file is missing or unreadable, empty, or without one of the columns.
+        ConfigError: The file is missing, unreadable or empty, or lacks a column.
     """
     rows_by_key: dict[str, list[Row]] = {}
     with _open_rows(path) as rows:
         header = _header(path, rows)
         required = (key, TIME, column, *(name for name, _ in where))
         if missing := [name for name in required if name not in header]:
-            raise ConfigError(f"{path}: no column {missing[0]!r}; it has {', '.join(header)}")
+            raise ConfigError(f"{path}: no column {missing[0]!r}; the file has {', '.join(header)}")
         at_key, at_time, at_value, *others = (header.index(name) for name in required)
         conditions = list(zip(others, (value for _, value in where), strict=True))
         last = max(at_key, at_time, at_value, *others)
@@ -65,48 +64,39 @@ def read_series(path: str, key: str, column: str, where: Where = ()) -> Mapping[
 
 
 def choose_name(path: str, rows_by_name: Mapping[str, list[Row]], name: str, index: int) -> str:
-    """Return that name; where it is empty, the `index`-th of the file, counted again from its begin.
-
-    Args:
-        path: The file, for the error.
-        rows_by_name: Its series by name.
-        name: The one asked for; empty for the `index`-th.
+    """Return `name`; if it is empty, the name of series `index`, modulo their number.
 
     Raises:
         ConfigError: There is no series of that name, or none at all.
     """
     if not rows_by_name:
-        raise ConfigError(f"{path}: no row fits; correct `where`, or the file")
+        raise ConfigError(f"{path}: no row matches; correct `where` or the file")
     name = name or list(rows_by_name)[index % len(rows_by_name)]
     if name not in rows_by_name:
-        raise ConfigError(f"{path}: there is no {name!r}; it has {_list_names(rows_by_name)}")
+        raise ConfigError(f"{path}: no series {name!r}; the file has {_list_names(rows_by_name)}")
     return name
 
 
 def require_valid_series(path: str, name: str, rows: Iterable[Row]) -> None:
-    """Refuse a series that says what cannot be.
-
-    Args:
-        path: The file, for the error.
-        rows: Seconds and values, as text.
+    """Reject a series with invalid times or values.
 
     Raises:
-        ConfigError: Time runs backwards, or a figure is no number, not finite or below zero.
+        ConfigError: Time runs backwards, or a figure is negative, not finite or not a number.
     """
     latest = -math.inf
     for line, t, value in rows:
         if not (math.isfinite(t) and 0 <= value < math.inf):
-            raise ConfigError(f"{path}:{line}: {name!r}: a figure is no number, or below zero; correct it")
+            raise ConfigError(f"{path}:{line}: {name!r}: not a number, not finite or negative; correct the row")
         if t < latest:
             raise ConfigError(
                 f"{path}:{line}: {name!r}: time runs backwards, {t:g} s after {latest:g} s; "
-                "sort the rows, name another one, or tell two series apart by `where`"
+                "sort the rows, name another series, or separate two series with `where`"
             )
         latest = t
 
 
 def mean_by_moment(rows: Iterable[Row]) -> list[tuple[float, float]]:
-    """Return the moments from 0 on and their values; those of one moment are their mean."""
+    """Return (second, value) pairs from second 0 on; values of the same second are averaged."""
     merged: list[tuple[float, list[float]]] = []
     for _, t, value in rows:
         if merged and merged[-1][0] == t:
@@ -141,6 +131,8 @@ def _open_rows(path: str) -> Iterator[Iterator[list[str]]]:
         with open_text(Path(path), "rt", encoding="utf-8", newline="") as file:
             yield csv.reader(file)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a recorded trace, from the data root on") from None
+        raise ConfigError(
+            f"{path}: no such file; give the path of a recorded trace, relative to the data root"
+        ) from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV file ({error}); give it again") from error
+        raise ConfigError(f"{path}: cannot be read as a CSV file ({error}); restore it from a copy") from error

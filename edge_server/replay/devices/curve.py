@@ -1,7 +1,7 @@
-"""A figure over virtual time, constant between its steps: bit/s of a link, watts of a board, hertz of a clock.
+"""Step function over virtual time: bit/s, watts or hertz.
 
-The integral of the steps up to every one of them is kept, so that a transfer or a task costs two searches, however
-many steps it lasts.
+The integral up to every step is precomputed, so that a transfer or task costs two binary searches, however many steps
+it spans.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 After: TypeAlias = Literal["hold", "repeat", "zero"]
-"""What comes behind the last step: its value for ever, everything again, or nothing."""
+"""Behaviour after the last step: hold its value, repeat the curve, or stay at zero."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of at least zero from second 0 on; make one by `constant` or `steps`.
+    """Non-negative step function from second 0 on; create it with `constant` or `steps`.
 
     Attributes:
-        edges: Where the steps begin, the first at 0, and where the last one ends; of shape (N + 1,).
-        values: One for each step; of shape (N,).
-        after: What comes behind the last edge.
-        begin_s: Where on the edges' axis virtual second 0 lies.
+        edges: Start of each step, the first at 0, and end of the last; shape (N + 1,).
+        values: Value of each step; shape (N,).
+        begin_s: Position of virtual second 0 on the axis of the edges.
     """
 
     edges: tuple[float, ...]
@@ -36,14 +35,14 @@ class Curve:
     _sums: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Sum up to every edge; refuse what is no curve."""
+        """Validate the steps and sum up the integral to every edge."""
         lengths = [after - before for before, after in pairwise(self.edges)]
         if not self.values or len(lengths) != len(self.values) or self.edges[0] or min(lengths) <= 0:
-            raise ValueError("the steps must begin at 0, and each one later than the one before")
+            raise ValueError("steps must start at 0 and ascend")
         if not all(0 <= value < math.inf for value in self.values):
             raise ValueError("values must be >= 0 and finite")
         if self.after == "repeat" and self.edges[-1] == math.inf:
-            raise ValueError("what never ends cannot repeat")
+            raise ValueError("an infinite curve cannot repeat")
         sums = accumulate((v * s if v else 0.0 for v, s in zip(self.values, lengths, strict=True)), initial=0.0)
         object.__setattr__(self, "_sums", tuple(sums))
 
@@ -61,16 +60,16 @@ class Curve:
         return self.values[-1] if self.after == "hold" else 0.0
 
     def integral(self, t0: float, t1: float) -> float:
-        """Return the integral between two seconds, the first not later: bits of a link, joules of watts."""
+        """Return the integral from `t0` to `t1` >= `t0`: bits of a link, joules of a power curve."""
         (first_turn, first), (turn, last) = self._locate(t0), self._locate(t1)
         index = bisect_right(self.edges, first) - 1
         if turn == first_turn and index < len(self.values) and last <= self.edges[index + 1]:
-            return self.values[index] * (t1 - t0)  # within one step: no sum's rounding
+            return self.values[index] * (t1 - t0)  # within one step: exact, without the rounding of sums
         full_turns = (turn - first_turn) * self._sums[-1] if turn != first_turn else 0.0
         return full_turns + self._integrate_to(last) - self._integrate_to(first)
 
     def when(self, t0: float, amount: float) -> float:
-        """Return the earliest second by which the integral since `t0` is `amount`; infinite if it never is."""
+        """Return the earliest second by which the integral since `t0` reaches `amount`; infinite if never."""
         turn, first = self._locate(t0)
         index = bisect_right(self.edges, first) - 1
         value = self.values[index] if index < len(self.values) else self.values[-1] * (self.after == "hold")
@@ -84,17 +83,17 @@ class Curve:
         return max(t0, self._find_time(turn, self._integrate_to(first) + amount) - self.begin_s)
 
     def later(self, seconds: float) -> Curve:
-        """Return the curve as it is from that second on."""
-        shifted = copy(self)  # shares the steps: a fleet may enter one long trace at ten thousand places
+        """Return the curve shifted to start at that second."""
+        shifted = copy(self)  # shares the steps: ten thousand devices may use one long trace
         object.__setattr__(shifted, "begin_s", self.begin_s + seconds)
         return shifted
 
     def scale(self, factor: float) -> Curve:
-        """Return the curve with every value times a factor."""
+        """Return the curve with every value multiplied by a factor."""
         return replace(self, values=tuple(factor * value for value in self.values))
 
     def _locate(self, t: float) -> tuple[float, float]:
-        """Return how often everything has repeated by second `t`, and where on the edges' axis that is."""
+        """Return the number of repetitions before second `t`, and the position on the axis of the edges."""
         place = self.begin_s + t
         if self.after != "repeat" or place < self.edges[-1]:
             return 0.0, place
@@ -102,14 +101,14 @@ class Curve:
         return turn, min(max(0.0, place - turn * self.edges[-1]), self.edges[-1])
 
     def _integrate_to(self, place: float) -> float:
-        """Return the integral of the first turn up to a place on the edges' axis."""
+        """Return the integral of one repetition up to a position on the axis of the edges."""
         index = bisect_right(self.edges, place) - 1
         if index < len(self.values):
             return self._sums[index] + self.values[index] * (place - self.edges[index])
         return self._sums[-1] + (self.values[-1] * (place - self.edges[-1]) if self.after == "hold" else 0.0)
 
     def _find_time(self, turn: float, amount: float) -> float:
-        """Return the earliest place, turns included, at which the integral since the begin of `turn` is `amount`."""
+        """Return the earliest position, repetitions included, whose integral since the start of `turn` is `amount`."""
         total, period = self._sums[-1], self.edges[-1]
         if amount > total and self.after == "repeat":
             if not total:
@@ -126,10 +125,10 @@ class Curve:
 
 
 def constant(value: float) -> Curve:
-    """Return a curve that always has one value.
+    """Return a curve of one constant value.
 
     Raises:
-        ValueError: It is below zero or not finite.
+        ValueError: The value is negative or not finite.
     """
     return Curve(edges=(0.0, math.inf), values=(value,))
 
@@ -138,12 +137,11 @@ def steps(pairs: Iterable[tuple[float, float]], *, after: After = "hold", end_s:
     """Return a curve of steps.
 
     Args:
-        pairs: Where each step begins, and its value; the first begins at second 0.
-        after: What comes behind the last step.
-        end_s: Where the last step ends; None for as long a step as the one before it.
+        pairs: Start and value of each step; the first starts at second 0.
+        end_s: End of the last step; None to repeat the length of the step before.
 
     Raises:
-        ValueError: There are none, they do not rise, or a value is below zero or not finite.
+        ValueError: There are no steps, they do not ascend, or a value is negative or not finite.
     """
     begun = list(pairs)
     if not begun:

@@ -7,11 +7,11 @@ from typing import Protocol
 
 
 class Flow(Protocol):
-    """A rate over virtual time, in bit/s: a `Curve`, or what is drawn while it is asked."""
+    """Rate over virtual time in bit/s: a `Curve`, or random draws."""
 
     @property
     def most(self) -> float:
-        """Return what it never exceeds."""
+        """Return an upper bound on the rate."""
         ...
 
     def at(self, t: float) -> float:
@@ -23,13 +23,13 @@ class Flow(Protocol):
         ...
 
     def when(self, t0: float, amount: float) -> float:
-        """Return the earliest second by which `amount` bits since `t0` have passed; infinite if they never have."""
+        """Return the earliest second by which `amount` bits since `t0` have passed; infinite if never."""
         ...
 
 
 @dataclass(frozen=True)
 class FlowShare:
-    """A share of a flow."""
+    """Fixed share of a flow."""
 
     flow: Flow
     share: float

@@ -11,24 +11,24 @@ MEGA = 1e6
 
 
 def constant_compute(seconds: float, source: str = "plan, compute given") -> ComputeModel:
-    """Return the pace of a device whose tasks all take as long."""
+    """Return a compute model in which every task takes the same seconds."""
     busy = ComputeCost(seconds)
     return ComputeModel(takes=lambda _work, _t: busy, source=source, least=lambda _work: [busy])
 
 
 def constant_link(table: GivenLink, source: str = "plan, link given") -> LinkModel:
-    """Return the link with two fixed rates."""
+    """Return a link model of two fixed rates."""
     up, down = constant_rate(table.up_mbit_s), constant_rate(table.down_mbit_s)
     return LinkModel(up=up, down=down, delay_s=table.delay_s, loss=table.loss, source=source)
 
 
 def constant_rate(rate: float | None) -> Curve | None:
-    """Return a fixed rate; None for no limit."""
+    """Return a fixed rate from Mbit/s; None for no limit."""
     return None if rate is None else constant(rate * MEGA)
 
 
 def constant_power(table: GivenPower) -> EnergyModel:
-    """Return what a device draws that computes at one power, busy_w * t, and sends at another."""
+    """Return an energy model of fixed computing, idle, transmit and receive power."""
     return EnergyModel(
         charge=lambda busy: table.busy_w * busy.seconds,
         idle_w=table.idle_w,

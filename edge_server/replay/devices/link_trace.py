@@ -1,4 +1,4 @@
-"""Recorded rates of a link: throughput traces as they were published, with their outages."""
+"""Link model from recorded throughput traces, outages included."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from edge_server.replay.devices.random_draws import draw_within
 from shared.errors import ConfigError
 
 HOLD_S = 5.0
-"""How long a value holds where the next one does not come: behind it nobody knows, and nothing passes."""
+"""Time a value holds if no further sample follows; after that the rate is unknown, and nothing passes."""
 KEY = "trace"
 
 
 class LinkSeries(NamedTuple):
-    """One way of a trace: the file, what of it, and what is made of it; see `TraceLink`."""
+    """One direction of a link trace; see `TraceLink`."""
 
     path: str
     column: str
@@ -40,7 +40,7 @@ class LinkSeries(NamedTuple):
 
 
 class RepairedCurve(NamedTuple):
-    """A trace as a curve, and what a rule put right in it; empty where nothing was."""
+    """Curve of a trace and a warning about repaired gaps; empty if there were none."""
 
     name: str
     curve: Curve
@@ -48,11 +48,10 @@ class RepairedCurve(NamedTuple):
 
 
 def trace_link(table: TraceLink, index: int, seed: int, device: str) -> LinkModel:
-    """Return the link of the `index`-th device of a plan.
+    """Return the link model of a device.
 
     Args:
-        table: What the plan says of the trace.
-        index: Of the device in the fleet.
+        index: Index in the fleet.
 
     Raises:
         ConfigError: The trace cannot be used; the message names file, line and remedy.
@@ -82,17 +81,17 @@ def _direction_curve(table: TraceLink, way: str, column: str, where: Where, inde
 
 @lru_cache(maxsize=1024)
 def load_link_curve(source: LinkSeries) -> RepairedCurve:
-    """Return one trace of a file, in bit/s.
+    """Return one series of a trace, in bit/s.
 
     Raises:
-        ConfigError: It cannot be used, or never lets anything pass.
+        ConfigError: The series cannot be used, or is zero throughout.
     """
     path, name = source.path, source.name
     rows = read_series(path, KEY, source.column, source.where)[name]
     require_valid_series(path, name, rows)
     pairs, gaps = fill_gaps(mean_by_moment(rows))
     if not any(rate for _, rate in pairs):
-        raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace in which something passes")
+        raise ConfigError(f"{path}: {name!r}: every rate is zero; name a trace with a positive rate")
     warning = ""
     if gaps:
         warning = (
@@ -105,7 +104,7 @@ def load_link_curve(source: LinkSeries) -> RepairedCurve:
 
 
 def fill_gaps(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], list[float]]:
-    """Return the steps with nothing where a value would hold for too long, and the lengths of those gaps."""
+    """Insert zero rates after `HOLD_S` without a sample; return the steps and the lengths of the gaps in seconds."""
     filled, gaps = [], []
     for (t, rate), (after, _) in pairwise([*pairs, (-math.inf, 0.0)]):
         filled.append((t, rate))

@@ -1,4 +1,4 @@
-"""A recorded power curve, as watts over the time in which a device computes or sends."""
+"""Energy model from a recorded power curve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_GAP_S = 5.0
 
 
 def trace_power(table: TracePower, index: int) -> EnergyModel:
-    """Return what the `index`-th device of a plan draws: every task and every transfer begins at the curve's begin.
+    """Return the energy model of a device; every task and transfer starts at the curve's start.
 
     Raises:
         ConfigError: A curve cannot be used; the message names file, line and remedy.
@@ -51,7 +51,7 @@ def load_power_curve(table: TracePower) -> Curve:
     """Return the curve that a table names, in watts.
 
     Raises:
-        ConfigError: It cannot be used, or has a gap: nobody knows what was drawn then, and it was not nothing.
+        ConfigError: The curve cannot be used, or has a gap, in which the power is unknown but not zero.
     """
     path, name = table.path, table.name
     rows = read_series(path, table.key_column, table.column)[name]
@@ -60,6 +60,6 @@ def load_power_curve(table: TracePower) -> Curve:
     for (before, _), (after, _) in pairwise(pairs):
         if after - before > LONGEST_GAP_S:
             raise ConfigError(
-                f"{path}: {name!r}: {after - before:g} s from {before:g} s on without a sample; name another curve"
+                f"{path}: {name!r}: no sample for {after - before:g} s after {before:g} s; name another curve"
             )
     return steps(((t, table.scale * value) for t, value in pairs), after=table.after)

@@ -1,4 +1,4 @@
-"""Figures of a board: the clocks and the power model of its firmware profile."""
+"""Compute and energy models from a board's firmware profile."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shared.errors import ConfigError
 
 @cache
 def load_profile(board: str) -> Profile:
-    """Return a board's profile by its id, or by the path of its TOML file.
+    """Return a board's profile by its id or by the path of its TOML file.
 
     Raises:
-        ConfigError: There is none; or it is asked for that of this machine, on which no replay may depend.
+        ConfigError: There is no such profile, or it is `auto`, which would depend on this machine.
     """
     if board == "auto":
         raise ConfigError("board: 'auto' would make a replay depend on this machine; name the board's profile")
@@ -27,25 +27,22 @@ def load_profile(board: str) -> Profile:
 
 
 def max_clock(profile: Profile) -> float:
-    """Return the highest clock that a profile names, in hertz.
+    """Return a profile's highest clock in hertz.
 
     Raises:
-        ConfigError: It names none.
+        ConfigError: The profile has no clock.
     """
     hertz = max((policy.max_hertz for policy in profile.cpu.policies), default=0.0) or profile.cpu.nominal_hertz
     if not hertz:
-        raise ConfigError(f"profile {profile.id!r} names no clock; give hertz in the table compute")
+        raise ConfigError(f"profile {profile.id!r} has no clock; set compute.hertz")
     return hertz
 
 
 def profile_compute(table: ProfileCompute, seed: int, device: str) -> ComputeModel:
-    """Return the pace of a device that computes at its board's clock.
-
-    Args:
-        table: What the plan says of the board.
+    """Return the compute model of a device at its board's clock.
 
     Raises:
-        ConfigError: There is no such profile, or it names no clock.
+        ConfigError: There is no such profile, or it has no clock.
     """
     profile = load_profile(table.board)
     hertz: Span = max_clock(profile) if table.hertz is None else table.hertz
@@ -61,15 +58,15 @@ def power_model(profile: Profile) -> PowerModel:
     """Return a board's power model.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The profile has none.
     """
     if profile.power.model is None:
-        raise ConfigError(f"profile {profile.id!r} has no power model; give the table power another kind")
+        raise ConfigError(f"profile {profile.id!r} has no power model; use another kind of power")
     return profile.power.model
 
 
 def profile_power(table: ProfilePower) -> EnergyModel:
-    """Return what a board draws by its power model: idle, with so many cores busy, while its radio is at full rate.
+    """Return the energy model of a board: idle, with busy cores, and with the radio at full rate.
 
     Raises:
         ConfigError: There is no such profile, or it has no power model.

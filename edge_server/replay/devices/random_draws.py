@@ -1,4 +1,7 @@
-"""Seeded draws: functions of their keys, so that a device's figures depend neither on the fleet nor on any order."""
+"""Seeded random draws as functions of their keys.
+
+A device's figures therefore depend neither on the rest of the fleet nor on the order of events.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from edge_server.plan.simulated_devices import Span, ends
 
 
 def draw_uniform(*keys: object) -> float:
-    """Return a number in [0, 1) that is the same for the same keys, everywhere and for ever."""
+    """Return a number in [0, 1), a hash of the keys."""
     return (xxhash.xxh3_64_intdigest("/".join(map(str, keys)).encode()) >> 11) * 2.0**-53
 
 
@@ -23,18 +26,17 @@ def draw_within(span: Span, *keys: object) -> float:
 
 
 def draw_exponential(mean: float, *keys: object) -> float:
-    """Return a number drawn from an exponential distribution: the power gain of Rayleigh fading."""
+    """Return a number drawn from an exponential distribution, such as the power gain of Rayleigh fading."""
     return -mean * math.log1p(-draw_uniform(*keys))
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A figure that is drawn anew every `every_s` seconds, and constant in between; used as a `Curve` is.
+    """Figure drawn again every `every_s` seconds and constant in between; same interface as `Curve`.
 
     Attributes:
-        draw: Number of the block -> its value, above zero.
-        every_s: Length of a block.
-        most: What no value exceeds.
+        draw: Block number -> value, above zero.
+        most: Upper bound on the values.
     """
 
     draw: Callable[[int], float]
@@ -55,7 +57,7 @@ class Blocks:
         return total
 
     def when(self, t0: float, amount: float) -> float:
-        """Return the earliest second by which the integral since `t0` is `amount`."""
+        """Return the earliest second by which the integral since `t0` reaches `amount`."""
         block = math.floor(t0 / self.every_s)
         while amount > 0:
             value, end = self.draw(block), (block + 1) * self.every_s

@@ -25,15 +25,16 @@ from edge_server.replay.devices.given import MEGA
 from edge_server.replay.devices.random_draws import Blocks, draw_within
 
 FORWARD = 1 / 3
-"""Of a training step's operations, those that only evaluate."""
+"""Share of an evaluation in a training step's operations."""
 
 
+# Number of intervals in which the most economical clock of a range is searched, since
+# kappa C f^2 + idle_w C / f may have its minimum inside the range.
 GRID = 64
-"""Clocks at which a range's thriftiest is looked for: kappa C f^2 + idle_w C / f may be least between its ends."""
 
 
 def count_cycles(table: Cycles, work: Work) -> float:
-    """Return C, the cycles of a task; an evaluation goes through the network, but not back, and has no step."""
+    """Return the cycles C of a task; an evaluation only passes forward and has no steps."""
     if table.cycles_per_flop is not None:
         return table.cycles_per_flop * work.flops
     if table.cycles_per_step is not None:
@@ -48,11 +49,11 @@ def count_cycles(table: Cycles, work: Work) -> float:
 
 @dataclass(frozen=True)
 class Clock:
-    """f of a device: drawn once, with every round, or after so many seconds.
+    """Clock f of a device.
 
     Attributes:
-        again: When it is drawn anew.
-        keys: Of the draw: seed and device.
+        again: When to draw it again: never, every round, or after so many seconds.
+        keys: Seed and device of the draws.
     """
 
     hertz: Span
@@ -60,12 +61,7 @@ class Clock:
     keys: tuple[object, ...]
 
     def run(self, count: float, number: int, t: float, cores: float = 1.0) -> ComputeCost:
-        """Return what `count` cycles of all cores together take in round `number` from second `t` on.
-
-        Args:
-            t: Second of virtual time.
-            cores: How many share the work.
-        """
+        """Return the cost of `count` cycles, summed over the cores, in round `number` from second `t` on."""
         if isinstance(self.again, str):
             hertz = draw_within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
             return ComputeCost(count / cores / hertz, count, hertz, cores)
@@ -74,7 +70,7 @@ class Clock:
         return ComputeCost(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
 
     def least(self, count: float, cores: float = 1.0) -> list[ComputeCost]:
-        """Return what they take at the clocks of the range; at the one clock that was drawn, if there is only one."""
+        """Return the costs at all clocks of the range, or at the single clock drawn for the whole run."""
         if self.again == "never":
             return [self.run(count, 0, 0.0, cores)]
         low, high = ends(self.hertz)
@@ -83,18 +79,12 @@ class Clock:
 
 
 def draw_blocks(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
-    """Return a figure that is drawn anew from its range every so many seconds.
-
-    Args:
-        span: Least and greatest value.
-        every_s: Seconds between two draws.
-        keys: What the draws are a function of.
-    """
+    """Return a figure that is drawn from a range again every `every_s` seconds."""
     return Blocks(lambda block: draw_within(span, *keys, block), every_s, ends(span)[1])
 
 
 def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:
-    """Return the pace of a device whose clock is drawn."""
+    """Return a compute model with a random clock."""
     clock = Clock(table.hertz, table.again, (seed, device))
     return ComputeModel(
         takes=lambda work, t: clock.run(count_cycles(table, work), work.round, t),
@@ -104,7 +94,7 @@ def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:
 
 
 def range_link(table: RangeLink, seed: int, device: str) -> LinkModel:
-    """Return the link whose rates are drawn."""
+    """Return a link model with random rates."""
 
     def way(name: str, span: Span | None) -> Callable[[int], Flow | None]:
         def of_round(number: int) -> Flow | None:
@@ -129,10 +119,10 @@ def range_link(table: RangeLink, seed: int, device: str) -> LinkModel:
 
 
 def cycles_power(table: CyclesPower, tx_w: float | None, seed: int, device: str) -> EnergyModel:
-    """Return what a device draws by its cycles.
+    """Return an energy model based on cycles.
 
     Args:
-        tx_w: What its link's source says that it sends with; used where the table says nothing.
+        tx_w: Transmit power of the link in watts, used if the table states none.
     """
     power = draw_within(table.tx_w, seed, device, "tx_w") if table.tx_w is not None else tx_w
 

@@ -19,32 +19,32 @@ from edge_server.replay.trace.trace import Trace
 from shared.protocol.messages import MERGES_SINGLE
 from shared.transfer.frames import FRAME_BYTES, HEADER_BYTES
 
+# After a longer absence, a device's readings are no longer comparable.
 AWAY_S = 5.0
-"""A device that is away for longer measures something else when it is back."""
 
 
+# Minimum delay of a late update after the close of its round; the exact time is not recorded.
 LATE_S = 0.1
-"""After the close of its round a late update came, at the least; when, nobody recorded."""
 
 
+# Maximum share of delay in the seconds of a transfer, which has bytes to move.
 SHARE = 0.9
-"""Of a transfer's seconds may be delay at the most: it has bytes."""
 
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """One device's part of a trace.
+    """Rows of one device in a trace.
 
     Attributes:
-        board: Id of its board's profile.
-        merges: By round, whether a last batch of one example joined the one before it.
-        sessions: Steps of its split sessions, by round.
-        tasks: Those whose update came, in time or late, and of which the seconds of computing are known; by round.
-        opened_s: When each round opened and the server, where it trains, had done so.
-        step: What a training step cost it, if that was measured.
-        readings: By name, in order of time.
-        present: When it was connected; half-open intervals of seconds.
-        longest_s: The longest download of each round in which several devices had one.
+        board: Id of the board's profile.
+        merges: By round: a last batch of one example was merged into the one before.
+        sessions: Steps of split sessions by round.
+        tasks: By round: tasks whose update arrived, in time or late, with known seconds of computing.
+        opened_s: Start of each round, after the server's own training.
+        step: Measured cost of a training step.
+        readings: Samples by name, ascending in time.
+        present: Connected intervals, half open, in seconds.
+        longest_s: Longest download of each round with several downloads.
     """
 
     device: str
@@ -62,20 +62,21 @@ class RecordedDevice:
     longest_s: Mapping[int, float] = field(default_factory=dict)
 
     def completed_steps(self, task: TaskRow) -> int:
-        """Return the steps of a split session that a device had its part in; 0 of any other task."""
+        """Return the steps of a split session in which the device took part; 0 for any other task."""
         return max(0, self.sessions.get(task.round, 0) - (task.missed_steps or 0))
 
     def observed_s(self, task: TaskRow) -> float:
-        """Return a second at which a task was under way: when its update came, else when its round opened."""
+        """Return the second of a task's update, or the start of its round if that is unknown."""
         return self.opened_s.get(task.round, 0.0) if task.arrived_s is None else task.arrived_s
 
     @cached_property
     def delay_s(self) -> float:
-        """Return one way's delay: the longest that no round contradicts, since what is constant is no rate's doing.
+        """Return the one-way delay: the largest that no round contradicts.
 
-        Each transfer holds two of them, and so does what a task takes beyond its transfers and its computing: the way
-        of the task, of the offer and of what is asked for, less that of the last word, for which the round waits not.
-        Who was too slow for a shared transmission had frames of it to bear meanwhile: nothing tells its delay.
+        A constant delay cannot be part of a rate. Every transfer contains two delays, and so does the part of a task
+        beyond transfers and computing: those of the task, the offer and the request, less that of the last message,
+        for which the round does not wait. Devices too slow for a shared transmission also received frames of it, which
+        hides their delay.
         """
         if any(self._is_shared(task) and self._is_last(task) for task in self.tasks.values()):
             return 0.0
@@ -89,9 +90,9 @@ class RecordedDevice:
         return min(spans, default=0.0) / 2
 
     def lag_s(self, number: int) -> float:
-        """Return the seconds of a round's task beyond transfers, computing and delays; else the median of all rounds.
+        """Return a task's seconds beyond transfers, computing and delays; else the median over all rounds.
 
-        Of an update that came late it is known only that it did not come before the round closed.
+        A late update is only known to have arrived after the close of its round.
         """
         lags = {task.round: lag_s for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None}
         return max(0.0, lags.get(number, median(lags.values()) if lags else 0.0) - 2 * self.delay_s)
@@ -106,11 +107,11 @@ class RecordedDevice:
         return max(0.0, came_s - self.opened_s[task.round] - sum(part or 0.0 for part in parts))
 
     def reported_down_bps(self, task: TaskRow) -> float:
-        """Return bit/s of the link down as the device itself told them about then; 0 where its download tells them.
+        """Return the downlink rate in bit/s that the device reported at that time; 0 if its download is more reliable.
 
-        Who is on a shared transmission waits for slower ones, and bears frames that are of no use to it once it has
-        left: its link is faster than its download. Who took longest waited for nobody: what it told counts for it only
-        if it is no other link by what a meter calls a step.
+        A device on a shared transmission waits for slower devices and receives frames of no use to it, so its link is
+        faster than its download. The slowest device waited for nobody: its report counts only if it does not contradict
+        the download by more than a meter's step.
         """
         rates = self.readings.get("link.down_bits_per_s")
         if not rates or not self._is_shared(task) or not task.download_s:
@@ -120,18 +121,18 @@ class RecordedDevice:
         return 0.0 if self._is_last(task) and slow_bps < (1 - STEP_SHARE) * rate_bps else rate_bps
 
     def _is_shared(self, task: TaskRow) -> bool:
-        """Tell whether a task's parameters came in several frames that may have gone to several devices."""
+        """Check for parameters in several frames, which may have been sent to several devices."""
         return task.round in self.longest_s and (task.bytes_down or 0) > FRAME_BYTES + HEADER_BYTES
 
     def _is_last(self, task: TaskRow) -> bool:
         return (task.download_s or 0.0) >= self.longest_s.get(task.round, 0.0)
 
     def curve(self, name: str) -> tuple[Curve | None, int]:
-        """Return a reading over time while the device computed, and how many gaps were filled; None without any.
+        """Return a reading over time while the device computed, and the number of filled gaps; None without samples.
 
-        What was read between tasks is the idle board's. A reading is recorded when it moves, so that one holds until
-        the next while the device is there, the first also before it and the last behind it. Where the device was away
-        for more than 5 s, the mean of both sides stands for that time, and the later one from its return on.
+        Samples between tasks are those of the idle board and are skipped. A reading is recorded when it changes, so it
+        holds until the next one, the first also before and the last also after. During an absence of more than 5 s, the
+        mean of both sides holds, and after it the later one.
         """
         samples = [
             sample for sample in self.readings.get(name, ()) if self._is_computing(sample.at_s - (sample.age_s or 0.0))
@@ -147,9 +148,9 @@ class RecordedDevice:
         return steps(_keep_last_values(pairs)), gaps
 
     def compute_window(self, task: TaskRow) -> tuple[float, float] | None:
-        """Return from when to when a task computed, by the server's clock; None where nobody knows.
+        """Return start and end of a task's computing by the server's clock; None if unknown.
 
-        In a split session it computed and waited by turns.
+        In a split session, it includes the waits between steps.
         """
         if task.arrived_s is None or task.upload_s is None or task.compute_s is None:
             return None
@@ -158,7 +159,7 @@ class RecordedDevice:
         return (stop_s - busy_s, stop_s) if task.compute_s > 0 and busy_s <= stop_s else None
 
     def _possible_delays_s(self, task: TaskRow) -> list[float]:
-        """Return what of a task's transfers, or of one step's exchange, may be delay; where nothing moved, nothing."""
+        """Return the largest possible delays within a task's transfers and one step's exchange."""
         transfers = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
         if (steps := self.completed_steps(task)) and task.exchange_s is not None:
             transfers.append((task.features_bytes, task.exchange_s / steps))
@@ -175,16 +176,16 @@ class RecordedDevice:
 
 
 def _keep_last_values(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keep of several values of one moment the last."""
+    """Drop all but the last value of each moment."""
     return [pair for pair, following in pairwise([*pairs, (math.inf, 0.0)]) if pair[0] < following[0]]
 
 
 def load_devices(trace: Trace) -> dict[str, RecordedDevice]:
-    """Return what a trace knows of every device, by name."""
+    """Return all devices of a trace by name."""
     presence: defaultdict[str, list[Presence]] = defaultdict(list)
     for row in trace.presence:
         presence[row.device].append(row)
-    server_s = server_training_s(trace) if trace.header.plan.server_data else 0.0  # no delay of the devices' links
+    server_s = server_training_s(trace) if trace.header.plan.server_data else 0.0  # not part of the links' delay
     opened_s = {row.round: row.opened_s + server_s for row in trace.rounds if row.opened_s is not None}
     closed_s = {row.round: row.closed_s for row in trace.rounds if row.closed_s is not None}
     moments: dict[str, Any] = {
@@ -215,9 +216,9 @@ def load_devices(trace: Trace) -> dict[str, RecordedDevice]:
 
 
 def server_training_s(trace: Trace) -> float:
-    """Return what the server's own training takes before a round's broadcast; 0 where nothing tells.
+    """Return the seconds of the server's own training before a broadcast; 0 if unknown.
 
-    It delays every device: what the least delayed one's update took beyond its own spans, in the median round.
+    It delays every device, so it is the unexplained time of the least delayed update, in the median round.
     """
     opened_s = {row.round: row.opened_s for row in trace.rounds if row.opened_s is not None}
     waits_s: dict[int, list[float]] = {}
@@ -229,12 +230,12 @@ def server_training_s(trace: Trace) -> float:
 
 
 def measured_spans_s(task: TaskRow) -> tuple[float | None, ...]:
-    """Return the seconds of a task's own spans; None for one that nobody measured."""
+    """Return the seconds of a task's spans; None for a span that was not measured."""
     return task.download_s, task.compute_s, task.exchange_s, task.upload_s
 
 
 def _longest_downloads_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
-    """Return the longest download of every round in which several devices had one."""
+    """Return the longest download of every round with several downloads."""
     downloads_s: defaultdict[int, list[float]] = defaultdict(list)
     for task in tasks:
         if task.download_s is not None:
@@ -243,7 +244,7 @@ def _longest_downloads_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
 
 
 def connected_intervals(rows: Sequence[Presence]) -> tuple[tuple[float, float], ...]:
-    """Return when a device was connected; always, where nobody saw it come or go."""
+    """Return a device's connected intervals; always, if no presence was recorded."""
     intervals: list[tuple[float, float]] = []
     since: float | None = 0.0 if rows and rows[0].event == "left" else None
     for row in rows:

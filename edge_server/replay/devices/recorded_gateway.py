@@ -1,4 +1,4 @@
-"""What a recorded round took beyond its devices: the server stored the last update, aggregated, evaluated."""
+"""Server time of a recorded round: storing the last update, aggregation and evaluation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edge_server.rounds.split.session import SPLIT_STEP
 
 
 def server_costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Mapping[str, Callable[..., float]]:
-    """Return the seconds of a recorded server's own calculations, by their names.
+    """Return the seconds of a recorded server's calculations, by name.
 
     Args:
-        gossip_s: What of rounds' ends went into mixing with other sites, by round.
+        gossip_s: Seconds of each round's end spent mixing with other sites.
     """
     end_s, step_s, training_s = round_end_seconds(trace, gossip_s), split_step_seconds(trace), server_training_s(trace)
     return {
@@ -28,18 +28,19 @@ def server_costs(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> M
 
 
 def round_end_seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None) -> Callable[[int], float]:
-    """Return the server's own seconds by round: from the last update that counts, or the deadline, to the round's end.
+    """Return the server's seconds by round, from the last counted update, or the deadline, to the round's end.
 
-    A round of which they are not known takes the median of the others; where none are, the server takes none.
+    Rounds without a known value take the median of the others, or 0 if there are none.
 
     Args:
-        gossip_s: What of that went into mixing with other sites, by round.
+        gossip_s: Seconds of each round's end spent mixing with other sites.
     """
     mixing_s = gossip_s or {}
     deadline_s, tasks = trace.header.plan.round.deadline_s, dict[int, list[TaskRow]]()
     for task in trace.tasks:
-        beyond = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0  # within its round all the same
-        tasks.setdefault(task.round - beyond, []).append(task)
+        # Statistics tasks are numbered from rounds + 1, but belong to the round before them.
+        offset = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0
+        tasks.setdefault(task.round - offset, []).append(task)
     round_ends = ((row.round, _server_time_s(row, tasks.get(row.round, []), deadline_s)) for row in trace.rounds)
     server_s = {
         number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in round_ends if own_s is not None
@@ -49,10 +50,10 @@ def round_end_seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None)
 
 
 def split_step_seconds(trace: Trace) -> float:
-    """Return what a step of a split session takes the server; 0 where there is none, or its links explain all.
+    """Return the server's seconds per step of a split session; 0 if there are none, or the links explain all.
 
-    Whoever delivers last waits for the server alone: what the least patient device's exchange took beyond its link, in
-    the median round.
+    The device that delivers last waits only for the server: this is the shortest wait beyond a device's link, in the
+    median round.
     """
     spares_s: dict[int, list[float]] = {}
     for device in load_devices(trace).values():
@@ -63,7 +64,7 @@ def split_step_seconds(trace: Trace) -> float:
 
 
 def _server_time_s(row: Round, tasks: list[TaskRow], deadline_s: float) -> float | None:
-    """Return what a round took after its last update; None where it gave no model, or nobody knows when that came."""
+    """Return a round's seconds after its last update; None if it was not aggregated or that time is unknown."""
     if row.outcome != "aggregated" or row.opened_s is None or row.closed_s is None:
         return None
     ends_s = [end_s for task in tasks if (end_s := _end_s(task, row.opened_s)) is not None]
@@ -76,7 +77,7 @@ def _server_time_s(row: Round, tasks: list[TaskRow], deadline_s: float) -> float
 
 
 def _end_s(task: TaskRow, opened_s: float) -> float | None:
-    """Return when a replay has an update that counts: an upload's seconds last until the server has stored it."""
+    """Return the second at which a replay receives a counted update; an upload lasts until the server stored it."""
     if task.outcome != "arrived" or task.arrived_s is None:
         return None
     return max(task.arrived_s, opened_s + sum(part or 0.0 for part in measured_spans_s(task)))

@@ -1,4 +1,4 @@
-"""Link rates and radio power of a recorded device, from its transfers and split exchanges."""
+"""Link rates and radio power of a recorded device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from edge_server.replay.trace.schema import TaskRow
 
 
 def link_flows(device: RecordedDevice, number: int) -> tuple[Flow | None, Flow | None]:
-    """Return the rates up and down of a round; None where nothing took time."""
+    """Return the rates up and down of a round; None for a direction without measurable time."""
     up_bps, down_bps = link_rates(device, number)
     return _as_flow(up_bps), _as_flow(down_bps)
 
 
 def link_rates(device: RecordedDevice, number: int) -> tuple[float, float]:
-    """Return bit/s up and down of a round, else of the nearest; infinite where nothing took time.
+    """Return the rates up and down of a round, or of the nearest one, in bit/s; infinite without measurable time.
 
-    They are those of the model's transfers, but never so low that a split session's exchange would have lasted longer
-    than it did: a small model's transfers are more latency than rate.
+    The rates are those of the model's transfers, raised until a split session's exchange fits its recorded time: the
+    transfers of a small model are dominated by latency.
     """
     up_bps, down_bps = _direction_rate(device, number, "up"), _direction_rate(device, number, "down")
     session = min(
@@ -35,17 +35,12 @@ def link_rates(device: RecordedDevice, number: int) -> tuple[float, float]:
 
 
 def exchange_transfer_s(task: TaskRow, up_bps: float, down_bps: float) -> float:
-    """Return the seconds that a split session's features and gradients take at these rates.
-
-    Args:
-        up_bps: Bit/s of features.
-        down_bps: Bit/s of gradients.
-    """
+    """Return the seconds that a split session's features and gradients take at these rates."""
     return 8 * ((task.features_bytes or 0) / up_bps + (task.gradient_bytes or 0) / down_bps)
 
 
 def server_wait_s(device: RecordedDevice, task: TaskRow) -> float | None:
-    """Return what one step's exchange took beyond its link: the server, and waiting for others; None if not known."""
+    """Return one step's exchange time beyond the link: the server and slower devices; None if unknown."""
     steps = device.completed_steps(task)
     if not steps or task.exchange_s is None or not task.features_bytes or not task.gradient_bytes:
         return None
@@ -55,12 +50,7 @@ def server_wait_s(device: RecordedDevice, task: TaskRow) -> float | None:
 
 
 def radio_joules(device: RecordedDevice, way: Direction, t0: float, t1: float) -> float | None:
-    """Return the joules of a transfer, at the watts of the recorded one that arrived nearest to its end.
-
-    Args:
-        t0: Second at which the transfer begins.
-        t1: Second at which it ends.
-    """
+    """Return the joules of a transfer from second `t0` to `t1`, at the power of the nearest recorded transfer."""
     joules, span = ("download_joules", "download_s") if way == "down" else ("upload_joules", "upload_s")
     tasks = [task for task in device.tasks.values() if getattr(task, joules) is not None and getattr(task, span)]
     if not tasks:
@@ -71,7 +61,7 @@ def radio_joules(device: RecordedDevice, way: Direction, t0: float, t1: float) -
 
 
 def exchange_w(task: TaskRow) -> float | None:
-    """Return the watts of a split session's exchange, the whole device's; None where nobody knows."""
+    """Return the device's power during a split session's exchange, in watts; None if unknown."""
     if task.exchange_joules is None or not task.exchange_s:
         return None
     return task.exchange_joules / task.exchange_s
@@ -89,7 +79,7 @@ def _direction_rate(device: RecordedDevice, number: int, way: Direction) -> floa
 
 
 def _distance(task: TaskRow, number: int) -> tuple[int, int]:
-    """Return what the task nearest to a round has least of."""
+    """Return the sort key that is smallest for the task nearest to a round."""
     return abs(task.round - number), task.round
 
 

@@ -1,16 +1,16 @@
-"""A recorded trace as a source: a device does again what it did, and what it did not do is scaled from the nearest.
+"""Behaviour from a recorded trace: repeat tasks, scale other work.
 
-The same task in the same round takes the recorded seconds, cycles and joules. Other work (another algorithm's, another
-model's, a round more) is taken from the task that was recorded nearest in time:
+The same task in the same round takes the recorded seconds, cycles and joules. Other work (another algorithm, another
+model, a further round) is scaled from the task that was recorded nearest in time:
 
     cycles  = cycles of that task * work / its work
-    seconds = until as many cycles are done as that task's clock, and the clock recorded meanwhile, allow
+    seconds = time until these cycles are done at that task's clock, corrected by the clock recorded since
     joules  = watts of that task * seconds
 
-where work is examples that pass through the network, times the network's operations for one example, times the share of
-these that the plan's algorithm computes of what the device is told. In each round a link has the rate of that round's
-recorded transfers, else of the nearest round's, or that which the device told of it where others were on the same
-transmission (`recorded_link`); what no round did without is delay.
+where work is the number of examples that pass through the network, times the network's operations per example, times
+the share of these that the algorithm computes. In each round a link has the rate of that round's recorded transfers,
+or of the nearest round's, or the rate that the device reported if others shared the transmission (`recorded_link`).
+The time that no round was without is delay.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 
 FORWARD = 1 / 3
-"""Share of a training step's operations that an evaluation of as many examples takes: the backward pass is twice it."""
+"""Share of an evaluation in a training step's operations: the backward pass costs twice the forward pass."""
 
 FIGURES = {"seconds": "compute_s", "cycles": "cycles", "joules": "compute_joules"}
 
 
 def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
-    """Return how the devices of a trace behave, in the order of names.
+    """Return the behaviours of a trace's devices, in the order of `names`.
 
-    A device that did no task takes the figures of one with the same board that did, the median one by speed; where
-    there is none, of the median one of all.
+    A device without tasks takes the figures of a device with the same board, the median one by speed; without such a
+    device, of the median one of all.
 
     Raises:
-        ConfigError: A name is of no device of the trace, or no device did any task.
+        ConfigError: A name is not in the trace, or no device did any task.
     """
     devices = load_devices(trace)
     strangers = [name for name in names if name not in devices]
     if strangers:
-        raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; take them out of the plan")
+        raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; remove them from the plan")
     if not any(device.tasks for device in devices.values()):
-        raise ConfigError("no task of the trace says how long it took: there is nothing to replay by")
+        raise ConfigError(
+            "no task of the trace has a compute time, so it cannot be replayed; record a run with measured tasks"
+        )
     weights, shares = count_weights(trace), step_shares(trace)
     return [_build_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
@@ -62,7 +64,7 @@ def _build_behaviour(
     warnings = []
     if not device.tasks:
         like = _find_similar(device, fleet)
-        warnings.append(f"{device.device} did no task in the trace: it takes the figures of {like.device}")
+        warnings.append(f"{device.device} did no task in the trace: it uses the figures of {like.device}")
         device = replace(like, present=device.present)
     clock, gaps = device.curve("cpu.f_hertz")
     if gaps:
@@ -104,7 +106,7 @@ def _figure_provenance(device: RecordedDevice, figure: str) -> Provenance:
 
 
 def traced_provenance(provenance: Provenance | None) -> Provenance:
-    """Return the provenance of a figure that is taken from a trace as it stands there."""
+    """Return the provenance of a figure taken from a trace unchanged."""
     if provenance is None:
         return Provenance(source="trace", quality="modelled")
     return Provenance(
@@ -114,13 +116,12 @@ def traced_provenance(provenance: Provenance | None) -> Provenance:
 
 @dataclass(frozen=True)
 class EffortModel:
-    """What a device did, and what it would do.
+    """Cost model of a recorded device.
 
     Attributes:
-        one: Its part of the trace.
-        weights: Trainable parameters that devices had of the trace's network.
-        clock: Hertz over seconds; None where nobody measured it.
-        shares: Of a whole network's step, that steps were.
+        weights: Number of trainable parameters on the devices in the trace.
+        clock: Hertz over time; None if not measured.
+        shares: Share of a full training step, by device and round.
     """
 
     device: RecordedDevice
@@ -129,7 +130,7 @@ class EffortModel:
     shares: Shares = field(default_factory=dict)
 
     def effort(self, work: Work, second: float) -> Effort:
-        """Return what a task takes that begins at a second."""
+        """Return the cost of a task that starts at a second."""
         task = self.device.tasks.get(work.round)
         if task is not None and self._is_recorded(task, work):
             return self._recorded_effort(task)
@@ -141,15 +142,15 @@ class EffortModel:
         return self._scale_nearest(work, second)
 
     def _is_recorded(self, task: TaskRow, work: Work) -> bool:
-        """Tell whether that task is this very work: of as many examples, or of none that was worth learning from.
+        """Check that the recorded task did the same work: as many examples, or none at all.
 
-        A method may find that out with the task; what work it is counted as before is the most that it may be.
+        An algorithm may skip training when the task runs; the planned work is then an upper bound.
         """
         if work.weights != self.weights or work.train != (task.purpose == "train"):
             return False
         if not work.train:
             return True
-        if task.steps == 0 and task.examples:  # told to take none, whatever there was to learn from
+        if task.steps == 0 and task.examples:  # assigned no steps, however many examples it had
             return not work.examples
         return self._share(task) == work.share and self._count_examples(task) in (None, 0.0, work.examples)
 
@@ -157,9 +158,9 @@ class EffortModel:
         return self.shares.get((self.device.device, task.round), 1.0)
 
     def _count_examples(self, task: TaskRow) -> float | None:
-        """Return how many examples passed through the network in a task, each trained on; None of a late one.
+        """Return the number of trained examples of a task, every epoch counted; None for a late one.
 
-        Of a split session those of its missed steps do not count.
+        Missed steps of a split session do not count.
         """
         if task.purpose != "train":
             return FORWARD * task.metrics.get("eval_examples", 0.0)
@@ -195,7 +196,7 @@ class EffortModel:
         return self._scale_task(task, work, second, self.clock)
 
     def least(self, work: Work) -> Effort:
-        """Return the least that a task can take: what it took, else what another tells, at the highest clock."""
+        """Return a lower bound on a task's cost: as recorded, else scaled at the highest clock."""
         task = self.device.tasks.get(work.round)
         if not work.examples or (task is not None and self._is_recorded(task, work)):
             return self.effort(work, 0.0)
@@ -205,7 +206,7 @@ class EffortModel:
         return replace(min(efforts, key=lambda effort: effort.seconds), joules=min(joules, default=None))
 
     def _scale_task(self, task: TaskRow, work: Work, second: float, clock: Curve | None) -> Effort:
-        """Return what a task takes that begins at a second, by what another took."""
+        """Return the cost of work that starts at a second, scaled from a recorded task."""
         examples = work.examples * (1.0 if work.train else FORWARD)
         ratio = examples / (self._count_examples(task) or examples) * self._operations_ratio(work)
         if work.train:
@@ -234,12 +235,12 @@ class EffortModel:
         )
 
     def _reference_tasks(self) -> list[TaskRow]:
-        """Return the tasks that say how long an example takes; where only late ones do, those, as if of equal work."""
+        """Return the tasks with known seconds per example; if there are none, late tasks, taken as equal work."""
         timed = [task for task in self.device.tasks.values() if task.compute_s]
         return [task for task in timed if self._count_examples(task)] or timed or list(self.device.tasks.values())
 
     def _operations_ratio(self, work: Work) -> float:
-        """Return how many times the trace's operations for an example the work's network takes."""
+        """Return the operations per example relative to the recorded network."""
         step = self.device.step
         if work.weights == self.weights or not work.examples:
             return 1.0
@@ -249,7 +250,7 @@ class EffortModel:
         return work.weights / self.weights
 
     def _compute_seconds(self, task: TaskRow, ratio: float, second: float, clock: Curve | None) -> float:
-        """Return how long a task's work lasts, times `ratio`, at the clock of a second instead of that task's."""
+        """Return the seconds of `ratio` times a task's work, at the clock of another time."""
         seconds = (task.compute_s or 0.0) * ratio
         window = self.device.compute_window(task)
         if self.clock is None or clock is None or window is None:

@@ -13,11 +13,11 @@ from shared.protocol.messages import Assignment, Hyper
 from shared.registry import build
 
 Shares: TypeAlias = dict[tuple[str, int], float]
-"""By device and round."""
+"""Share of a full training step, by device and round."""
 
 
 def count_weights(trace: Trace) -> int:
-    """Return the trainable parameters that devices had of a trace's network; in split sessions, those below the cut."""
+    """Return the number of trainable parameters on the devices; in split sessions, those below the cut."""
     plan = trace.header.plan
     leaves = dict(build_skeleton(plan.model).named_parameters())
     if any(decision.steps for decision in trace.decisions):
@@ -29,7 +29,7 @@ def count_weights(trace: Trace) -> int:
 
 
 def step_shares(trace: Trace) -> Shares:
-    """Return the share of a whole network's step that a step was; nothing where the algorithm computes all of it."""
+    """Return the shares of a full training step; empty if the algorithm computes all of it."""
     plan = trace.header.plan
     step_share = build(ALGORITHMS, plan.algorithm, "algorithm").resources.step_share
     if step_share is None:

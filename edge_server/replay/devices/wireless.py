@@ -1,9 +1,9 @@
-"""A cell's radio: Shannon's rate from distance, path loss, power, bandwidth, noise and fading.
+"""Wireless link model: Shannon rate from distance, path loss, power, bandwidth, noise and fading.
 
     r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
 
-with bandwidth B and the device's share b of it, power p, noise power N, gain h of the path and g of the fading;
-`edge_server.plan.links` has the path's. In Rayleigh fading g is exponentially distributed, constant over a block.
+with bandwidth B, the device's share b of it, power p, noise power N, path gain h (see `edge_server.plan.links`) and
+fading gain g. In Rayleigh fading, g is exponentially distributed and constant over a block.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from edge_server.replay.devices.flow import Flow
 from edge_server.replay.devices.random_draws import Blocks, draw_exponential, draw_within
 from shared.errors import ConfigError
 
+# At a lower rate a kilobyte takes over two hours: probably a distance in a wrong unit.
 LEAST_BPS = 1.0
-"""Over less not a kilobyte passes in two hours: a distance in another unit, rather than a link."""
 
 
 def wireless_link(table: WirelessLink, seed: int, device: str) -> LinkModel:
-    """Return the link of a device in its cell; place, bandwidth and power are drawn once, the fading again.
+    """Return the link model of a device in its cell; only the fading is drawn again over time.
 
     Raises:
-        ConfigError: It is so far away, or sends so low, that next to nothing passes.
+        ConfigError: The link's rate is below `LEAST_BPS`.
     """
     bandwidth = table.share * draw_within(table.bandwidth_hz, seed, device, "bandwidth_hz")
     path = path_gain(
@@ -44,7 +44,7 @@ def wireless_link(table: WirelessLink, seed: int, device: str) -> LinkModel:
     server_w = watts(table.server_dbm)
     if (least := shannon(bandwidth, path * table.gain, min(sent, server_w), noise)) < LEAST_BPS:
         raise ConfigError(
-            f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise, to {LEAST_BPS:g} at least"
+            f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise for at least {LEAST_BPS:g} bit/s"
         )
     return LinkModel(
         up=flow(sent),

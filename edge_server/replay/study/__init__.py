@@ -1,1 +1,1 @@
-"""A grid of plans, each replayed in a process of its own, and one summary of what they came to."""
+"""Study: a grid of plans, each replayed in its own process, and a summary."""

@@ -1,4 +1,4 @@
-"""One cell of a study, replayed in this process."""
+"""Run one cell of a study in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.runtime.clock import Clock, monotonic
 
 
 def run_cell(order: Order, clock: Clock = monotonic) -> Path:
-    """Run a cell into a new folder, its result last of all; return the folder."""
+    """Run a cell into a new folder and write its result last; return the folder."""
     folder = Path(order.place) / order.cell
     shutil.rmtree(folder, ignore_errors=True)
     began = clock()
@@ -38,14 +38,14 @@ def run_cell(order: Order, clock: Clock = monotonic) -> Path:
 
 
 def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
-    """Run a cell on another machine; return its files by their path in its folder.
+    """Run a cell on another machine; return its files by relative path.
 
     Args:
-        order: The order, as JSON.
-        expected: The versions of the machine that asks; others may give other bits.
+        order: Order as JSON.
+        expected: Versions on the requesting machine; others may compute other bits.
 
     Raises:
-        ConfigError: This machine has others.
+        ConfigError: The versions on this machine differ.
     """
     if (local_versions := versions()) != expected:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Progress display of a study: a progress bar on terminals, one line per cell elsewhere."""
+"""Progress display of a study, as a bar or as lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shared.runtime.clock import Clock, monotonic
 
 
 class StudyDisplay:
-    """Counts cells and reckons when the last will have ended."""
+    """Count cells and estimate the remaining time."""
 
     def __init__(self, console: Console, total: int, done: int, clock: Clock = monotonic) -> None:
-        """Show a study of `total` cells, of which an earlier call has done some."""
+        """Show a study of `total` cells, `done` of which an earlier call completed."""
         self._console, self._clock, self._total = console, clock, total
         self._began, self._ended, self._failed, self._running = clock(), 0, 0, set[str]()
         self._left = total - done
@@ -22,7 +22,7 @@ class StudyDisplay:
         self._task = self.bar.add_task("cells", total=total, completed=done, news="")
 
     def tell(self, news: Began | Ended) -> None:
-        """Show that a cell has begun or ended."""
+        """Show the start or end of a cell."""
         if isinstance(news, Began):
             self._running.add(news.cell)
         else:
@@ -36,7 +36,7 @@ class StudyDisplay:
         self.bar.update(self._task, news=self.status())
 
     def status(self) -> str:
-        """Return how many cells are done, run and failed, and how long the rest will take."""
+        """Return the number of done, running and failed cells, and the estimated remaining time."""
         done = self._total - self._left + self._ended - self._failed
         parts = [f"{done}/{self._total} done", f"{len(self._running)} running", f"{self._failed} failed"]
         remaining = self._left - self._ended

@@ -1,4 +1,4 @@
-"""From a study to its cells: every combination of its grid, for each of its variants, as a plan of its own. Pure."""
+"""Grid of a study: a cell for every variant and combination of values."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ Table: TypeAlias = dict[str, Any]
 
 MAX_CELLS = 10_000
 NAME_CHARS, HASH_CHARS = 55, 8
+# File name that the plan's decoder puts before its errors.
 PLAN = Path("plan.json")
-"""What the plan's decoder calls what it decodes; its errors begin with it."""
 
 
 class Change(NamedTuple):
-    """One value that a cell sets in the plan.
+    """Value that a cell sets in the plan.
 
     Attributes:
-        value: What stands there instead.
-        where: The parts of its key in the study's file.
-        place: The variant's number, 0 for the grid.
+        where: Parts of its key in the study file.
+        place: Number of the variant; 0 for the grid.
     """
 
     key: str
@@ -46,11 +45,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a study.
 
     Attributes:
-        name: Of its run and folder: a function of the variant's name and the grid's values alone.
-        variant: Its variant's name, empty where there are no variants.
-        settings: Its values of the grid, by key, without the seeds.
-        seeds: Its values of those keys that are averaged over.
-        devices: How many, as `edge_server.plan.plan.devices` takes it.
+        name: Name of its run and folder, a function of the variant's name and the grid's values.
+        variant: Name of its variant; empty if there are none.
+        settings: Its grid values by key, without the seeds.
+        seeds: Its values of the keys that are averaged over.
+        devices: Number of devices, as in `edge_server.plan.plan.devices`.
     """
 
     name: str
@@ -62,16 +61,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> list[Cell]:
-    """Return the cells of a study in the order of its file: variants outside, the grid's last key inside.
+    """Return the cells of a study, ordered by variant, then by grid, the last key changing fastest.
 
     Args:
-        base: Its plan as what stands in it.
-        path: The study's file, for errors.
-        text: What stands in that file, for the line numbers in errors.
-        data_root: Where a relative data path of the plan starts.
+        base: Decoded plan, not yet checked.
+        path: Study file, named in errors.
+        text: Content of the study file, for line numbers in errors.
+        data_root: Folder of data sets, for relative paths in the plan.
 
     Raises:
-        ConfigError: A key or value of a cell is wrong, is set twice, or there are too many cells; with the line.
+        ConfigError: A key or value is invalid or set twice, or there are too many cells; the message names the line.
     """
     axes = _axes(study, path, text)
     cells_by_name: dict[str, Cell] = {}
@@ -86,7 +85,7 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
             plan = _plan(base, changes, path, text, study.devices)
             name = name_of(variant.name, combination)
             if name in cells_by_name:
-                raise ConfigError(f"{path}: cell {name!r} is there twice; list every value of the grid once")
+                raise ConfigError(f"{path}: cell {name!r} occurs twice; list every value of the grid once")
             cells_by_name[name] = Cell(
                 name=name,
                 variant=variant.name,
@@ -99,7 +98,7 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
 
 
 def name_of(variant: str, changes: Sequence[Change]) -> str:
-    """Return the name of a cell: readable at its beginning, and at its end a hash of all that it names."""
+    """Return the name of a cell: a readable start and a hash of all its values."""
     labels = filter(None, [variant, *(label(change.key, change.value) for change in changes)])
     readable = "_".join(labels)[:NAME_CHARS].rstrip("._-") or "plan"
     everything = canonical([variant, [[change.key, change.value] for change in changes]])
@@ -107,7 +106,7 @@ def name_of(variant: str, changes: Sequence[Change]) -> str:
 
 
 def label(key: str, value: object) -> str:
-    """Return what a value of the grid is called in the names of cells; of a named thing, its name and options."""
+    """Return the text for a grid value in cell names; for a named component, its name and options."""
     if isinstance(value, Mapping) and "name" in value:
         options = value.get("options", {})
         parts = [value["name"], *(f"{name}-{option}" for name, option in options.items())]
@@ -117,7 +116,7 @@ def label(key: str, value: object) -> str:
 
 
 def setting_of(cell: Cell) -> str:
-    """Return what a cell shares with those that differ in nothing but their seeds: no two settings have one text."""
+    """Return a unique text for everything but the seeds of a cell."""
     values = (f"{key}={canonical(value)}" for key, value in cell.settings.items())
     return " ".join(filter(None, [cell.variant, *values])) or "plan"
 
@@ -130,7 +129,7 @@ def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
             raise ConfigError(f'{path}:{line_of(text, where)}: grid "{key}": give a list of values to run')
         axes.append([Change(key, value, where) for value in values])
     if unknown := sorted(set(study.seeds) - {axis[0].key for axis in axes} - {SEED}):
-        raise ConfigError(f"{path}:{line_of(text, ('seeds',))}: seeds: {unknown[0]!r} is no key of the grid; add it")
+        raise ConfigError(f"{path}:{line_of(text, ('seeds',))}: seeds: {unknown[0]!r} is not a key of the grid; add it")
     count = math.prod(len(axis) for axis in axes) * max(1, len(study.variant))
     if count > MAX_CELLS:
         raise ConfigError(f"{path}: {count} cells; make the grid smaller, to at most {MAX_CELLS}")
@@ -138,7 +137,7 @@ def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
 
 
 def _iterate_leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key; a table that names a thing is a value as a whole."""
+    """Yield the values of nested tables by dotted key; the table of a named component is one value."""
     for key, value in table.items():
         if isinstance(value, dict) and value and not isinstance(value.get("name"), str):
             yield from _iterate_leaves(value, f"{above}{key}.")
@@ -147,7 +146,7 @@ def _iterate_leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple
 
 
 def _require_no_overwrite(changes: Sequence[Change], path: Path, text: str) -> None:
-    """Refuse a value that a later one would replace."""
+    """Reject a value that a later one would replace."""
     for later, change in enumerate(changes):
         for earlier in changes[:later]:
             if f"{earlier.key}.".startswith(f"{change.key}."):
@@ -159,7 +158,7 @@ def _require_no_overwrite(changes: Sequence[Change], path: Path, text: str) -> N
 
 
 def _plan(base: Table, changes: Sequence[Change], path: Path, text: str, count: int) -> Plan:
-    """Return the plan with the changes; an error names the change from which on it is there."""
+    """Return the plan with all changes; an error names the change that causes it."""
     problem, plan = _decode_plan(base, changes, count)
     if plan is not None:
         return plan
@@ -171,7 +170,7 @@ def _plan(base: Table, changes: Sequence[Change], path: Path, text: str, count: 
 
 
 def _is_persistent(base: Table, changes: Sequence[Change], first: int, count: int, problem: str) -> bool:
-    """Tell whether a problem is there after `first` changes and after each that follows."""
+    """Check that a problem exists after `first` changes and after each further one."""
     return all(_decode_plan(base, changes[:k], count)[0] == problem for k in range(first, len(changes) + 1))
 
 
@@ -190,15 +189,15 @@ def _decode_plan(base: Table, changes: Sequence[Change], count: int) -> tuple[st
 
 def _require_own_devices(plan: Plan, count: int) -> None:
     if plan.sites and count:
-        raise ConfigError("sites: another number of devices than the plan's own has no clusters; leave `devices` out")
+        raise ConfigError("a plan with sites cannot change the number of devices; leave `devices` out")
 
 
 def _set_value(table: Table, keys: Sequence[str], value: object) -> Table:
-    """Return a table with one value changed; the table itself stays as it is."""
+    """Return a copy of a table with one value changed."""
     key, *below = keys
     if not below:
         return {**table, key: value}
     inner = table.get(key, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"{key} is no table; set it as a whole")
+        raise ConfigError(f"{key} is not a table; set it as one value")
     return {**table, key: _set_value(inner, below, value)}

@@ -1,4 +1,4 @@
-"""The cells of a study in parallel processes of this machine: one that dies takes its cell with it and no other."""
+"""Local worker processes of a study; a process that dies fails only its cell."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ Tell: TypeAlias = Callable[[Began | Ended], None]
 MODULE = "edge_server.replay.study.worker"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PATIENCE_S = 10.0
-MEMORY = Path("/dev/shm")  # noqa: S108 - where a replay has its temporary files
+MEMORY = Path("/dev/shm")  # noqa: S108 - temporary files of replays
 
 
 async def run_locally(orders: Sequence[Order], jobs: int, place: Path, tell: Tell) -> None:
-    """Run cells in at most `jobs` processes; every process is gone when this returns or is cancelled.
+    """Run cells in at most `jobs` processes; all have ended when this returns or is cancelled.
 
     Args:
-        jobs: How many at a time.
-        place: For the processes' logs and temporary files.
-        tell: Hears of every cell that begins or ends.
+        place: Folder of the processes' logs and temporary files.
+        tell: Called when a cell begins or ends.
     """
     queue = deque(orders)
     logs = [place / f"worker-{number}.log" for number in range(min(jobs, len(orders)))]
@@ -42,7 +41,7 @@ async def run_locally(orders: Sequence[Order], jobs: int, place: Path, tell: Tel
 
 
 async def await_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await several works; where one fails, the others are cancelled and its error is raised."""
+    """Await several coroutines; if one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -52,7 +51,7 @@ async def await_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _work(queue: deque[Order], log: Path, tell: Tell) -> None:
-    """Run cells until none is waiting, in one process and, should it die, in another."""
+    """Run cells until the queue is empty; replace a process that dies."""
     while queue:
         async with _process(log) as process:
             while queue and process.returncode is None:
@@ -62,7 +61,7 @@ async def _work(queue: deque[Order], log: Path, tell: Tell) -> None:
 
 
 async def _run_order(process: Process, order: Order, log: Path) -> str:
-    """Let a process run a cell; return why it failed, or nothing."""
+    """Run a cell in a process; return the cause of its failure, or an empty text."""
     assert process.stdin
     assert process.stdout
     try:
@@ -76,16 +75,16 @@ async def _run_order(process: Process, order: Order, log: Path) -> str:
         return msgspec.json.decode(answer, type=str)
     code = await process.wait()
     if code < 0:
-        memory = "; the kernel does so where memory runs out: give fewer --jobs" if code == -signal.SIGKILL else ""
-        return f"its process was ended by {signal.Signals(-code).name}{memory}; see {log}"
+        memory = "; possibly out of memory: give fewer --jobs" if code == -signal.SIGKILL else ""
+        return f"its process was killed by {signal.Signals(-code).name}{memory}; see {log}"
     return f"its process ended with exit code {code}: {last_line(log)}; see {log}"
 
 
 @asynccontextmanager
 async def _process(log: Path) -> AsyncIterator[Process]:
-    """Start a process in a session of its own, so that Ctrl-C reaches the study alone; it is gone after the block.
+    """Start a worker in its own session, so that Ctrl-C reaches only the study; end it after the block.
 
-    It ends by itself where its input ends, also because the study was killed.
+    The worker also exits when its input ends, for example when the study is killed.
     """
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
@@ -106,6 +105,6 @@ async def _process(log: Path) -> AsyncIterator[Process]:
 
 
 def remove_leftovers(process: int) -> None:
-    """Remove what a process that was killed had in memory; one that ended by itself has left nothing."""
+    """Remove the files in memory of a killed process; other processes leave none."""
     for leftover in MEMORY.glob(f"fieldfleet-{process}-*"):
         shutil.rmtree(leftover, ignore_errors=True)

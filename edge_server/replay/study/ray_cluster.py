@@ -1,4 +1,7 @@
-"""The cells of a study on a Ray cluster that is there already. Ray is an extra, and imported only here."""
+"""Run the cells of a study on an existing Ray cluster.
+
+Ray is an extra, imported only here.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,25 @@ from edge_server.replay.study.result import Began, Ended, Order
 from shared.errors import ConfigError
 from shared.runtime.extras import install_command
 
+# Oldest Ray version accepted; tests ran with 2.60.
 OLDEST = (2, 40)
-"""The oldest Ray that is let try; tests ran with 2.60."""
 
 GRACE_S = 5.0
+# Cells submitted per processor of the cluster, so that none runs idle.
 AHEAD = 2
-"""Cells that are handed to the cluster for every one of its processors: so none waits for the next."""
 
 
 async def run_on_ray(address: str, orders: Sequence[Order], jobs: int, tell: Tell) -> None:
-    """Run cells on a cluster, whose nodes need this program, the same versions, and data at the same paths.
+    """Run cells on a cluster; its nodes need this program, the same versions, and data at the same paths.
 
     Args:
-        address: Of the cluster; `auto` for the one of this machine.
-        orders: The cells; their folders are copied back to the places they name.
-        jobs: How many are handed over at a time; 0 for what the cluster has processors for.
-        tell: Hears of every cell that begins or ends.
+        address: Address of the cluster; `auto` for the one on this machine.
+        orders: Cells; their files are copied back to the folders in the orders.
+        jobs: Maximum number of submitted cells; 0 to derive it from the cluster's processors.
+        tell: Called when a cell begins or ends.
 
     Raises:
-        ConfigError: Ray is not installed, is too old or another one than the cluster's; or there is no cluster.
+        ConfigError: Ray is missing, too old or different from the cluster's version, or there is no cluster.
     """
     ray = _ray()
     _connect(ray, address)
@@ -60,7 +63,7 @@ async def _run(ray: Any, remote_perform: Any, order: Order, slots: asyncio.Semap
         except asyncio.CancelledError:
             ray.cancel(reference)
             with suppress(ray.exceptions.RayError, TimeoutError):
-                async with asyncio.timeout(GRACE_S):  # to remove its temporary files; the cluster ends it in any case
+                async with asyncio.timeout(GRACE_S):  # time to remove temporary files; then the cluster kills it
                     await reference
             raise
         else:
@@ -87,5 +90,5 @@ def _ray() -> Any:
         raise ConfigError(f"--ray needs Ray ({error}); {install_command('ray')}; {requirement}") from error
     if tuple(map(int, ray.__version__.split(".")[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise ConfigError(f"--ray: this is Ray {ray.__version__}; install {oldest} or later here and on the cluster")
+        raise ConfigError(f"--ray: Ray {ray.__version__} is too old; install {oldest} or later here and on the cluster")
     return ray

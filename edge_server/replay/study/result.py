@@ -1,4 +1,4 @@
-"""What a cell is told and what it leaves: an order, and beside its journal a result."""
+"""Order and result of a study's cell."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RESULT, JOURNAL = "cell.json", "journal.jsonl"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell to be run.
+    """Order to run a cell.
 
     Attributes:
-        cell: Its name, that of its run and of its folder.
-        devices: How many, as `edge_server.plan.plan.devices` takes it.
-        place: Where its folder is made.
+        cell: Name of the cell, its run and its folder.
+        devices: Number of devices, as in `edge_server.plan.plan.devices`.
+        place: Parent of the cell's folder.
     """
 
     cell: str
@@ -31,14 +31,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell came to.
+    """Result of a cell, stored beside its journal.
 
     Attributes:
-        devices: As it was ordered.
-        seconds: That it took on the machine that ran it; no figure of the run depends on them.
-        versions: Of what computed it.
-        journal: XXH3-128 of its journal, or of its sites' together, in hexadecimal.
-        digest: Of its run, at all sites together, without the single devices and tasks.
+        devices: As in the order.
+        seconds: Real seconds of the computation; no figure of the run depends on it.
+        versions: Versions of the software that computed it.
+        journal: XXH3-128 of the journals of all its sites, in hexadecimal.
+        digest: Digest of the run, over all sites, without single devices and tasks.
     """
 
     devices: int
@@ -49,26 +49,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Began(NamedTuple):
-    """A cell is being run, by a process of this machine or, where there is none, on a cluster."""
+    """Start of a cell, by a local process or, if None, on a cluster."""
 
     cell: str
     process: int | None
 
 
 class Ended(NamedTuple):
-    """A cell has ended; `cause` says why it failed, and is empty where it did not."""
+    """End of a cell; `cause` is empty if it succeeded."""
 
     cell: str
     cause: str
 
 
 def order_of(cell: Cell, place: Path) -> Order:
-    """Return the order to run a cell."""
+    """Return the order to run a cell below `place`."""
     return Order(cell=cell.name, plan=cell.plan, devices=cell.devices, place=str(place))
 
 
 def read_result(cell: Cell, folder: Path) -> Result | None:
-    """Return what a cell came to; None where `folder` holds no whole run of this very plan."""
+    """Return the result of a cell; None if `folder` holds no complete run of exactly this plan."""
     try:
         result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
         is_complete = hash_of(folder, cell.plan) == result.journal
@@ -78,12 +78,12 @@ def read_result(cell: Cell, folder: Path) -> Result | None:
 
 
 def _journals(folder: Path, plan: Plan) -> list[Path]:
-    """Return where a cell's journals stand: that of its only site, or one of each in the plan's order."""
+    """Return the paths of a cell's journals, one per site in the plan's order."""
     return [folder / site / JOURNAL for site in plan.sites.names] if plan.sites else [folder / JOURNAL]
 
 
 def hash_of(folder: Path, plan: Plan) -> str:
-    """Return the hash of a run's journal, of several sites of theirs one after another."""
+    """Return the hash of a run's journals."""
     digest = xxhash.xxh3_128()
     for journal in _journals(folder, plan):
         with journal.open("rb") as file:

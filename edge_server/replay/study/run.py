@@ -1,8 +1,8 @@
-"""A study in its folder: one folder a cell, those that have ended kept, the others run, and a summary of them all.
+"""Run a study in its folder and write its summary.
 
-`DIR/<study>/<cell>/` is a run as any other; of a plan with several sites `DIR/<study>/<cell>/<site>/` is one of each.
-A cell is made in `DIR/<study>/.part/` and moved when it is whole, so that whatever ends a study leaves no half cell
-where a whole one is looked for.
+Completed cells are kept. `DIR/<study>/<cell>/` is a normal run; for a plan with several sites,
+`DIR/<study>/<cell>/<site>/` is one run per site. A cell is created in `DIR/<study>/.part/` and moved when it is
+complete, so that an interrupted study leaves no incomplete cell in its place.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from shared.runtime.folder_lock import hold_lock
 PART = ".part"
 
 Runner: TypeAlias = Callable[[Sequence[Order], Path, Tell], None]
-"""Runs orders, with a place for what it needs besides, and tells of each; on this machine or on others."""
+"""(orders, folder for logs and temporary files, callback): runs cells, on this machine or on others."""
 
+# Runs in the report page of a study.
 MOST_RUNS = 8
-"""In the page of a study."""
 
 
 class StudyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A study as it was run last, for its record: everything that a cell follows from.
+    """Inputs of the latest execution of a study.
 
     Attributes:
-        plan: What stood in its plan.
-        cells: What every cell sets, by its name.
+        plan: Decoded plan.
+        cells: Values of every cell by its name.
     """
 
     study: Study
@@ -50,7 +50,7 @@ class StudyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
-    """Return what the cells that have ended came to, by name."""
+    """Return the results of the completed cells by name."""
     results = {cell.name: read_result(cell, folder / cell.name) for cell in cells}
     return {name: result for name, result in results.items() if result is not None}
 
@@ -58,15 +58,15 @@ def results_in(folder: Path, cells: Sequence[Cell]) -> dict[str, Result]:
 def complete_study(
     study: Study, plan: dict[str, Any], cells: Sequence[Cell], folder: Path, run: Runner, tell: Tell
 ) -> StudySummary:
-    """Run every cell of a study that has not ended, then write its summary.
+    """Run every incomplete cell of a study, then write its summary.
 
     Args:
-        plan: What stands in its plan, for the record.
-        tell: Hears of every cell that begins or ends.
+        plan: Decoded plan, for the record.
+        tell: Called when a cell begins or ends.
 
     Raises:
-        ConfigError: Another process is at this study.
-        Unwritable: The disk takes nothing more.
+        ConfigError: Another process is running this study.
+        Unwritable: The disk is full.
     """
     causes: dict[str, str] = {}
     part = folder / PART
@@ -105,7 +105,7 @@ def _json(value: object) -> bytes:
 
 
 def page_of(summary: StudySummary, cells: Sequence[Cell], folder: Path) -> str | None:
-    """Return the page of the first settings of a study, each by its first run; None where none has ended."""
+    """Return a report page of the first settings, with one run each; None if no cell is complete."""
     first: dict[str, str] = {}
     for row in summary.rows:
         if row.ended:

@@ -1,8 +1,7 @@
-"""A cell of a plan with several sites: a run for each in a folder of its own, and of all of them one digest.
+"""Digest of a cell, merged over the sites of its plan.
 
-A cell's accuracy is the mean of the accuracies of the sites' models, in rounds after which every site tested its own,
-which is how HCEF's paper compares methods. A round has taken as long as at the site that had it last, and what all
-devices spent. Pure, but for `digest_cell`.
+The accuracy is the mean over the sites' models, in rounds after which every site tested its model, as in HCEF's paper.
+A round lasts until the last site has ended it, and its costs are those of all devices.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from edge_server.plan.plan import Plan
 from edge_server.report.digest import Amount, Digest, RoundDigest, SpentByRound, sum_known
 from edge_server.report.summarise import digest_run
 
+# From worst to best: a cell's outcome is that of its worst site.
 OUTCOMES = ("diverged", "stopped", "unfinished", "finished")
-"""Of runs, the worst first: a cell's is that of its worst site."""
 
 
 def digest_cell(folder: Path, plan: Plan) -> Digest:
-    """Return what a cell came to, by its journals.
+    """Return the digest of a cell from its journals.
 
     Raises:
         ConfigError: As `digest_run`, or there is no journal.
@@ -33,18 +32,13 @@ def digest_cell(folder: Path, plan: Plan) -> Digest:
 
 
 def merge_digests(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest:
-    """Return what a run came to at all its sites together.
-
-    Args:
-        run: What it is called.
-        by_site: What it came to at each.
-    """
+    """Merge the digests of all sites of a run."""
     digests = list(by_site.values())
     worst = min(digests, key=lambda digest: OUTCOMES.index(digest.outcome) if digest.outcome in OUTCOMES else -1)
     notes = {note: None for digest in digests for note in digest.notes}
     refused = sum((Counter(digest.refused) for digest in digests), Counter[str]())
     rounds = _merge_rounds([digest.rounds for digest in digests])
-    ended = {row.round for row in rounds}  # where budgets end a run, sites end it apart
+    ended = {row.round for row in rounds}  # under a budget, sites may end after different rounds
     tasks = [task for digest in digests for task in digest.tasks if task.round in ended]
     return Digest(
         run=run,
@@ -68,7 +62,7 @@ def merge_digests(run: str, plan: Plan, by_site: Mapping[str, Digest]) -> Digest
 
 
 def _merge_rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]:
-    """Return the rounds that have ended at every site."""
+    """Return the rounds that every site has ended."""
     numbered = [{row.round: row for row in rounds} for rounds in by_site]
     ended = sorted(set.intersection(*(set(rounds) for rounds in numbered)))
     merged_rounds, before_s = list[RoundDigest](), 0.0
@@ -80,7 +74,7 @@ def _merge_rounds(by_site: Sequence[Sequence[RoundDigest]]) -> list[RoundDigest]
 
 
 def _merge_round(sites: Sequence[RoundDigest], before_s: float) -> RoundDigest:
-    """Return a round of all sites, which began when the one before had ended everywhere."""
+    """Merge one round of all sites, which began when all sites had ended the previous one."""
     until = _merge_spent([row.until for row in sites])
     return RoundDigest(
         round=sites[0].round,
@@ -114,6 +108,6 @@ def _merge_spent(sites: Sequence[SpentByRound]) -> SpentByRound:
 
 
 def _mean(sites: Sequence[RoundDigest], figure: Callable[[RoundDigest], float | None]) -> float | None:
-    """Return the mean of a figure over the sites; None where one of them does not know it."""
+    """Return the mean of a figure over the sites; None if it is unknown at a site."""
     values = [value for site in sites if (value := figure(site)) is not None]
     return statistics.fmean(values) if len(values) == len(sites) else None

@@ -16,10 +16,10 @@ SEED = "seed"
 
 
 class Variant(Section, frozen=True, kw_only=True):
-    """One way to run the plan; a baseline is a variant like any other.
+    """Variant of the plan; a baseline is a variant like any other.
 
     Attributes:
-        set: What it changes: values by dotted key of the plan.
+        set: Changed values by dotted key of the plan.
     """
 
     name: str
@@ -27,26 +27,26 @@ class Variant(Section, frozen=True, kw_only=True):
 
 
 class ReportPart(Section, frozen=True, kw_only=True):
-    """What the summary answers: rounds, seconds, joules and bytes until the accuracy `target`, where one is given."""
+    """Questions of the summary: rounds, seconds, joules and bytes until the accuracy `target`, if given."""
 
     target: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an accuracy that no model has."""
+        """Reject a target outside (0, 1]."""
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError("target must be in (0, 1]; it is an accuracy, as a share")
 
 
 class Study(Section, frozen=True, kw_only=True):
-    """A whole study.
+    """Specification of a study.
 
     Attributes:
-        name: Of the study; its folder is named after it.
-        plan: The plan's file, looked for beside the study's; or the plan itself, as a table.
-        devices: How many, instead of those that the plan names; 0 for just these.
-        seeds: Keys of the grid of which results are averaged.
-        grid: Lists of values by dotted key of the plan; every combination of them is run.
-        variant: Every combination is run once for each; none stands for the plan as it is.
+        name: Name of the study and its folder.
+        plan: Path of the plan file, relative to the study file; or the plan itself, as a table.
+        devices: Number of devices; 0 for those of the plan.
+        seeds: Grid keys over which results are averaged.
+        grid: Lists of values by dotted key of the plan; every combination is run.
+        variant: Variants of the plan; every combination is run for each. Without variants, the plan is run unchanged.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Study(Section, frozen=True, kw_only=True):
     report: ReportPart = ReportPart()
 
     def __post_init__(self) -> None:
-        """Refuse a fleet of less than nobody."""
+        """Reject a negative number of devices."""
         if self.devices < 0:
             raise ValueError("devices must be >= 0")
 
 
 def load(path: Path) -> tuple[Study, dict[str, Any]]:
-    """Read a study and its plan, the plan as what stands in it, not yet checked.
+    """Read a study and its plan; the plan is decoded, but not checked.
 
     Raises:
-        ConfigError: As `shared.config.read`; or names clash or are none.
+        ConfigError: As `shared.config.read`; or a name is invalid or used twice.
     """
     study = read(path, Study)
     check_name(study.name, f"{path}: name")
@@ -80,5 +80,5 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
 
 
 def canonical(value: object) -> str:
-    """Return a value as JSON, the same for equal values."""
+    """Encode a value as JSON, identical for equal values."""
     return msgspec.json.encode(value, order="deterministic").decode()

@@ -1,4 +1,4 @@
-"""What a study came to: a row for every cell, and over the seeds of a setting their mean and spread. Pure."""
+"""Summary of a study: a row per cell, statistics per setting."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SummaryPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellCost(SummaryPart, frozen=True, kw_only=True):
-    """What a run took: rounds, virtual seconds of them, joules of all devices, bytes of frames both ways.
+    """Cost of a run: rounds, virtual seconds, joules of all devices, bytes of frames in both directions.
 
     Attributes:
-        exchanged: Of these bytes, those of split sessions' features and gradients.
+        exchanged: Bytes of split sessions' features and gradients, included in `bytes`.
     """
 
     rounds: Amount = NOTHING
@@ -44,17 +44,16 @@ class CellCost(SummaryPart, frozen=True, kw_only=True):
 
 
 class CellRow(SummaryPart, frozen=True, kw_only=True):
-    """One cell.
+    """Row of one cell.
 
     Attributes:
-        setting: What it shares with the cells that differ from it in nothing but their seeds: variant and values.
-        state: `finished`, or `stopped` as its plan says of a missed round or since it diverged; `failed`, or `waiting`
-            to be run.
-        cause: Why it stopped or failed.
-        accuracy: Of the last model that was evaluated.
-        best: The highest there was.
-        whole: What the whole run took.
-        target: What it took until the study's target; None where it never reached it or there is none.
+        setting: Text shared by cells that differ only in their seeds: variant and values.
+        state: `finished`; `stopped` by a missed round or divergence; `failed`; or `waiting` to be run.
+        cause: Reason of a stop or failure.
+        accuracy: Accuracy of the last evaluated model.
+        best: Highest accuracy.
+        whole: Cost of the complete run.
+        target: Cost until the study's target; None if it was not reached or there is none.
     """
 
     cell: str
@@ -71,17 +70,17 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by its plan."""
+        """True if the run ended as its plan provides."""
         return self.state in ("finished", "stopped")
 
 
 class SeedSpread(SummaryPart, frozen=True, kw_only=True):
-    """A figure over several runs.
+    """Distribution of a figure over the seeds.
 
     Attributes:
-        mean: Of those that know it; unknown where none does.
-        std: Sample standard deviation, of at least two.
-        count: How many know it.
+        mean: Mean of the known values.
+        std: Sample standard deviation; None for fewer than two values.
+        count: Number of known values.
     """
 
     mean: Amount
@@ -90,7 +89,7 @@ class SeedSpread(SummaryPart, frozen=True, kw_only=True):
 
 
 class Outlay(SummaryPart, frozen=True, kw_only=True):
-    """What several runs took."""
+    """Cost of several runs."""
 
     rounds: SeedSpread
     seconds: SeedSpread
@@ -100,12 +99,12 @@ class Outlay(SummaryPart, frozen=True, kw_only=True):
 
 
 class Group(SummaryPart, frozen=True, kw_only=True):
-    """The cells of one setting.
+    """Cells of one setting.
 
     Attributes:
-        cells: How many there are.
-        ended: How many of them have ended by their plan; all figures are of these.
-        reached: How many of them reached the target; `target` is of these. None where the study has no target.
+        cells: Number of cells.
+        ended: Number of completed cells, on which all figures are based.
+        reached: Number of cells that reached the target, on which `target` is based; None without a target.
     """
 
     setting: str
@@ -121,11 +120,11 @@ class Group(SummaryPart, frozen=True, kw_only=True):
 
 
 class StudySummary(SummaryPart, frozen=True, kw_only=True):
-    """A whole study.
+    """Summary of a study.
 
     Attributes:
-        target: The accuracy that `reached` and `target` below are of.
-        versions: Those that its cells were computed with; more than one is a reason to run it anew elsewhere.
+        target: Accuracy to which `reached` and `target` refer.
+        versions: Software versions of the cells; with more than one, results may not be comparable.
     """
 
     study: str
@@ -136,7 +135,7 @@ class StudySummary(SummaryPart, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Whether every cell has ended by its plan."""
+        """True if every cell is complete."""
         return all(row.ended for row in self.rows)
 
 
@@ -147,12 +146,12 @@ def summarise(
     causes: Mapping[str, str],
     target: float | None = None,
 ) -> StudySummary:
-    """Return what a study came to.
+    """Summarise the results of a study.
 
     Args:
-        results: What of them has ended, by cell.
-        causes: Why others failed, by cell.
-        target: An accuracy that it asks about.
+        results: Results of the completed cells by name.
+        causes: Causes of the failed cells by name.
+        target: Accuracy to reach; None for no target.
     """
     rows = [_row(cell, results.get(cell.name), causes.get(cell.name), target) for cell in cells]
     groups: dict[str, list[CellRow]] = {}
@@ -220,7 +219,7 @@ def _outlay(costs: Sequence[CellCost]) -> Outlay:
 
 
 def spread_of_seeds(amounts: Iterable[Amount]) -> SeedSpread:
-    """Return the mean of what is known of some amounts, and how far they lie apart."""
+    """Return mean and deviation of the known amounts."""
     known_amounts = [amount for amount in amounts if amount.value is not None]
     values = [amount.value for amount in known_amounts if amount.value is not None]
     return SeedSpread(

@@ -1,4 +1,4 @@
-"""A study's summary as tables: for people on a terminal, for other programs as CSV."""
+"""Tables of a study's summary, for terminals and as CSV."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KINDS: Mapping[str, str] = {
     "bytes": "traffic",
     "exchanged": "of it features, gradients",
 }
-"""What is told of outlays, with its heading; the last of split runs alone."""
+"""Headings by kind of cost; `exchanged` is shown only for split training."""
 
 UNITS = {"exchanged": "bytes"}
 
 
 def tables(summary: StudySummary) -> list[TextTable]:
-    """Return a row a setting: what its runs came to, and what they took until the target if there is one."""
+    """Return a table with one row per setting, and one about reaching the target, if there is a target."""
     kinds = [
         kind for kind in KINDS if kind != "exchanged" or any(group.whole.exchanged.count for group in summary.groups)
     ]
@@ -59,7 +59,7 @@ def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:
 
 
 def _figure(spread: SeedSpread, kind: str) -> str:
-    """Return mean and, where runs differ, deviation in the mean's unit."""
+    """Format the mean and, if runs differ, the deviation in the mean's unit."""
     if spread.mean.value is None or not spread.std:
         return amount(spread.mean, kind)
     _, size = unit_of(abs(spread.mean.value), kind)
@@ -69,7 +69,7 @@ def _figure(spread: SeedSpread, kind: str) -> str:
 
 
 def _share(spread: SeedSpread) -> str:
-    """Return an accuracy in percent."""
+    """Format an accuracy in percent."""
     if spread.mean.value is None:
         return NOTHING
     deviation = "" if spread.std is None else f" \N{PLUS-MINUS SIGN} {100 * spread.std:.2f}"
@@ -77,7 +77,7 @@ def _share(spread: SeedSpread) -> str:
 
 
 def cells_csv(rows: Sequence[CellRow]) -> str:
-    """Return a line a cell, in SI units; what is not known is empty, and a column `_whole` says what is a part only."""
+    """Return one line per cell in SI units; a column `_whole` is false for amounts with unknown parts."""
     return _csv(
         {"cell": row.cell, "setting": row.setting, "variant": row.variant}
         | _settings(row.settings)
@@ -90,7 +90,7 @@ def cells_csv(rows: Sequence[CellRow]) -> str:
 
 
 def groups_csv(groups: Sequence[Group]) -> str:
-    """Return a line a setting, in SI units, with means and sample standard deviations."""
+    """Return one line per setting in SI units, with means and sample standard deviations."""
     return _csv(
         {"setting": group.setting, "variant": group.variant}
         | _settings(group.settings)

@@ -26,7 +26,7 @@ from shared.errors import ConfigError
 
 
 def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
-    """Run a study; return its summary, its folder, and whether every cell that was asked for has ended by its plan.
+    """Run a study; return its summary, its folder, and whether every selected cell is complete.
 
     Raises:
         ConfigError: The study, a plan of it or the cluster cannot be used.
@@ -34,13 +34,13 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
     study, plan = load(options.study)
     grid = cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
     if options.jobs < 0:
-        raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one a processor")
+        raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one per core")
     chosen = [
         cell for cell in grid if not options.only or any(fnmatchcase(cell.name, pattern) for pattern in options.only)
     ]
     if not chosen:
         names_text = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
-        raise ConfigError(f"--only {' '.join(options.only)}: no cell has such a name; they begin with {names_text}")
+        raise ConfigError(f"--only {' '.join(options.only)}: no cell matches; names start with {names_text}")
     folder = make_folder(options.data_dir) / study.name
     console = Console(stderr=True)
     done = len(results_in(folder, chosen))
@@ -50,7 +50,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
         try:
             summary = complete_study(study, plan, grid, folder, _select_cells(chosen, _runner(options)), display.tell)
         except (KeyboardInterrupt, asyncio.CancelledError):
-            again = "the same command goes on, and keeps what is done"
+            again = "run the same command to continue"
             print_line(console, f"{study.name}: {display.status()}; {again}")
             raise
     names = {cell.name for cell in chosen}
@@ -58,30 +58,30 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
 
 
 def _select_cells(chosen: Sequence[Cell], run: Runner) -> Runner:
-    """Return a runner that leaves the other cells for another time."""
+    """Return a runner restricted to the chosen cells."""
     names = {cell.name for cell in chosen}
     return lambda orders, place, tell: run([order for order in orders if order.cell in names], place, tell)
 
 
 def _runner(options: argparse.Namespace) -> Runner:
-    def here(orders: Sequence[Order], place: Path, tell: Tell) -> None:
+    def run_on_machine(orders: Sequence[Order], place: Path, tell: Tell) -> None:
         asyncio.run(_cancel_on_signals(run_locally(orders, options.jobs or len(os.sched_getaffinity(0)), place, tell)))
 
-    def away(orders: Sequence[Order], _: Path, tell: Tell) -> None:
-        from edge_server.replay.study.ray_cluster import run_on_ray  # noqa: PLC0415 - Ray and the replay, only where asked for
+    def run_on_cluster(orders: Sequence[Order], _: Path, tell: Tell) -> None:
+        from edge_server.replay.study.ray_cluster import run_on_ray  # noqa: PLC0415 - imports Ray and the replay
 
         asyncio.run(_cancel_on_signals(run_on_ray(options.ray, orders, options.jobs, tell)))
 
-    return away if options.ray else here
+    return run_on_cluster if options.ray else run_on_machine
 
 
 async def _cancel_on_signals(work: Coroutine[Any, Any, None]) -> None:
-    """Await some work; the first Ctrl-C or SIGTERM ends it with all that it has started."""
+    """Await a coroutine; the first Ctrl-C or SIGTERM cancels it."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task
 
     def stop() -> None:
-        if not task.cancelling():  # once is enough: another would cut the clearing up short
+        if not task.cancelling():  # a second signal would interrupt the cleanup
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):

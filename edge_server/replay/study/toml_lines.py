@@ -11,11 +11,11 @@ _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"
 
 
 def line_of(text: str, key_parts: tuple[str, ...], place: int = 0) -> int:
-    """Return the line, from 1, in which a key is set, or the table or inline table that holds it; 1 if none is found.
+    """Return the line number, from 1, of a key or of the table that holds it; 1 if there is none.
 
     Args:
-        key_parts: The key's parts, those of its table first; dots within quotes part them like others.
-        place: Of several tables `[[...]]` of the key's first part, which one, from 0.
+        key_parts: Parts of the dotted key, table first; dots within quotes also separate parts.
+        place: Index among several tables `[[...]]` of the first part.
     """
     best, best_line, count = 0, 1, -1
     table: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""A process that runs cells, one after another, as long as the study that started it lives.
+"""Worker process of a study: run cells until the study ends.
 
-An order is a line on its standard input, an answer a line on its standard output. What fails a cell by an error of ours
-is answered; anything else ends the process, and the study sees that.
+An order is a line on standard input, an answer a line on standard output. Errors of fieldfleet fail the cell and are
+answered; any other error ends the process, which the study detects.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ with loading():
     from edge_server.replay.study.pool import remove_leftovers
     from edge_server.replay.study.result import Order
 
+# Delays between interrupts at the end: without a cell, with a cell, and before it is killed.
 IDLE_S, SOON_S, GRACE_S = 0.05, 0.1, 5.0
-"""How long a process without orders waits for its own end, and one with a cell for the cell to give way."""
 
 NO_MORE = b""
 
 
 def main() -> None:
-    """Run cells until the study has no more, or is no more."""
+    """Run cells until the study has no more or has ended."""
     answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints shall not be taken for an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep prints out of the answers
     faulthandler.enable()
     processes.configure("warning")
     registry.allow(os.environ.get(registry.VARIABLE, "").split())
-    memory.die_first()  # a cell can be run again, rather than the study
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+    memory.die_first()  # under memory pressure, kill the cell rather than the study
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
     orders: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True, name="orders").start()
     with suppress(KeyboardInterrupt):
@@ -59,12 +59,12 @@ def _work(orders: SimpleQueue[bytes], answers: int) -> None:
 
 
 def _read_orders(orders: SimpleQueue[bytes]) -> None:
-    """Take orders; where there will be none any more, end the process, whatever it does."""
-    with open(sys.stdin.fileno(), "rb", closefd=False) as lines:  # as sys.stdin it would abort the process at its end
+    """Queue orders; when standard input ends, end the process even during a cell."""
+    with open(sys.stdin.fileno(), "rb", closefd=False) as lines:  # sys.stdin would abort the process at exit
         for line in lines:
             orders.put(line)
     orders.put(NO_MORE)
-    for patience_s in (IDLE_S, SOON_S, GRACE_S):  # asked once, asyncio cancels where it next waits; twice, at once
+    for patience_s in (IDLE_S, SOON_S, GRACE_S):  # a first interrupt cancels at the next await, a second one at once
         threading.Event().wait(patience_s)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     remove_leftovers(os.getpid())

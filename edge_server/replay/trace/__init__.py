@@ -1,1 +1,4 @@
-"""The portable trace of a run: a folder of one header and a few CSV tables, made of a journal and made into one."""
+"""Portable trace of a run: a JSON header and CSV tables.
+
+A trace is exported from a run's journal and can be imported as one.
+"""

@@ -1,4 +1,4 @@
-"""Anonymise a trace: replace device names, drop texts that may contain them."""
+"""Anonymise a trace: replace device names and drop texts that may contain them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from edge_server.replay.trace.trace import Trace
 from shared.errors import ConfigError
 from shared.protocol.messages import mix
 
+# Value of an assignment that contains the device's name, in traces of old versions.
 OWN_NAME = "device"
-"""Among the values of an assignment, in traces of versions that told a device its own name there."""
 
 
+# Tables ordered by round and device.
 SORTED = ("tasks", "steps", "decisions")
-"""Tables in order of round and device."""
 
 
 def anonymise(trace: Trace) -> Trace:
-    """Return the trace with devices named by their place, without causes of failures, notes and absolute paths.
+    """Return the trace with numbered devices and without failure causes, notes and absolute paths.
 
     Raises:
-        ConfigError: The names decide which device has which examples.
+        ConfigError: The partition depends on the devices' names.
     """
     header = trace.header
     if header.plan.partition.kind == "client":
-        raise ConfigError("the plan's partition is by client: the devices' names say whose data they have; keep them")
+        raise ConfigError(
+            "the plan's partition is by client, so the data depend on the devices' names; export without --anonymous"
+        )
     names = _names([device.name for device in header.devices], "device")
     unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
     names |= _names(unheard, "unheard")
@@ -43,7 +45,7 @@ def anonymise(trace: Trace) -> Trace:
 
 
 def _names(originals: list[str], prefix: str) -> dict[str, str]:
-    width = len(str(len(originals)))  # of equal length, so that they sort as they are counted
+    width = len(str(len(originals)))  # equal length, so that they sort by number
     return {name: f"{prefix}-{place:0{width}d}" for place, name in enumerate(originals)}
 
 
@@ -51,7 +53,7 @@ def _rename_row(row: Any, names: Mapping[str, str], seed: int) -> TableRow:
     changes: dict[str, Any] = {"device": names[row.device]} if "device" in row.__struct_fields__ else {}
     if isinstance(row, TaskRow) and row.cause:
         changes["cause"] = "failed"
-    if isinstance(row, DecisionRow):  # a seed is a function of the name: whoever guesses that would see it there
+    if isinstance(row, DecisionRow):  # the seed is a function of the name and would confirm a guess
         changes["seed"] = mix(seed, row.round, names[row.device])
         if row.values.get(OWN_NAME) == row.device:
             changes["values"] = row.values | {OWN_NAME: names[row.device]}
@@ -64,7 +66,7 @@ def _row_order(row: Any) -> tuple[int, str]:
 
 
 def _without_folders(plan: Plan) -> Plan:
-    """Return a plan that does not say where anything lay on its machine: of absolute paths the last name is left."""
+    """Return a plan with absolute paths reduced to their last part."""
     return msgspec.convert(_strip_folders(msgspec.to_builtins(plan)), Plan)
 
 

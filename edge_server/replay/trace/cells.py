@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edge_server.replay.trace.schema import PROVENANCE, TABLES, TOLD, TableRow, columns, unit_of
+from edge_server.replay.trace.schema import PROVENANCE, TABLES, WITH_PROVENANCE, TableRow, columns, unit_of
 from shared.errors import ConfigError
 from shared.protocol.measurements import Provenance
 
 T = TypeVar("T")
 
 
+# Three hundred years: no run is longer, and a float clock would lose its microseconds.
 MAX_S = 1e10
-"""Three hundred years; no run is longer, and beyond it a clock of doubles loses its microseconds."""
 
 
+# First characters that make a spreadsheet compute a text, and the mark ' that is put before such texts.
 FORMULA = ("=", "+", "-", "@", "'")
-"""What a spreadsheet computes at the head of a text, and the mark that we put before such a text."""
 
 
+# Columns whose cells are JSON objects.
 TREES = ("metrics", "refused", "values")
-"""Columns whose cells are JSON objects."""
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -45,26 +45,26 @@ def _format_cell(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        line = "".join(character if character.isprintable() else " " for character in value)  # a row is a line
+        line = "".join(character if character.isprintable() else " " for character in value)  # one line per row
         return f"'{line}" if line.startswith(FORMULA) else line
     return "" if value is None else repr(value)
 
 
 def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> TableRow:
-    """Return the row of some cells by column; columns that are not ours are left out.
+    """Parse a row from its cells by column; unknown columns are ignored.
 
     Args:
-        marked: Whether texts that a spreadsheet would compute have a mark before them, which is taken away.
+        marked: Remove the mark ' before texts, as `format_row` puts one before texts that look like formulas.
 
     Raises:
-        ConfigError: A cell does not hold what its column must; the message names the column.
+        ConfigError: A cell does not fit its column; the message names the column.
     """
     filled = {column: texts[column].removeprefix("'" * marked) for column in columns(table) if texts.get(column)}
     fields: dict[str, Any] = {name: cell for name, cell in filled.items() if name in TABLES[table].__struct_fields__}
     for name in TREES:
         if name in fields:
             fields[name] = _decode_cell(partial(msgspec.json.decode, fields[name]), f"{name}`")
-    provenance = {figure: _provenance(figure, filled) for figure in TOLD.get(table, ())}
+    provenance = {figure: _provenance(figure, filled) for figure in WITH_PROVENANCE.get(table, ())}
     if any(provenance.values()):
         fields["provenance"] = {figure: entry for figure, entry in provenance.items() if entry}
     read = _decode_cell(lambda: msgspec.convert(fields, TABLES[table], strict=False), "")
@@ -75,7 +75,7 @@ def parse_row(table: str, texts: Mapping[str, str], *, marked: bool = True) -> T
 
 
 def _require_storable(name: str, value: object) -> None:
-    """Refuse an integer that no record could hold, wherever it stands in a cell."""
+    """Reject integers of more than 64 bits, also nested ones, which no record could hold."""
     try:
         msgspec.msgpack.encode(value)
     except OverflowError as error:
@@ -83,7 +83,7 @@ def _require_storable(name: str, value: object) -> None:
 
 
 def _decode_cell(read: Callable[[], T], column: str) -> T:
-    """Return what is read, with the name of its column in the error."""
+    """Call `read`; add the column's name to its errors."""
     try:
         return read()
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -107,6 +107,6 @@ def _require_plausible(name: str, value: object) -> None:
         figures = [*value.values(), *(getattr(entry, "uncertainty", None) for entry in value.values())]
     for figure in figures:
         if isinstance(figure, float) and not math.isfinite(figure):
-            raise ConfigError(f"column `{name}`: {figure} cannot be true")
+            raise ConfigError(f"column `{name}`: {figure} is not finite")
         if isinstance(figure, float) and unit_of(name) == "s" and figure > MAX_S:
-            raise ConfigError(f"column `{name}`: {figure:g} s cannot be true")
+            raise ConfigError(f"column `{name}`: {figure:g} s is more than {MAX_S:g} s")

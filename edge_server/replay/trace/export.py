@@ -37,7 +37,7 @@ def trace_of(records: Sequence[AnyRecord]) -> Trace:
     """Return the trace of a run.
 
     Raises:
-        ConfigError: The journal does not hold a run's beginning.
+        ConfigError: The journal lacks the start of the run.
     """
     journal = index_journal(records)
     tables: dict[str, tuple[TableRow, ...]] = {
@@ -86,7 +86,7 @@ def _header(journal: IndexedJournal, tables: dict[str, tuple[TableRow, ...]]) ->
 
 
 def _devices(journal: IndexedJournal) -> list[TracedDevice]:
-    """Return every device, those that the plan names first, as in the fleet that shares the plan's data set."""
+    """Return every device, first those of the plan, in the order of the fleet that shares the data set."""
     names = {record.device for record, _ in (*journal.presence, *journal.sensed)}
     names |= {device for _, device in journal.accepted}
     names |= {device for record, _ in journal.rounds.values() for device in record.assignments}
@@ -100,7 +100,7 @@ def _devices(journal: IndexedJournal) -> list[TracedDevice]:
 
 
 def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
-    """Return names in the order of `edge_server.plan.plan.devices`: the plan's, then device-2 before device-10."""
+    """Sort names as `edge_server.plan.plan.devices` does: plan order, then device-2 before device-10."""
     positions = {device.name: place for place, device in enumerate(expanded(plan.device))}
 
     def place(name: str) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ def _steps(journal: IndexedJournal) -> Iterable[Step]:
 
 
 def _task_causes(journal: IndexedJournal) -> dict[tuple[int, str], str]:
-    """Return the cause for which each task failed, empty where it did not, by round and device."""
+    """Return the cause of failure of every task by round and device; empty if it did not fail."""
     causes = {(number, device): "" for number, (opened, _) in journal.rounds.items() for device in opened.assignments}
     causes |= dict.fromkeys(journal.accepted, "")
     causes |= {(n, device): cause for n, (close, _) in journal.closed.items() for device, cause in close.failed.items()}
@@ -188,7 +188,7 @@ def _purpose(journal: IndexedJournal, number: int) -> Purpose:
 
 
 def _absent_row(number: int, device: str, purpose: Purpose, cause: str, settled_cost: Cost | None) -> TaskRow:
-    """Return the row of a task whose update does not count; what a late one cost is known all the same."""
+    """Return the row of a task whose update does not count; the cost of a late one is known."""
     if settled_cost is None or cause:
         outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
         return TaskRow(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
@@ -227,7 +227,7 @@ def _arrival_fields(
 
 
 def _began_s(cost: Cost, opened_s: float | None, arrived_s: float | None) -> float | None:
-    """Return when a task began by the server's clock: before it arrived by what it took, but not before its round."""
+    """Return a task's start by the server's clock: arrival minus its spans, but not before its round."""
     parts = (cost.download_s, cost.compute_s, cost.upload_s)
     if arrived_s is None or None in parts:
         return None

@@ -30,11 +30,11 @@ MAX_LINE = 1 << 20
 
 
 def write(trace: Trace, folder: Path) -> None:
-    """Write a trace into a new or empty folder, the header last: without it there is no trace.
+    """Write a trace into a new or empty folder; the header comes last and marks it complete.
 
     Raises:
-        ConfigError: There is something in the folder.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The folder is not empty.
+        Unwritable: The disk is full.
     """
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def write(trace: Trace, folder: Path) -> None:
 
 
 def describe_tables(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Table]:
-    """Return what the header says of tables."""
+    """Return the header's description of the tables."""
     return {
         table: Table(rows=len(tables[table]), columns={column: unit_of(column) for column in columns(table)})
         for table in TABLES
@@ -57,30 +57,30 @@ def describe_tables(tables: Mapping[str, tuple[TableRow, ...]]) -> dict[str, Tab
 
 
 def is_trace(path: Path) -> bool:
-    """Tell whether a path is a trace's folder."""
+    """Check for a trace's header in a folder."""
     return (path / headers.FILE).exists()
 
 
 def read(folder: Path) -> Trace:
-    """Read a trace.
+    """Read and check a trace.
 
     Raises:
-        ConfigError: A file is missing, too large, cut short or not of the schema, or the rows contradict one another.
+        ConfigError: A file is missing, too large, truncated or not of the schema, or rows contradict each other.
     """
     path = folder / headers.FILE
     try:
         with _open_bounded(path, headers.MAX_BYTES) as file:
             data = file.read()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text ({error}); restore the file from a copy") from error
+        raise ConfigError(f"{path}: not UTF-8 text ({error}); restore the file from a copy") from error
     header = headers.decode(data.encode(), path)
     tables = {table: tuple(_rows(folder, header, table)) for table in TABLES}
-    header = msgspec.structs.replace(header, marked=False)  # the texts read have no marks any more
+    header = msgspec.structs.replace(header, marked=False)  # marks were removed while reading
     return check_trace(Trace(header, tables), folder)
 
 
 def _open_bounded(path: Path, most_bytes: int) -> TextIO:
-    """Open a plain file of bounded size."""
+    """Open a regular file of bounded size."""
     try:
         file = open(path, encoding="utf-8", newline="", opener=_open_nonblocking)  # noqa: SIM115 - returned open
     except OSError as error:
@@ -90,12 +90,12 @@ def _open_bounded(path: Path, most_bytes: int) -> TextIO:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
         file.close()
-        raise ConfigError(f"{path}: no plain file of at most {most_bytes} bytes; a longer one is not read")
+        raise ConfigError(f"{path}: not a regular file of at most {most_bytes} bytes")
     return file
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe nobody writes to would be waited for
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe without writer would block
 
 
 def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[TableRow]:
@@ -113,12 +113,12 @@ def _rows(folder: Path, header: TraceHeader, table: str) -> Iterator[TableRow]:
         except (ConfigError, csv.Error, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}:{reader.line_num}: {error}; correct or restore that line") from error
     if count != expected:
-        raise ConfigError(f"{path}: {count} rows, the header says {expected}: rows are missing or were added")
+        raise ConfigError(f"{path}: {count} rows, but the header says {expected}; restore the file from a copy")
 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let a field be as long as a line inside the block; the limit is the whole process's, and other readers' too."""
+    """Raise the limit on field length inside the block; the limit is global to the process."""
     before = csv.field_size_limit(MAX_LINE)
     try:
         yield
@@ -127,10 +127,10 @@ def _long_fields() -> Iterator[None]:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """Yield a file's lines, none longer than any of ours."""
+    """Yield a file's lines of bounded length."""
     while line := file.readline(MAX_LINE):
         if not line.endswith("\n"):
-            raise ConfigError("the line does not end here" if len(line) < MAX_LINE else "the line is too long")
+            raise ConfigError("the line is truncated" if len(line) < MAX_LINE else "the line is too long")
         yield line
 
 
@@ -139,5 +139,5 @@ def _check_columns(names: list[str], table: str) -> list[str]:
     if missing:
         raise ConfigError(f"the column {missing[0]!r} is missing (of {len(missing)} in all)")
     if len(set(names)) != len(names):
-        raise ConfigError("two columns have one name")
+        raise ConfigError("two columns have the same name")
     return names

@@ -1,4 +1,4 @@
-"""The header of a trace, `trace.json`: what the tables mean, and all of the run that is no table."""
+"""Trace header `trace.json`: units of the tables and facts about the run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MAX_BYTES = 16 << 20
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what stands in the header; keys that the reader does not know are ignored."""
+    """Base of the header's parts; unknown keys are ignored."""
 
 
 class TracedDevice(Header, frozen=True, kw_only=True):
-    """A device of the trace: its name, the id of its board's profile and its agent's version, where they were told."""
+    """Device of the trace: name, profile id of its board and agent version; empty if not reported."""
 
     name: str
     board: str = ""
@@ -29,7 +29,7 @@ class TracedDevice(Header, frozen=True, kw_only=True):
 
 
 class Process(Header, frozen=True, kw_only=True):
-    """A server process: the second of the run at which it began, calendar seconds of that moment, its versions."""
+    """Server process: run second and calendar second of its start, and its versions."""
 
     run_s: float
     utc_s: float | None = None
@@ -37,32 +37,32 @@ class Process(Header, frozen=True, kw_only=True):
 
 
 class Table(Header, frozen=True, kw_only=True):
-    """A table: how many rows it has, and every column's unit."""
+    """Number of rows and unit of every column of a table."""
 
     rows: int
     columns: dict[str, str]
 
 
 class Rewind(Header, frozen=True, kw_only=True):
-    """The run went back to before a round, whose rows are those of its repetition."""
+    """Return of the run to before a round; the rows of that round are those of its repetition."""
 
     round: int
     cause: str = ""
 
 
 class End(Header, frozen=True, kw_only=True):
-    """How the run ended."""
+    """Outcome of the run."""
 
     outcome: Literal["finished", "stopped", "diverged", "refused"]
     cause: str = ""
 
 
 class Evaluation(Header, frozen=True, kw_only=True):
-    """What all devices that were there measured after a round.
+    """Evaluation by all connected devices after a round.
 
     Attributes:
-        round: The last one before it.
-        personal: Whether each device tried a model of its own.
+        round: Last round before it; 0 for none.
+        personal: Each device evaluated a personal model.
     """
 
     round: int
@@ -71,39 +71,39 @@ class Evaluation(Header, frozen=True, kw_only=True):
 
 
 class Statistics(Header, frozen=True, kw_only=True):
-    """Running statistics of a split network were measured anew after a round, over so many batches."""
+    """Measurement of a split network's running statistics after a round, over so many batches."""
 
     round: int
     batches: int
 
 
 ClassShares: TypeAlias = Annotated[tuple[float | None, ...], msgspec.Meta(max_length=100)]
-"""Shares of right answers in the order of the labels; None of a class without examples."""
+"""Accuracy per class in the order of the labels; None for a class without examples."""
 
 
 class TraceHeader(Header, frozen=True, kw_only=True):
-    """The whole header.
+    """Complete header.
 
     Attributes:
         format: Always `fieldfleet-trace`.
-        started: Calendar time for people.
-        anonymous: Whether devices have other names than they had.
-        draw: Who draws first weights: see `shared.models.build`; empty for torch's generator, as in old traces.
-        statistics_batches: Over how many batches running statistics are measured; 0: they are not, as in old traces.
-        marked: Whether texts that a spreadsheet would compute have the mark `'` before them; in old traces not.
-        plan: What the run did; its data's path is relative to the folder of data sets.
+        started: Calendar time, for people.
+        anonymous: Device names were replaced.
+        draw: Generator of the first weights, see `shared.models.build`; empty for torch's, as in old traces.
+        statistics_batches: Batches over which running statistics are measured; 0 for none, as in old traces.
+        marked: Texts that look like formulas have the mark `'` before them; false in old traces.
+        plan: Plan of the run; its data path is relative to the folder of data sets.
         devices: In the order in which they share the plan's data set.
-        processes: Of the server, in order.
-        measured: Whether training steps were timed before the first round.
-        evaluated: Whether the devices tried the finished model.
-        device_accuracy: What came of it.
-        evaluations: Every time that all devices evaluated, be it that model or each its own.
-        statistics: Every time that running statistics were measured anew.
-        class_accuracy: Of the aggregated model on the server's test data by class, by the round before the test.
-        terms: The method's own figures of its training, by round: loss terms, supervised steps.
-        rewound: When the run lost a checkpoint.
-        notes: What a reader of the figures must know.
-        ended: None where the run did not end.
+        processes: Server processes in order of time.
+        measured: Training steps were timed before the first round.
+        evaluated: Devices evaluated the final model.
+        device_accuracy: Result of that evaluation.
+        evaluations: All evaluations by devices, of the aggregated model or of personal ones.
+        statistics: All measurements of running statistics.
+        class_accuracy: Accuracy per class of the aggregated model on the server's test data, by round.
+        terms: The algorithm's training figures by round, for example loss terms or supervised steps.
+        rewound: Returns to earlier rounds after a lost checkpoint.
+        notes: Remarks for the interpretation of the figures.
+        ended: None if the run has not ended.
     """
 
     format: Literal["fieldfleet-trace"] = "fieldfleet-trace"
@@ -136,27 +136,27 @@ class _First(Header, frozen=True, kw_only=True):
 
 
 def encode(header: TraceHeader) -> bytes:
-    """Return the header as indented JSON."""
+    """Encode the header as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
 
 
 def decode(data: bytes, path: Path) -> TraceHeader:
-    """Return the header in the file at `path`.
+    """Decode and check the header in the file at `path`.
 
     Raises:
-        ConfigError: It is none, of a newer schema, or contradicts itself or the schema.
+        ConfigError: It is not a header, has a newer schema, or contradicts itself or the schema.
     """
     try:
         first = msgspec.json.decode(data, type=_First)
         if first.format != FORMAT:
-            raise ConfigError(f"{path}: no header of a trace; name a folder that `edge-server trace export` wrote")
+            raise ConfigError(f"{path}: not the header of a trace; name a folder that `edge-server trace export` wrote")
         if first.version != VERSION:
             raise ConfigError(
                 f"{path}: written in version {first.version} of the schema, this is version {VERSION}: "
-                "read it with the fieldfleet that wrote it, or with a newer one"
+                "read it with the fieldfleet version that wrote it, or with a newer one"
             )
         header = msgspec.json.decode(data, type=TraceHeader)
-        msgspec.msgpack.encode(header)  # raises OverflowError: such an integer could not be told to anybody
+        msgspec.msgpack.encode(header)  # raises OverflowError for integers that no message can hold
     except OverflowError as error:
         raise ConfigError(f"{path}: an integer of more than 64 bits; restore the file from a copy") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -169,7 +169,7 @@ def decode(data: bytes, path: Path) -> TraceHeader:
 def _require_consistent(header: TraceHeader, path: Path) -> None:
     names = [device.name for device in header.devices]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path}: devices: one is named twice")
+        raise ConfigError(f"{path}: devices: two have the same name; rename one")
     moments = [process.run_s for process in header.processes]
     if moments != sorted(moments) or any(moment < 0 for moment in moments):
         raise ConfigError(f"{path}: processes: time runs backwards; restore the file from a copy")

@@ -1,6 +1,6 @@
-"""A trace as a run's journal again, so that whatever reads a run reads an imported one.
+"""Import a trace as a run's journal.
 
-All seconds are of the run; every server process begins where its clock would show just that.
+All times are seconds of the run; every server process starts where its clock would show that second.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 
 COST = tuple(name for name in Cost.__struct_fields__ if name != "provenance")
+# Parts of a cost that are not known yet when the update is sent.
 LATER = ("upload_s", "upload_joules", "bytes_up")
-"""What of a cost an update cannot say yet."""
 
 
 def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
     """Return the journal of a trace.
 
     Args:
-        run: Another name for the run.
+        run: New name of the run; empty to keep it.
     """
     header = trace.header
     name = run or header.run
@@ -68,7 +68,7 @@ def to_records(trace: Trace, run: str = "") -> list[AnyRecord]:
 
 
 def _sort_by_time(trace: Trace) -> list[AnyRecord]:
-    """Return what happened, in order of time; what has no moment follows what it came after."""
+    """Return all records in order of time; records without a time follow their predecessor."""
     timed: list[tuple[float, int, AnyRecord]] = []
     for source in (_presence_records(trace), _sensed_records(trace), _round_records(trace)):
         last_s = 0.0
@@ -139,13 +139,13 @@ def _round_records(trace: Trace) -> Iterator[AnyRecord]:
             yield msgspec.structs.replace(closed, class_accuracy=by_class, terms=terms)
         yield from _evaluation_records(trace, row.round, tasks)
     after = [task for number in sorted(tasks) if number > last for task in tasks[number]]
-    if trace.header.evaluated and not trace.header.evaluations:  # an old trace, which knows of one at the end
+    if trace.header.evaluated and not trace.header.evaluations:  # old traces only have the final evaluation
         yield from _update_records(run, after)
         yield Evaluated(accuracy=trace.header.device_accuracy, by_device=_measurements(after))
 
 
 def _evaluation_records(trace: Trace, after: int, tasks: Mapping[int, list[TaskRow]]) -> Iterator[AnyRecord]:
-    """Yield what all devices measured after a round."""
+    """Yield the evaluations by all devices after a round."""
     header = trace.header
     for evaluation in header.evaluations:
         if evaluation.round == after:
@@ -235,7 +235,7 @@ def _cost(task: TaskRow) -> Cost:
 
 
 def _cost_in_update(cost: Cost) -> Cost:
-    """Return what the update itself said of its cost."""
+    """Return the cost as it was known when the update was sent."""
     provenance = {name: entry for name, entry in cost.provenance.items() if name not in LATER}
     return msgspec.structs.replace(cost, **dict.fromkeys(LATER), provenance=provenance)
 

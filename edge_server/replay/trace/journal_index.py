@@ -1,4 +1,4 @@
-"""Index of a run's valid journal records by kind, with their seconds of the run."""
+"""Index of a run's valid journal records by kind."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from edge_server.replay.trace.header import End, Process, Rewind
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 
+# Round to microseconds: a clock's zero is arbitrary, so further digits carry no information.
 DIGITS = 6
-"""Moments are told to the microsecond: a clock's zero is arbitrary, and so are the digits behind."""
 
 
 @dataclass
 class IndexedJournal:
-    """A run's valid records by kind, with their seconds of the run."""
+    """Valid records of a run by kind, with their seconds of the run."""
 
     run_opened: RunOpened
     rounds: dict[int, tuple[RoundOpened, float | None]] = field(default_factory=dict)
@@ -50,8 +50,8 @@ class IndexedJournal:
     notes: list[str] = field(default_factory=list)
     ended: End | None = None
 
-    def take(self, record: AnyRecord, second: float | None) -> None:  # noqa: C901 - one case a kind of record
-        """Sort one record in."""
+    def take(self, record: AnyRecord, second: float | None) -> None:  # noqa: C901 - one case per record type
+        """Add one record."""
         match record:
             case RoundOpened():
                 self.rounds[record.round] = record, second
@@ -87,7 +87,7 @@ class IndexedJournal:
                 pass
 
     def working_spans(self) -> dict[str, list[tuple[float, float, int]]]:
-        """Return when each device was at work for which round: from its opening to the update, or to its close."""
+        """Return (start, end, round) of every device's work: from the round's opening to its update or close."""
         spans: dict[str, list[tuple[float, float, int]]] = {}
         for number, (round_opened, opened_s) in sorted(self.rounds.items()):
             closed_s = self.closed[number][1] if number in self.closed else None
@@ -100,15 +100,15 @@ class IndexedJournal:
 
 
 def index_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
-    """Sort a journal's records.
+    """Index the valid records of a journal.
 
     Raises:
-        ConfigError: It does not hold a run's beginning.
+        ConfigError: The journal lacks the start of the run.
     """
     valid_records = valid(records)
     run_opened = next((record for record in valid_records if isinstance(record, RunOpened)), None)
     if run_opened is None:
-        raise ConfigError("the journal has no beginning of a run: there is nothing to export yet")
+        raise ConfigError("the journal lacks the start of a run; export it after the run has started")
     journal = IndexedJournal(run_opened)
     for record, second in timed_records(valid_records):
         journal.take(record, None if second is None else round(second, DIGITS))

@@ -17,12 +17,12 @@ from edge_server.replay.trace.schema import (
 )
 from shared.protocol.measurements import Provenance
 
+# Name of the fact that holds a board's profile id.
 BOARD = "board"
-"""The name under which the id of a board's profile stands among the facts."""
 
 
 def sample_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
-    """Yield a row for every figure, with the source and quality that were told last."""
+    """Yield a row for every reading, with its latest reported source and quality."""
     last_sources: dict[tuple[str, str], Provenance] = {}
     for record, second in _skip_duplicates(sensed):
         for name, value in sorted(record.readings.items()):
@@ -42,7 +42,7 @@ def sample_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Sample]:
 
 
 def fact_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
-    """Yield a row for every word that was news."""
+    """Yield a row for every reported fact."""
     for record, second in _skip_duplicates(sensed):
         texts = {**record.facts, **({BOARD: record.board} if record.board else {})}
         for name, value in sorted(texts.items()):
@@ -50,7 +50,7 @@ def fact_rows(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[Fact]:
 
 
 def _skip_duplicates(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[Sensed, float]]:
-    """Leave out what came of one device within the same microsecond as something before it."""
+    """Skip records of the same device and microsecond as the one before."""
     last: dict[str, float] = {}
     for record, second in sensed:
         if last.get(record.device) != second:
@@ -61,11 +61,11 @@ def _skip_duplicates(sensed: Iterable[tuple[Sensed, float]]) -> Iterator[tuple[S
 def presence_rows(
     events: Iterable[tuple[Joined | Left, float]], spans: Mapping[str, Sequence[tuple[float, float, int]]]
 ) -> Iterator[Presence]:
-    """Yield a row for every coming and going.
+    """Yield a row for every change of presence.
 
     Args:
-        events: The records, with their seconds of the run.
-        spans: For every device from when to when it was at work for which round; who leaves meanwhile interrupts it.
+        events: Records and their seconds of the run.
+        spans: Working spans by device; leaving within one interrupts that round's task.
     """
     before: set[Presence] = set()
     for record, second in events:

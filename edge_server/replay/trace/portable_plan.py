@@ -12,7 +12,7 @@ from edge_server.plan.plan import Plan
 
 
 def make_portable(plan: Plan, data_root: Path) -> Plan:
-    """Return a plan of which what lies below `data_root` is named relative to it; `plan.placed` undoes it."""
+    """Return a plan with paths below `data_root` made relative to it; `plan.placed` is the inverse."""
     devices = [_make_device_portable(device, data_root) for device in plan.device]
     server_data = _relative(plan.server_data, data_root)
     return msgspec.structs.replace(plan, data=_relative(plan.data, data_root), server_data=server_data, device=devices)

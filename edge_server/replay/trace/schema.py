@@ -1,7 +1,7 @@
-"""The rows of a trace's tables: a field is a column, the end of its name is its unit. The README documents them.
+"""Schema of a trace's tables: fields are columns, suffixes of names are units.
 
-Moments are seconds of the run, joined over the server's restarts (`edge_server.journal.run_clock`).
-A field that nobody measured is None, and its cell is empty: absent is never zero.
+Times are seconds of the run, continuous over server restarts (`edge_server.journal.run_clock`). Unmeasured fields are
+None and their cells empty: absent is never zero. The README documents every column.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Purpose: TypeAlias = Literal["measure", "train", "evaluate", "statistics"]
 Device: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Hex: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z", max_length=64)]
 
-TOLD: Mapping[str, tuple[str, ...]] = {
+WITH_PROVENANCE: Mapping[str, tuple[str, ...]] = {
     "tasks": (
         "download_s",
         "compute_s",
@@ -37,7 +37,7 @@ TOLD: Mapping[str, tuple[str, ...]] = {
     ),
     "steps": ("compute_s", "compute_joules", "cycles"),
 }
-"""Figures of which `<figure>_quality`, `_source` and `_uncertainty` are columns too."""
+"""Figures with the additional columns `<figure>_quality`, `_source` and `_uncertainty`."""
 
 PROVENANCE = ("quality", "source", "uncertainty")
 UNITS: Mapping[str, str] = {
@@ -53,15 +53,15 @@ UNITS: Mapping[str, str] = {
     "bytes_down": "B",
     "bytes_up": "B",
 }
-"""By the end of a name; the longest end that fits counts."""
+"""Unit by suffix of a name; the longest matching suffix counts."""
 
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a table."""
+    """Row of a table."""
 
 
 class TaskRow(TableRow, frozen=True, kw_only=True):
-    """What one device was asked in one round, and what came of it and cost it."""
+    """Task of one device in one round: outcome and cost."""
 
     round: Count
     device: Device
@@ -102,7 +102,7 @@ class TaskRow(TableRow, frozen=True, kw_only=True):
 
 
 class Step(TableRow, frozen=True, kw_only=True):
-    """What one training step cost a device before the first round."""
+    """Cost of one training step, measured before the first round."""
 
     device: Device
     steps: Count
@@ -117,7 +117,7 @@ class Step(TableRow, frozen=True, kw_only=True):
 
 
 class Round(TableRow, frozen=True, kw_only=True):
-    """One round."""
+    """Opening, close and result of one round."""
 
     round: Count
     outcome: Literal["aggregated", "missed", "open"]
@@ -136,7 +136,7 @@ class Round(TableRow, frozen=True, kw_only=True):
 
 
 class DecisionRow(TableRow, frozen=True, kw_only=True):
-    """What one device was told in one round."""
+    """Assignment of one device in one round."""
 
     round: Count
     device: Device
@@ -151,7 +151,7 @@ class DecisionRow(TableRow, frozen=True, kw_only=True):
 
 
 class Sample(TableRow, frozen=True, kw_only=True):
-    """One figure that a device measured."""
+    """Measured reading of a device."""
 
     at_s: Positive
     device: Device
@@ -164,7 +164,7 @@ class Sample(TableRow, frozen=True, kw_only=True):
 
 
 class Fact(TableRow, frozen=True, kw_only=True):
-    """One word that a device said of itself, where it was news."""
+    """Fact reported by a device, recorded when it changes."""
 
     at_s: Positive
     device: Device
@@ -173,7 +173,7 @@ class Fact(TableRow, frozen=True, kw_only=True):
 
 
 class Presence(TableRow, frozen=True, kw_only=True):
-    """A device came or went."""
+    """Connection or disconnection of a device."""
 
     at_s: Positive
     device: Device
@@ -195,7 +195,7 @@ TABLES: Mapping[str, type[TableRow]] = {
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a column or a reading: `1` for a count, a share or a word."""
+    """Return the unit of a column or reading: `1` for counts, shares and texts."""
     ends = [end for end in UNITS if name.endswith(end)]
     return UNITS[max(ends, key=len)] if ends else "1"
 
@@ -203,4 +203,4 @@ def unit_of(name: str) -> str:
 def columns(table: str) -> tuple[str, ...]:
     """Return a table's columns in order."""
     fields = tuple(name for name in TABLES[table].__struct_fields__ if name != "provenance")
-    return fields + tuple(f"{figure}_{part}" for figure in TOLD.get(table, ()) for part in PROVENANCE)
+    return fields + tuple(f"{figure}_{part}" for figure in WITH_PROVENANCE.get(table, ()) for part in PROVENANCE)

@@ -1,4 +1,4 @@
-"""A trace in memory, and what its rows must agree on."""
+"""Trace in memory, and consistency checks of its rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "facts": ("at_s", "device", "name"),
     "availability": ("at_s", "device", "event", "cause"),
 }
-"""No two rows of a table agree in all of these."""
+"""Columns that identify a row of a table."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One run.
+    """Trace of one run.
 
     Attributes:
-        header: What stands in `trace.json`.
-        tables: The rows of every table, in order.
+        tables: Rows by table name, in order.
     """
 
     header: TraceHeader
@@ -39,12 +38,12 @@ class Trace:
 
     @property
     def tasks(self) -> tuple[TaskRow, ...]:
-        """Return what every device was asked in every round, in order of round and device."""
+        """Return the tasks, in order of round and device."""
         return cast("tuple[TaskRow, ...]", self.tables["tasks"])
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Return what a training step cost every device."""
+        """Return the measured step costs by device."""
         return cast("tuple[Step, ...]", self.tables["steps"])
 
     @property
@@ -54,30 +53,30 @@ class Trace:
 
     @property
     def decisions(self) -> tuple[DecisionRow, ...]:
-        """Return what every device was told."""
+        """Return the assignments, in order of round and device."""
         return cast("tuple[DecisionRow, ...]", self.tables["decisions"])
 
     @property
     def readings(self) -> tuple[Sample, ...]:
-        """Return what the devices measured, in order of time."""
+        """Return the readings in order of time."""
         return cast("tuple[Sample, ...]", self.tables["readings"])
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """Return what the devices said of themselves, in order of time."""
+        """Return the reported facts in order of time."""
         return cast("tuple[Fact, ...]", self.tables["facts"])
 
     @property
     def presence(self) -> tuple[Presence, ...]:
-        """Return who came and went, in order of time."""
+        """Return the changes of presence in order of time."""
         return cast("tuple[Presence, ...]", self.tables["availability"])
 
 
 def check_trace(trace: Trace, folder: Path) -> Trace:
-    """Return a trace whose rows agree with one another.
+    """Return the trace after checking that its rows are consistent.
 
     Raises:
-        ConfigError: They do not; the message names file and line as they lie in `folder`.
+        ConfigError: They are not; the message names the file in `folder` and the line.
     """
     names = {device.name for device in trace.header.devices}
     for table, rows in trace.tables.items():
@@ -101,7 +100,7 @@ def _require_unique(rows: Iterable[TableRow], key: tuple[str, ...], path: Path) 
         values = tuple(getattr(row, name) for name in key)
         if (first := first_lines.setdefault(values, line)) != line:
             key_text = ", ".join(f"{name} {value}" for name, value in zip(key, values, strict=True))
-            raise ConfigError(f"{path}:{line}: the same as line {first} ({key_text}); keep one of them")
+            raise ConfigError(f"{path}:{line}: duplicate of line {first} ({key_text}); remove one")
 
 
 def _require_ordered(table: str, rows: Iterable[Any], folder: Path) -> None:
@@ -116,7 +115,7 @@ def _require_ordered(table: str, rows: Iterable[Any], folder: Path) -> None:
 
 def _require_plausible(sample: Sample, where: str) -> None:
     if sample.value < 0 and not sample.name.endswith("_celsius"):
-        raise ConfigError(f"{where}: {sample.name} is {sample.value}; it cannot be below zero")
+        raise ConfigError(f"{where}: {sample.name} is {sample.value}; it must not be negative")
     if sample.unit != unit_of(sample.name):
         raise ConfigError(f"{where}: {sample.name} is in {sample.unit!r}, not in {unit_of(sample.name)!r}: convert it")
 
@@ -129,7 +128,7 @@ def _require_rounds(trace: Trace, folder: Path) -> None:
         if row.round <= number or begin_s < opened_s or (row.closed_s is not None and row.closed_s < begin_s):
             raise ConfigError(f"{where}: time runs backwards in round {row.round}; sort or correct the rows")
         if row.outcome != "open" and row.seconds is None:
-            raise ConfigError(f"{where}: round {row.round} has ended, and its seconds are missing; give them")
+            raise ConfigError(f"{where}: round {row.round} has ended, but its seconds are missing; add them")
         opened_s, number = begin_s, row.round
         rounds.add(row.round)
     for line, task in enumerate(trace.tasks, 2):
@@ -137,4 +136,4 @@ def _require_rounds(trace: Trace, folder: Path) -> None:
         if task.purpose == "train" and task.round not in rounds:
             raise ConfigError(f"{where}: round {task.round} is not in rounds.csv; add it there")
         if task.began_s is not None and task.arrived_s is not None and task.arrived_s < task.began_s:
-            raise ConfigError(f"{where}: it arrived before it began: time runs backwards")
+            raise ConfigError(f"{where}: it arrived before it began; correct the row")

@@ -23,13 +23,11 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
     """Write a run's trace into a new folder; return it.
 
     Args:
-        data_dir: Folder of the runs.
-        run: Name of the run.
         data_root: Folder of data sets, to which paths become relative.
-        anonymous: Whether devices' names are replaced.
+        anonymous: Replace the devices' names.
 
     Raises:
-        ConfigError: There is no such run, or something in the folder.
+        ConfigError: There is no such run, or the folder is not empty.
     """
     trace = trace_of_run(data_dir, run, data_root)
     trace = anonymise(trace) if anonymous else trace
@@ -38,12 +36,10 @@ def export(data_dir: Path, run: str, folder: Path, data_root: Path, *, anonymous
 
 
 def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
-    """Return a run's trace, in which the path of the data is relative to the folder of data sets.
+    """Return the trace of a run with portable data paths.
 
     Args:
-        data_dir: Folder of the runs.
-        run: Name of the run.
-        data_root: Folder of data sets; None to keep paths as they are.
+        data_root: Folder of data sets, to which paths become relative.
 
     Raises:
         ConfigError: As `edge_server.journal.runs.find`.
@@ -52,29 +48,29 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
 
 
 def portable_trace(trace: Trace, data_root: Path) -> Trace:
-    """Return a trace in which the path of the data is relative to the folder of data sets."""
+    """Return a trace with data paths relative to `data_root`."""
     return Trace(msgspec.structs.replace(trace.header, plan=make_portable(trace.header.plan, data_root)), trace.tables)
 
 
 def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
-    """Make a run of a trace; return the run's folder.
+    """Write a trace as a run; return the run's folder.
 
     Args:
-        name: Of the run; empty for the one that it had.
+        name: Name of the run; empty to keep it.
 
     Raises:
-        ConfigError: There is a run of that name.
+        ConfigError: A run of that name exists.
     """
     run = check_name(name or trace.header.run, "run")
     if exists(make_folder(data_dir), run):
-        raise ConfigError(f"run {run!r} is in {data_dir} already; give another name with --as")
+        raise ConfigError(f"run {run!r} already exists in {data_dir}; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
         store.extend(to_records(trace, run))
     return data_dir / run
 
 
 def summary(trace: Trace) -> str:
-    """Return a trace in a few lines."""
+    """Return a short text summary of a trace."""
     header = trace.header
     ended = header.ended.outcome if header.ended else "unfinished"
     rows = ", ".join(f"{table} {len(rows)}" for table, rows in trace.tables.items())

@@ -85,7 +85,7 @@ def test_a_budget_that_cannot_be_met_is_told_with_the_smallest_that_can(tmp_path
             require_budgets(plan, [LowerBound(15.0, 60.0), LowerBound(15.001, 60.0)])
         require_budgets(plan, [LowerBound(15.0, 49.9), LowerBound(15.0, 50.0)])
     assert bound_round(plan, tasks) == LowerBound(12.34567, 120.0)
-    with pytest.raises(ConfigError, match="nothing tells what any device draws; give"):
+    with pytest.raises(ConfigError, match=r"budget\.joules: .*\[\[device\]\]"):
         require_budgets(plan, [LowerBound(1.0, None)])
 
 
@@ -120,9 +120,7 @@ def test_each_site_must_keep_to_its_part_of_the_joules(tmp_path):
     more = f"{fleet}\n{sites}\n[budget]\njoules = "
     plan = make_plan(tmp_path, rounds=2, cohort="min_devices = 1", more=f"{more}150.0")
     folders = {site: tmp_path / site for site in ("cheap", "dear")}
-    with pytest.raises(
-        Infeasible, match=r"site dear, whose part .*: budget.joules: 50 J cannot be met: .* at least 80 J"
-    ):
+    with pytest.raises(Infeasible, match=r"site dear, .*: budget.joules: 50 J cannot be met: .* at least 80 J"):
         replay_sites(plan, folders)
 
 

@@ -114,10 +114,10 @@ def test_gossips_with_others_and_sites_that_are_missing_are_not_compared(recorde
 
 def test_what_is_no_whole_run_of_sites_is_refused(recorded, name, tmp_path):
     runs = recorded / "runs"
-    with pytest.raises(ConfigError, match="several edge servers are replayed"):
+    with pytest.raises(ConfigError, match="runs of all its sites"):
         run_replay(Path(f"{name}-roof"), recorded, runs, 0, 1)
     for site in ("roof", "yard"):
         (tmp_path / f"{name}-{site}").symlink_to(runs / f"{name}-{site}")
-    with pytest.raises(ConfigError, match="the run of site barn is not there"):
+    with pytest.raises(ConfigError, match="the run of site barn"):
         find_site_traces(Path(name), tmp_path, recorded)
     assert find_site_traces(Path("plan.toml"), runs, recorded) is None

@@ -89,11 +89,11 @@ def test_a_data_set_of_the_users_is_trained_on(call, runs):
     ("words", "remedy"),
     [
         (("own", "--synthetic"), "name it: --synthetic 1x28x28"),
-        (("own", "--synthetic", "9"), "takes no inputs of shape 9"),
+        (("own", "--synthetic", "9"), "inputs of shape 9"),
         (("own", "--synthetic", "8xx"), "give the shape of one input"),
         (("own", "--data", "x"), "give SOURCE=PATH"),
         (("own", "--data", "digits", "--synthetic", "8"), "give one of them"),
-        (("none", "--synthetic", "8"), "no plan, no trace and no run"),
+        (("none", "--synthetic", "8"), "edge-server runs"),
     ],
 )
 def test_what_cannot_be_used_is_told_with_the_remedy(call, words, remedy):

@@ -90,9 +90,9 @@ def test_a_curve_may_be_scaled_and_entered_later():
     ("pairs", "cause"),
     [
         ([], "at least one step"),
-        ([(1.0, 2.0)], "begin at 0"),
-        ([(0.0, 2.0), (0.0, 3.0)], "each one later"),
-        ([(0.0, 2.0), (2.0, 3.0), (1.0, 4.0)], "each one later"),
+        ([(1.0, 2.0)], "start at 0"),
+        ([(0.0, 2.0), (0.0, 3.0)], "ascend"),
+        ([(0.0, 2.0), (2.0, 3.0), (1.0, 4.0)], "ascend"),
         ([(0.0, -1.0)], ">= 0 and finite"),
         ([(0.0, math.nan)], ">= 0 and finite"),
         ([(0.0, math.inf)], ">= 0 and finite"),

@@ -90,11 +90,11 @@ def test_another_plan_does_other_work_with_the_recorded_devices(trial, tmp_path)
 def test_a_plan_may_not_name_a_device_that_the_trace_does_not_know(trial, tmp_path):
     folder, _, _ = trial
     make_plan(tmp_path, more='[[device]]\nname = "b"\n[[device]]\nname = "x"')
-    with pytest.raises(ConfigError, match="names x, of which the trace knows nothing"):
+    with pytest.raises(ConfigError, match=r"names x, .*trace"):
         run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-    with pytest.raises(ConfigError, match="only of what was recorded"):
+    with pytest.raises(ConfigError, match="another plan"):
         run_replay(folder / "plan.toml", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-    with pytest.raises(ConfigError, match="7 devices are asked for, and the trace has 3"):
+    with pytest.raises(ConfigError, match=r"\b7 devices.*\b3\b"):
         run_replay(folder / "trace", folder, tmp_path, 7, 1)
 
 
@@ -167,12 +167,12 @@ def test_a_device_without_a_task_takes_the_figures_of_another_and_says_so(tmp_pa
     found = recorded_behaviours(field(tmp_path), ["orin", "pi-10", "pi-9"])
     assert [one.compute(work(2), 70.0).seconds for one in found] == [4.5, 4.5, 4.5]
     assert [len(one.warnings) for one in found] == [0, 0, 1]
-    assert found[2].warnings[0].startswith("pi-9 did no task in the trace: it takes the figures of ")
+    assert found[2].warnings[0].startswith("pi-9 did no task in the trace")
 
 
 def test_a_trace_without_any_task_cannot_be_replayed(tmp_path):
     empty = trace_of(field_run(tmp_path)[:5])
-    with pytest.raises(ConfigError, match="no task of the trace says how long it took"):
+    with pytest.raises(ConfigError, match="no task of the trace"):
         recorded_behaviours(empty, ["orin"])
     with pytest.raises(ConfigError, match="devices x are not in the trace"):
         recorded_behaviours(field(tmp_path), ["orin", "x"])

@@ -117,5 +117,5 @@ def test_half_a_cell_of_sites_does_not_count(cells, tmp_path):
 
 
 def test_another_number_of_devices_has_no_sites(tmp_path):
-    with pytest.raises(ConfigError, match="sites: another number of devices"):
+    with pytest.raises(ConfigError, match="leave `devices` out"):
         grid_of(tmp_path, f"devices = 5\n{HEAD}{SITES}")

@@ -123,7 +123,7 @@ def test_an_integer_in_the_header_that_nothing_can_hold(trace, key):
 def test_a_reading_below_zero(trace):
     """A temperature may be, a clock may not."""
     cell(trace, "readings", 2, "value", "-1.0")
-    assert refused(trace) == "readings.csv:2: cpu.f_hertz is -1.0; it cannot be below zero"
+    assert refused(trace).startswith("readings.csv:2: cpu.f_hertz is -1.0")
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_a_row_that_is_there_twice(trace, table):
     lines = (trace / f"{table}.csv").read_text().splitlines(keepends=True)
     (trace / f"{table}.csv").write_text("".join([*lines[:2], *lines[1:]]))
     edit(trace / "trace.json", f'"{table}": {{\n   "rows": {len(lines) - 1}', f'"{table}": {{\n   "rows": {len(lines)}')
-    assert refused(trace).startswith(f"{table}.csv:3: the same as line 2")
+    assert refused(trace).startswith(f"{table}.csv:3: duplicate of line 2")
 
 
 def test_rows_that_are_missing(trace):
     """Cut at the end of a line, so that nothing but the header knows."""
     lines = (trace / "tasks.csv").read_text().splitlines(keepends=True)
     (trace / "tasks.csv").write_text("".join(lines[:-1]))
-    assert refused(trace) == "tasks.csv: 7 rows, the header says 8: rows are missing or were added"
+    assert refused(trace).startswith("tasks.csv: 7 rows, but the header says 8")
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
@@ -197,7 +197,7 @@ def test_a_huge_file_is_not_read(trace, name):
     """A terabyte of nothing takes no room on disk, nor in memory."""
     with (trace / name).open("r+b") as file:
         file.truncate(1 << 40)
-    assert "a longer one is not read" in refused(trace)
+    assert f"{name}: not a regular file of at most " in refused(trace)
 
 
 def test_an_endless_line_is_not_read_to_its_end(trace):
@@ -214,11 +214,11 @@ def test_more_rows_than_any_run_has(trace, monkeypatch):
 def test_a_pipe_is_not_waited_for(trace):
     (trace / "facts.csv").unlink()
     os.mkfifo(trace / "facts.csv")
-    assert refused(trace).startswith("facts.csv: no plain file")
+    assert refused(trace).startswith("facts.csv: not a regular file")
 
 
 def test_bytes_that_are_no_text(trace):
     (trace / "facts.csv").write_bytes(b"at_s,device,name,value\n1.0,orin,mode,\xff\n")
     assert refused(trace).startswith("facts.csv:")
     (trace / "trace.json").write_bytes(b"\xff{}")
-    assert refused(trace).startswith("trace.json: no UTF-8 text")
+    assert refused(trace).startswith("trace.json: not UTF-8")
