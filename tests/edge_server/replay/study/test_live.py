@@ -107,7 +107,7 @@ def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
 
     summary, causes = study_with_faults(tmp_path)
     [failed] = [row for row in summary.rows if row.state != "finished"]
-    assert "ended by SIGKILL" in failed.cause
+    assert "SIGKILL" in failed.cause
     assert "ended with exit code 1: " in causes["broken"]
     assert "Expected `str`" in causes["broken"]
     assert causes["dataless"].startswith("ConfigError: ")
