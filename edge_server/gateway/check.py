@@ -30,7 +30,7 @@ from edge_server.gateway.certificate_files import (
     split_certificates,
 )
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
-from edge_server.gateway.packages.store import package_faults, read_index
+from edge_server.gateway.packages.store import find_package_faults, read_index
 from edge_server.gateway.probe_access import BrokerEndpoint, OpenFault, find_open_logins
 from edge_server.gateway.reload import (
     RELOAD_LOCK,
@@ -40,7 +40,7 @@ from edge_server.gateway.reload import (
     find_faults,
     stop_broker,
 )
-from edge_server.gateway.rotation.root import unmoved
+from edge_server.gateway.rotation.root import devices_on_old_root
 from edge_server.gateway.site_folder import (
     LOCAL_PAIRS,
     PAIRS,
@@ -182,7 +182,7 @@ def _ca_rotation(site: SiteFolder) -> Iterator[Finding]:
 
 def _root_rotation(look: _Context) -> Iterator[Finding]:
     """Report the progress of a root rotation, and the devices that still trust the previous root."""
-    site, pending = look.site, unmoved(look.site, look.state)
+    site, pending = look.site, devices_on_old_root(look.site, look.state)
     names = f"{', '.join(pending)} still trust the previous root"
     if is_replacing_root(site.ca("")):
         if site.ca("site.crt").read_bytes() == site.ca(NEXT_CA).read_bytes():
@@ -315,7 +315,7 @@ def _server_file(look: _Context) -> Iterator[Finding]:
 
 
 def _packages(look: _Context) -> Iterator[Finding]:
-    bad = list(package_faults(look.site.path))
+    bad = list(find_package_faults(look.site.path))
     mend = "remove it by `edge-server packages remove VERSION`, then run `packages add` again"
     if is_replacing_root(look.site.ca("")):
         mend = f"continue by `edge-server site rotate-root`; otherwise {mend}"

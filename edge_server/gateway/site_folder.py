@@ -335,7 +335,7 @@ def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
 
 def site_acl(state: SiteState) -> str:
     """Return the access list of a site's broker."""
-    peers = (name.removeprefix(PEER) for name in as_accounts(state.accounts).beginning(PEER))
+    peers = (name.removeprefix(PEER) for name in as_accounts(state.accounts).find_by_prefix(PEER))
     return acl(state.site, peers, denied_accounts(state), state.generation)
 
 

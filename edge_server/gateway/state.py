@@ -17,7 +17,7 @@ import msgspec
 
 from edge_server.gateway.authority import Issued, Role
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
-from edge_server.gateway.enrolment.accounts import Accounts, Signed, SiteAccount, as_accounts, write_accounts
+from edge_server.gateway.enrolment.accounts import Accounts, SignedCertificate, SiteAccount, as_accounts, write_accounts
 from shared.config import read
 from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
@@ -137,7 +137,7 @@ def with_certificate(
         authority: Serial number of the CA's certificate, hexadecimal.
         key: SHA-256 of the public key, hexadecimal.
     """
-    signed = Signed(
+    signed = SignedCertificate(
         serial=f"{issued.serial:x}",
         authority=authority,
         role=role,
@@ -159,9 +159,9 @@ def with_account(state: SiteState, name: str, account: SiteAccount) -> SiteState
 
 def denied_accounts(state: SiteState) -> list[str]:
     """Return the names of all accounts without any right, sorted."""
-    return as_accounts(state.accounts).denied()
+    return as_accounts(state.accounts).denied_names()
 
 
 def revoked_serials(state: SiteState, authority: str) -> list[int]:
     """Return the serial numbers of all revoked certificates of a CA."""
-    return as_accounts(state.accounts).revoked(authority)
+    return as_accounts(state.accounts).revoked_serials(authority)

@@ -27,9 +27,9 @@ from cryptography.x509.oid import NameOID
 from device_agent.identity.certificates import trusted_chain
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.registrar import LATE_S, Answer, Holder, Request, refusal
-from edge_server.gateway.enrolment.service import read_request_of
-from edge_server.gateway.enrolment.tokens import KeptToken, digest_of
-from edge_server.gateway.packages.download import Download, PackageShelf, open_file
+from edge_server.gateway.enrolment.service import read_http_request
+from edge_server.gateway.enrolment.tokens import TokenRecord, secret_digest
+from edge_server.gateway.packages.download import Download, PackageCatalogue, open_file
 from edge_server.gateway.packages.store import INDEX, WHEELS, PackageIndex, WheelFile, packages_folder
 from shared.errors import ConfigError, EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, JoinAnswer, Refusal, RenewAnswer, Token, format_token, parse_token
@@ -59,8 +59,8 @@ def _before() -> tuple[Gateway, bytes, bytes, bytes]:
     issued = gateway.issue(public_of(key), NAMES[CLOSED])
     for name, secret in SECRETS.items():
         expires = NOW - 1 if name == LATE else NOW + 900
-        gateway.ledger.tokens[name] = KeptToken(
-            device=NAMES[name], digest=digest_of(secret), made_utc_s=NOW - 9, expires_utc_s=expires,
+        gateway.ledger.tokens[name] = TokenRecord(
+            device=NAMES[name], digest=secret_digest(secret), made_utc_s=NOW - 9, expires_utc_s=expires,
             revoked=name == WITHDRAWN, closed=name == CLOSED, key="0" * 64 if name == CLOSED else "",
         )  # fmt: skip
     for name, pem in _late().items():
@@ -107,7 +107,7 @@ def _get(path: str, part: str = "") -> bytes:
 
 
 @cache
-def _shelf() -> PackageShelf:
+def _shelf() -> PackageCatalogue:
     """Return what a gateway has for its boards, beside files that are nobody's."""
     site = folder() / "site"
     place = packages_folder(site)
@@ -123,7 +123,7 @@ def _shelf() -> PackageShelf:
         wheels=(WheelFile(file=WHEEL, sha256="cd" * 32, size=FILE_BYTES),),
     )
     (place / INDEX).write_bytes(msgspec.json.encode(index))
-    return PackageShelf(site)
+    return PackageCatalogue(site)
 
 
 def _fetched(found: Answer | Download) -> str:
@@ -171,7 +171,7 @@ def _request(data: bytes, peer: bytes) -> Request | None:
     reader = asyncio.StreamReader(limit=MOST_HEAD, loop=_loop())
     reader.feed_data(data)
     reader.feed_eof()
-    reading = read_request_of(reader, "192.0.2.7", peer)
+    reading = read_http_request(reader, "192.0.2.7", peer)
     try:
         reading.send(None)
     except StopIteration as done:

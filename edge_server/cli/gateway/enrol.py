@@ -21,8 +21,14 @@ from edge_server.gateway.enrolment.address import Address, read_address, write_a
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
-from edge_server.gateway.enrolment.tokens import KeptToken, make_token, without_earlier, without_old
-from edge_server.gateway.packages.download import PackageShelf, install_script
+from edge_server.gateway.enrolment.tokens import (
+    EnrolmentEndpoint,
+    TokenRecord,
+    drop_old_tokens,
+    make_token,
+    revoke_earlier_tokens,
+)
+from edge_server.gateway.packages.download import PackageCatalogue, install_script
 from edge_server.gateway.packages.store import read_index
 from edge_server.gateway.revocation.revoke import readmit
 from edge_server.gateway.site_folder import open_folder
@@ -84,13 +90,13 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
         raise ConfigError("--svg: one token at a time; --csv has many")
     state = read_state(site.folder)
     port = options.port or read_address(site.folder).port
-    place = (_address(state, options.address), port, site.root_digest())
+    endpoint = EnrolmentEndpoint(_address(state, options.address), port, site.root_digest())
     denied, rows = _denied(site, names, may_readmit=options.readmit), []
     with site.edit() as ledger:
-        ledger.tokens = without_old(ledger.tokens, site.utc_s())
+        ledger.tokens = drop_old_tokens(ledger.tokens, site.utc_s())
         for name in names:
-            ledger.tokens = without_earlier(ledger.tokens, name)
-            token, kept = make_token(name, place, options.ttl, site.utc_s())
+            ledger.tokens = revoke_earlier_tokens(ledger.tokens, name)
+            token, kept = make_token(name, endpoint, options.ttl, site.utc_s())
             rows.append((name, format_token(token), token.id, kept.expires_utc_s))
             ledger.tokens[token.id] = kept
     for name in denied:
@@ -100,7 +106,7 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
         return
     has_packages = bool(read_index(site.folder).releases)
     for name, line, token_id, _ in rows:
-        installs = install_line(place, line) if options.install or has_packages else ""
+        installs = install_line(endpoint, line) if options.install or has_packages else ""
         _print_token((name, line, token_id), options, again=name in state.accounts, installs=installs)
     if options.svg:
         _write_svg(rows[0][1], options.svg)
@@ -171,7 +177,7 @@ def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
     return names
 
 
-def install_line(place: tuple[str, int, bytes], line: str) -> str:
+def install_line(endpoint: EnrolmentEndpoint, line: str) -> str:
     """Return what makes a bare board a device: it fetches the script, runs it if it is this gateway's, and that alone.
 
     The token is no argument of a command, which others on the board may see.
@@ -179,9 +185,9 @@ def install_line(place: tuple[str, int, bytes], line: str) -> str:
     Args:
         place: Host and port of the enrolment service, and the root's digest.
     """
-    host = f"[{place[0]}]" if ":" in place[0] else place[0]
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     digest = hashlib.sha256(install_script()).hexdigest()
-    fetched = f"curl -fsSk https://{host}:{place[1]}/install.sh -o install.sh"
+    fetched = f"curl -fsSk https://{host}:{endpoint.port}/install.sh -o install.sh"
     return f"{fetched} && echo '{digest}  install.sh' | sha256sum -c - && echo {line} | sudo sh install.sh"
 
 
@@ -247,7 +253,7 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
             write_text(out, f"ALARM {utc_text(alarm.utc_s)}: {who} from {alarm.source}")
 
 
-def _token_row(name: str, kept: KeptToken, now_utc_s: float) -> list[str]:
+def _token_row(name: str, kept: TokenRecord, now_utc_s: float) -> list[str]:
     state = kept.state(now_utc_s)
     alarms = str(len(kept.alarms)) if kept.alarms else ""
     return [name, kept.device, state, utc_text(kept.expires_utc_s), kept.key[:16], alarms]
@@ -305,7 +311,9 @@ def serve(options: argparse.Namespace) -> int:
 
 
 async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
-    service = EnrolmentService(site.registrar(), lambda: service_context(*site.pair()), shelf=PackageShelf(site.folder))
+    service = EnrolmentService(
+        site.registrar(), lambda: service_context(*site.pair()), packages=PackageCatalogue(site.folder)
+    )
     service.context()  # what is wrong with it is better said now
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

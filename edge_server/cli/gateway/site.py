@@ -23,7 +23,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 if TYPE_CHECKING:
     from edge_server.gateway.check import Finding
     from edge_server.gateway.reload import ReloadResult
-    from edge_server.gateway.rotation.root import RootRotated
+    from edge_server.gateway.rotation.root import RootRotation
     from edge_server.gateway.site_folder import SiteFolder
     from edge_server.gateway.state import SiteState
 
@@ -203,7 +203,7 @@ def _rotate_ca(options: argparse.Namespace) -> int:
         return show_reloaded(done.reloaded, "what the CA before signed is refused; who is connected by it stays so")
     done = asyncio.run(rotate_ca(folder, utc_now()))
     code = show_reloaded(done.reloaded, "the next site CA signs; what the one before signed is good still")
-    boards = f"once {', '.join(done.left)} have renewed their certificates" if done.left else "now"
+    boards = f"once {', '.join(done.pending)} have renewed their certificates" if done.pending else "now"
     write_text(sys.stdout, f"next: `edge-server site rotate-ca --finish`, {boards}; take {folder.ca('root.key')} away")
     return code
 
@@ -221,24 +221,24 @@ def _rotate_root(options: argparse.Namespace) -> int:
         return code
     done = asyncio.run(finish_root(folder, utc_now(), force=options.force))
     code = show_reloaded(done.reloaded, "the gateway goes by the next root alone; who is connected stays so")
-    if done.left and not code:
+    if done.pending and not code:
         late = "move when they are switched on, until a rotate-ca, which waits for them"
-        write_text(sys.stdout, f"{', '.join(done.left)} {late}; `edge-server revoke NAME` shuts one out")
+        write_text(sys.stdout, f"{', '.join(done.pending)} {late}; `edge-server revoke NAME` shuts one out")
     return code
 
 
-def _next_of_root(folder: SiteFolder, done: RootRotated) -> list[str]:
+def _next_of_root(folder: SiteFolder, done: RootRotation) -> list[str]:
     """Return what to do while two roots are in force."""
     from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
     from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415
 
     away = f"{folder.ca('root.key')} signs nothing any more: take it away, and destroy it when all is done"
-    names, roots = ", ".join(done.left), folder.ca("root.crt")
+    names, roots = ", ".join(done.pending), folder.ca("root.crt")
     moving = f"leave {names} on: they move within 8 hours; `edge-server site check` says who is left"
     peers = [f"give the servers of {', '.join(done.peers)} {roots}, which has both roots"] * bool(done.peers)
     steps = [
         f"move {folder.ca('root-next.key')} to a medium that is kept elsewhere, as root.key; {away}",
-        *([moving] if done.left else []),
+        *([moving] if done.pending else []),
         *peers,
         "`edge-server site rotate-root --finish`",
         "`sudo device-agent upgrade trust` on boards that take upgrades, before the next rotate-ca",

@@ -66,9 +66,9 @@ def take_folder(site: SiteFolder, folder: Path, found: Sequence[tuple[Path, DebF
 
 def take_packages(site: SiteFolder, found: Sequence[tuple[Path, DebFacts]]) -> None:
     """Take packages in that were read, and say which."""
-    from edge_server.gateway.packages.store import add_read_packages  # noqa: PLC0415
+    from edge_server.gateway.packages.store import add_parsed_packages  # noqa: PLC0415
 
-    for one in add_read_packages(site, found):
+    for one in add_parsed_packages(site, found):
         write_text(sys.stdout, f"{one.name} {one.version} for {kinds(one)}, signed for site {one.site}")
 
 

@@ -1,1 +1,1 @@
-"""How boards join a site and renew their certificates: one-time tokens, and the HTTPS service that they ask."""
+"""Enrolment of boards: one-time tokens, the HTTPS service, certificate renewal."""

@@ -1,7 +1,7 @@
-"""Every certificate that a site has signed, by account, in a file of SQLite: looked up and changed one by one.
+"""Certificate database: every certificate that a site has signed, by account, in SQLite.
 
-A site of a hundred thousand certificates signs, finds and revokes one as fast as a site of ten. Whoever changes it
-holds the site's lock; who only reads needs none. Settings of the site stand in `state.json`, for people.
+Signing, looking up and revoking take the same time with ten certificates as with a hundred thousand. Writers hold the
+site's lock; readers need none. The site's settings are in `state.json`, for people to read.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ CREATE TABLE IF NOT EXISTS revoked (authority TEXT, serial TEXT, PRIMARY KEY (au
 """
 
 
-class Signed(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate that was signed.
+class SignedCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """A certificate on record.
 
     Attributes:
-        serial: Its number, hexadecimal.
-        authority: Number of the site CA's own certificate, which signed it, hexadecimal.
-        role: Of whom it is for.
+        serial: Serial number, hexadecimal.
+        authority: Serial number of the certificate of the site CA that signed it, hexadecimal.
+        role: Role of its account.
         key: SHA-256 of its public key (SubjectPublicKeyInfo, DER), hexadecimal.
-        not_after_utc_s: Until when it is valid, calendar seconds.
-        revoked: Whether brokers are to refuse it; once it is so, it stays.
+        not_after_utc_s: End of validity, calendar seconds.
+        revoked: Brokers are to reject it; never taken back.
     """
 
     serial: str
@@ -52,14 +52,14 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom brokers know by a common name.
+    """An account of a site's broker, identified by its common name.
 
     Attributes:
-        certificates: All that were ever signed for it, in that order.
-        denied: Whether it may do nothing at all: it was revoked, and not enrolled again since.
+        certificates: All certificates ever signed for it, in order of time.
+        denied: It has no right: it was revoked, and not enrolled again.
     """
 
-    certificates: tuple[Signed, ...] = ()
+    certificates: tuple[SignedCertificate, ...] = ()
     denied: bool = False
 
 
@@ -67,11 +67,11 @@ _DECODER = msgspec.json.Decoder(SiteAccount)
 
 
 class Accounts(Mapping[str, SiteAccount]):
-    """Accounts as the file has them now, but for changes that are not written yet.
+    """Accounts of a site: the database's, overlaid with unwritten changes.
 
     Args:
-        path: Of the file; None where there is none yet.
-        changed: What differs from the file.
+        path: Database; None if there is none yet.
+        changed: Accounts that differ from the database.
     """
 
     def __init__(self, path: Path | None = None, changed: Mapping[str, SiteAccount] | None = None) -> None:
@@ -98,76 +98,79 @@ class Accounts(Mapping[str, SiteAccount]):
     __hash__ = None  # type: ignore[assignment]
 
     def with_account(self, name: str, account: SiteAccount) -> Accounts:
-        """Return these with one as given; nothing is written.
+        """Return a copy with an account added or replaced; nothing is written.
 
         Args:
             name: Common name of the account.
-            account: In place of what it was.
         """
         return Accounts(self._path, {**self.changed, name: account})
 
-    def denied(self) -> list[str]:
-        """Return the names of all that may do nothing, in order."""
-        found = {name for (name,) in self.ask("SELECT name FROM accounts WHERE denied")} - self.changed.keys()
-        return sorted(found | {name for name, account in self.changed.items() if account.denied})
+    def denied_names(self) -> list[str]:
+        """Return the names of all accounts without any right, sorted."""
+        names = {name for (name,) in self.ask("SELECT name FROM accounts WHERE denied")} - self.changed.keys()
+        return sorted(names | {name for name, account in self.changed.items() if account.denied})
 
-    def revoked(self, authority: str) -> list[int]:
-        """Return the numbers of all certificates of one CA that brokers are to refuse."""
-        found = {serial for (serial,) in self.ask("SELECT serial FROM revoked WHERE authority = ?", authority)}
-        changed = (one for account in self.changed.values() for one in account.certificates)
-        found |= {one.serial for one in changed if one.revoked and one.authority == authority}
-        return [int(serial, 16) for serial in sorted(found)]
+    def revoked_serials(self, authority: str) -> list[int]:
+        """Return the serial numbers of all revoked certificates of a CA."""
+        serials = {serial for (serial,) in self.ask("SELECT serial FROM revoked WHERE authority = ?", authority)}
+        changed = (certificate for account in self.changed.values() for certificate in account.certificates)
+        serials |= {
+            certificate.serial for certificate in changed if certificate.revoked and certificate.authority == authority
+        }
+        return [int(serial, 16) for serial in sorted(serials)]
 
-    def with_key(self, key: str) -> list[str]:
-        """Return who has certificates for a key, by its SHA-256, hexadecimal."""
-        found = {name for (name,) in self.ask("SELECT name FROM keys WHERE key = ?", key)}
+    def find_by_key(self, key: str) -> list[str]:
+        """Return the names of the accounts with a certificate for a key, given by its SHA-256, hexadecimal."""
+        names = {name for (name,) in self.ask("SELECT name FROM keys WHERE key = ?", key)}
         return sorted(
-            found | {name for name, one in self.changed.items() if any(x.key == key for x in one.certificates)}
+            names
+            | {
+                name
+                for name, account in self.changed.items()
+                if any(certificate.key == key for certificate in account.certificates)
+            }
         )
 
-    def beginning(self, start: str) -> list[str]:
-        """Return the names that begin so, in order."""
+    def find_by_prefix(self, start: str) -> list[str]:
+        """Return the names that begin with a prefix, sorted."""
         last = start[:-1] + chr(ord(start[-1]) + 1)
-        found = {name for (name,) in self.ask("SELECT name FROM accounts WHERE name >= ? AND name < ?", start, last)}
-        return sorted(found | {name for name in self.changed if name.startswith(start)})
+        names = {name for (name,) in self.ask("SELECT name FROM accounts WHERE name >= ? AND name < ?", start, last)}
+        return sorted(names | {name for name in self.changed if name.startswith(start)})
 
-    def ask(self, query: str, *given: str) -> list[tuple[str]]:
-        """Return what the file says to a query."""
+    def ask(self, query: str, *parameters: str) -> list[tuple[str]]:
+        """Return the rows of a query on the database."""
         if self._path is None:
             return []
-        with reading(self._path) as connection:
-            return connection.execute(query, given).fetchall()
+        with open_accounts(self._path) as connection:
+            return connection.execute(query, parameters).fetchall()
 
 
 def as_accounts(accounts: Mapping[str, SiteAccount]) -> Accounts:
-    """Return accounts that can be looked up, of the file or not."""
+    """Return any mapping of accounts as `Accounts`."""
     return accounts if isinstance(accounts, Accounts) else Accounts(changed=accounts)
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a site's accounts to be read.
+def open_accounts(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a site's database of accounts for reading.
 
     Raises:
-        ConfigError: They are gone or damaged, or not this user's.
+        ConfigError: It is missing, damaged or not readable by this user.
     """
     try:
         with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
             yield connection
     except (sqlite3.Error, msgspec.MsgspecError) as error:
-        hint = "run this as the site's user, or bring it back from a copy: what it holds cannot be revoked without it"
+        hint = "run this as the site's user, or restore it from a backup: its certificates cannot be revoked without it"
         raise ConfigError(f"{path}: {error}; {hint}") from error
 
 
 def write_accounts(folder: Path, accounts: Mapping[str, SiteAccount]) -> None:
-    """Write what differs, or all where these are not of the file; a kill leaves what was there, or all of it.
-
-    Args:
-        accounts: As they are to be.
+    """Write the changed accounts, or all to a new database, in one transaction.
 
     Raises:
-        ConfigError: The file is damaged, or not this user's.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The database is damaged, or not writable by this user.
+        Unwritable: The disk is full or read-only.
     """
     path = folder / FILE
     is_new = not path.exists()
@@ -183,13 +186,13 @@ def write_accounts(folder: Path, accounts: Mapping[str, SiteAccount]) -> None:
             put_accounts(connection, changed.items())
             connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        raise Unwritable(f"{path}: {error}; make room there, or run this as the site's user") from error
+        raise Unwritable(f"{path}: {error}; free some space, or run this as the site's user") from error
     except sqlite3.Error as error:
-        raise ConfigError(f"{path}: {error}; bring it back from a copy") from error
+        raise ConfigError(f"{path}: {error}; restore it from a backup") from error
 
 
 def _create(path: Path) -> None:
-    """Make an empty file, its owner's alone from the beginning: what lies beside it while it is written is as it is."""
+    """Create an empty file that only its owner may read; SQLite gives its journal the same mode."""
     about = path.parent.stat()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     try:
@@ -200,10 +203,12 @@ def _create(path: Path) -> None:
 
 
 def put_accounts(connection: sqlite3.Connection, changed: Iterable[tuple[str, SiteAccount]]) -> None:
-    """Write accounts in a transaction that is open."""
-    rows = [(name, one.denied, msgspec.json.encode(one)) for name, one in changed]
+    """Write accounts within an open transaction."""
+    rows = [(name, account.denied, msgspec.json.encode(account)) for name, account in changed]
     connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", rows)
-    signed = [(name, each) for name, one in changed for each in one.certificates]
-    connection.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", [(each.key, name) for name, each in signed])
-    revoked = [(each.authority, each.serial) for _, each in signed if each.revoked]
+    signed = [(name, certificate) for name, account in changed for certificate in account.certificates]
+    connection.executemany(
+        "INSERT OR IGNORE INTO keys VALUES (?, ?)", [(certificate.key, name) for name, certificate in signed]
+    )
+    revoked = [(certificate.authority, certificate.serial) for _, certificate in signed if certificate.revoked]
     connection.executemany("INSERT OR IGNORE INTO revoked VALUES (?, ?)", revoked)

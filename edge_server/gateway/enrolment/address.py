@@ -1,4 +1,4 @@
-"""Address on which a site's enrolment service answers, kept in the site's folder for the commands that need it."""
+"""Stored address of the enrolment service, for the commands that need it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FILE = "enrolment.json"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the service listened when it was last started; `host` is empty for all addresses of the machine."""
+    """Listening address of the service at its last start; `host` is empty for all addresses of the machine."""
 
     host: str = ""
     port: int = USUAL_PORT
 
 
 def write_address(folder: Path, address: Address) -> None:
-    """Keep the address.
+    """Store the address.
 
     Raises:
         OSError: The folder cannot be written.
@@ -29,7 +29,7 @@ def write_address(folder: Path, address: Address) -> None:
 
 
 def read_address(folder: Path) -> Address:
-    """Return the kept address; the usual one where none was kept or the file cannot be read."""
+    """Return the stored address, or the default if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Address)
     except (OSError, msgspec.MsgspecError):

@@ -1,6 +1,6 @@
-"""What the gateway keeps of enrolments, in one file of the site's folder: tokens, and boards that wait for approval.
+"""Enrolment ledger: tokens and boards that wait for approval, in one JSON file.
 
-Written by the service and by the operator's commands, one after the other: whoever changes it holds its lock.
+The service and the operator's commands take turns to write it, by its lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from edge_server.gateway.enrolment.tokens import KeptToken
+from edge_server.gateway.enrolment.tokens import TokenRecord
 from edge_server.gateway.state import lock_site
 from shared.errors import ConfigError
 from shared.runtime.durable import replace_file
@@ -25,16 +25,16 @@ MOST_BYTES = 64 << 20
 
 
 class EnrolmentLedger(msgspec.Struct, kw_only=True):
-    """All that is kept.
+    """Content of the ledger.
 
     Attributes:
-        pending: Boards that asked for a renewal too late, with the key that they hold.
-        approved: Of those, the ones that the operator let in.
-        roots: SHA-256 of the root that a board trusts, hexadecimal, as its token named it or as it said itself.
+        pending: Boards that asked for a renewal too late, with the SHA-256 of their key.
+        approved: Those of them that the operator approved.
+        roots: SHA-256 of the root that a board trusts, hexadecimal, from its token or its own report.
     """
 
     version: Literal[1] = VERSION
-    tokens: dict[str, KeptToken] = {}
+    tokens: dict[str, TokenRecord] = {}
     pending: dict[str, str] = {}
     approved: dict[str, str] = {}
     roots: dict[str, str] = {}
@@ -42,11 +42,11 @@ class EnrolmentLedger(msgspec.Struct, kw_only=True):
 
 @contextmanager
 def edit_ledger(folder: Path) -> Iterator[EnrolmentLedger]:
-    """Hold the ledger of a site; what the block changed is on the disk when it is left, unless it raises.
+    """Lock a site's ledger for the block and write its changes afterwards, unless the block raises.
 
     Raises:
-        ConfigError: The folder is not there or not this user's, or the file is damaged or of a newer version.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The folder is missing or not writable, or the file is damaged or of a newer version.
+        Unwritable: The disk is full or read-only.
     """
     with lock_site(folder, LOCK):
         path = folder / FILE
@@ -59,7 +59,7 @@ def edit_ledger(folder: Path) -> Iterator[EnrolmentLedger]:
 
 
 def read_ledger(folder: Path) -> EnrolmentLedger:
-    """Return what is kept, without holding it.
+    """Read the ledger without its lock.
 
     Raises:
         ConfigError: As `edit_ledger`.

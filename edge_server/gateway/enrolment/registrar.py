@@ -1,8 +1,8 @@
-"""What the enrolment service answers: a function of the request, the ledger and the clock; no network here.
+"""Enrolment requests and their answers, as a function of request, ledger and clock.
 
-Nothing is issued but in two ways: for a token whose secret came, to the one key that it is bound to and under the name
-that it was made for; and anew to a key that has a certificate already, under the name in that one. The names in a
-certificate request are not read.
+Certificates are issued in two cases only: for a token with its secret, to the key that the token is bound to and under
+the name it was made for; and again to a key that already has a certificate, under the name in that one. The names in a
+certificate request are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from edge_server.gateway.authority import Issued, read_request
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
-from edge_server.gateway.enrolment.tokens import Alarm, KeptToken, find_token, is_alarming, judge_use, with_alarm
+from edge_server.gateway.enrolment.tokens import Alarm, TokenRecord, find_token, is_reuse, refusal_reason, with_alarm
 from shared.errors import WireError
 from shared.protocol.enrolment import (
     JoinAnswer,
@@ -40,32 +40,32 @@ from shared.protocol.enrolment import (
 log = logging.getLogger(__name__)
 
 LATE_S = 180 * 86_400.0
-"""So long after its end a certificate is renewed for the same key without the operator."""
+"""A certificate that expired less than this long ago is renewed for the same key without the operator."""
 STATUS: Mapping[Reason, int] = {"busy": 429, "malformed": 400, "request": 400, "site": 503}
-WORDS: Mapping[Reason, str] = {
-    "unknown": "no such token, or it was changed on its way: copy it again, or have a new one made",
-    "used": "this token was used already: have a new one made, and if no board of yours used it, withdraw that board",
-    "expired": "this token has expired: have a new one made",
-    "revoked": "the operator has withdrawn this: have a new token made",
+MESSAGES: Mapping[Reason, str] = {
+    "unknown": "unknown token, or it was damaged in transit: copy it again, or ask the operator for a new one",
+    "used": "this token was used already: ask the operator for a new one; if no board of yours used it, revoke that board",
+    "expired": "this token has expired: ask the operator for a new one",
+    "revoked": "the operator has revoked this: ask for a new token",
     "device": "this token was made for a device of another name",
-    "request": "the certificate request is not signed by a P-256 key of its own, or not by the one that is known",
-    "approval": "the certificate expired too long ago: the operator must approve it (edge-server devices approve)",
-    "busy": "too many attempts from this address or of this device: try again later",
-    "malformed": "not a request that this service knows",
-    "site": "the gateway's own files are not in order: see its log",
+    "request": "the certificate request is not signed by its P-256 key, or by another key than the one on record",
+    "approval": "the certificate expired too long ago: the operator must approve its renewal (edge-server devices approve)",
+    "busy": "too many attempts from this address or by this device: try again later",
+    "malformed": "unknown or malformed request",
+    "site": "the gateway's files are faulty: see its log",
 }
 Body = TypeVar("Body")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request.
+    """An HTTP request.
 
     Attributes:
-        method: `GET` or `POST`.
-        path: Such as `/join`.
-        peer: The certificate by which the connection is authenticated, DER; empty where there is none.
-        range: What part of a file is wanted, as HTTP's header has it; empty for all.
+        method: HTTP method; only `GET` and `POST` are answered.
+        path: Absolute path, for example `/join`.
+        peer: Client certificate of the connection, DER; empty if there is none.
+        range: Value of the Range header; empty for the entire file.
     """
 
     method: str
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered: status, kind of content, content, and seconds to wait."""
+    """An HTTP response: status, content type, content, and seconds until a retry may help."""
 
     status: int
     kind: str = "application/json"
@@ -87,8 +87,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class SiteFacts:
-    """What boards are told of a site: its name, its CA certificates as PEM, and where its broker is."""
+class SiteInfo:
+    """Facts of a site for its boards: name, CA certificates (PEM), broker address."""
 
     name: str
     chain: bytes
@@ -98,11 +98,11 @@ class SiteFacts:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has certificates for a key.
+    """Device that holds certificates for a key.
 
     Attributes:
-        not_after_utc_s: Until when the last of them is valid.
-        revoked: Whether one of them was revoked, or the device may do nothing at all.
+        not_after_utc_s: End of validity of the latest one, calendar seconds.
+        revoked: One of them was revoked, or the device has no right at all.
     """
 
     device: str
@@ -110,7 +110,7 @@ class Holder:
     revoked: bool
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     def __init__(self, reason: Reason, retry_s: float = 0.0) -> None:
         super().__init__(reason)
         self.reason: Reason = reason
@@ -119,21 +119,21 @@ class _Refused(Exception):
 
 @dataclass
 class Registrar:
-    """Answers requests.
+    """Answers enrolment requests.
 
     Attributes:
-        site: Returns what boards are told.
-        edit: Opens the ledger to be changed.
-        issue: Signs a certificate for a public key (DER) under a device's name, and has it on record before it returns;
-            None where the device or that key was revoked.
-        find_holder: Returns who has a certificate for a public key, by the key's SHA-256, hexadecimal.
-        is_denied: Tells whether a device was revoked, and not enrolled again since.
-        utc_s: The gateway's time, calendar seconds.
-        limit: How often an address may ask.
-        renewals: How often a device may renew its certificate, whether it is granted or not.
+        site: Return the site's facts.
+        edit: Open the ledger for changes.
+        issue: Sign and record a certificate for a public key (DER) and a device's name; None where the device or that
+            key was revoked.
+        find_holder: Return the holder of a certificate for a public key, by the key's SHA-256, hexadecimal.
+        is_denied: Return whether a device was revoked and not enrolled again.
+        utc_s: Gateway's clock, calendar seconds.
+        limit: Rate limit per address.
+        renewals: Rate limit of renewals per device, granted or not.
     """
 
-    site: Callable[[], SiteFacts]
+    site: Callable[[], SiteInfo]
     edit: Callable[[], AbstractContextManager[EnrolmentLedger]]
     issue: Callable[[bytes, str], Issued | None]
     find_holder: Callable[[str], Holder | None]
@@ -143,84 +143,84 @@ class Registrar:
     renewals: RateLimit
 
     def answer(self, request: Request) -> Answer:
-        """Answer a request, whatever it is."""
+        """Answer any request."""
         if request.method == "GET" and request.path == "/ca.pem":
             return Answer(200, "application/x-pem-file", self.site().chain)
-        deed = self._deeds().get(request.path) if request.method == "POST" else None
+        deed = self._handlers().get(request.path) if request.method == "POST" else None
         if deed is None:
             return refusal("malformed", status=404)
         if wait_s := self.limit.wait_s(request.source):
             return refusal("busy", retry_s=wait_s)
         try:
             granted = deed(request)
-        except _Refused as refused:
+        except _RequestRefused as refused:
             return refusal(refused.reason, retry_s=refused.retry_s)
         self.limit.give_back(request.source)
         return Answer(200, body=msgspec.json.encode(granted))
 
-    def _deeds(self) -> Mapping[str, Callable[[Request], msgspec.Struct | None]]:
+    def _handlers(self) -> Mapping[str, Callable[[Request], msgspec.Struct | None]]:
         return {
             "/join": self._join,
-            "/joined": self._close,
-            "/moved": self._note_root,
+            "/joined": self._confirm_join,
+            "/moved": self._record_root,
             "/renew": self._renew,
             "/renew-expired": self._renew_expired,
         }
 
     def _join(self, request: Request) -> JoinAnswer:
-        asked, now = _decode(request.body, JoinRequest), self.utc_s()
+        message, now = _decode(request.body, JoinRequest), self.utc_s()
         with self.edit() as ledger:
-            kept = find_token(ledger.tokens, asked.token, asked.secret)
-            if kept is None:
-                raise _Refused("unknown")
-            public = _public_key(asked.request)
+            record = find_token(ledger.tokens, message.token, message.secret)
+            if record is None:
+                raise _RequestRefused("unknown")
+            public = _public_key(message.request)
             key = _digest(public)
-            if is_alarming(kept, key):
-                ledger.tokens[asked.token] = with_alarm(kept, Alarm(utc_s=now, source=request.source, key=key))
+            if is_reuse(record, key):
+                ledger.tokens[message.token] = with_alarm(record, Alarm(utc_s=now, source=request.source, key=key))
                 reason: Reason | None = "used"
-            elif self.is_denied(kept.device):
+            elif self.is_denied(record.device):
                 reason = "revoked"
-            elif not (reason := judge_use(kept, asked.device, key, now)):
-                ledger.tokens[asked.token] = kept = self._grant(kept, public, key)
-        if is_alarming(kept, key):  # the ledger has it by now
-            what = "token %s for %s was used again by another key, from %s: its secret is in a second hand"
-            log.error(what, asked.token, kept.device, request.source)
+            elif not (reason := refusal_reason(record, message.device, key, now)):
+                ledger.tokens[message.token] = record = self._grant(record, public, key)
+        if is_reuse(record, key):  # recorded in the ledger by now
+            what = "token %s for %s was used again by another key, from %s: somebody else knows its secret"
+            log.error(what, message.token, record.device, request.source)
         if reason:
-            raise _Refused(reason)
-        log.info("certificate for %s by token %s", kept.device, asked.token)
-        return self._tell(kept)
+            raise _RequestRefused(reason)
+        log.info("certificate for %s by token %s", record.device, message.token)
+        return self._join_answer(record)
 
-    def _grant(self, kept: KeptToken, public: bytes, key: str) -> KeptToken:
-        """Return a token bound to a key, with its certificate; the ledger has both before they are answered."""
-        if kept.certificate:
-            return kept
-        issued = self._sign(public, kept.device)
-        return replace(kept, key=key, certificate=issued.certificate.decode())
+    def _grant(self, record: TokenRecord, public: bytes, key: str) -> TokenRecord:
+        """Return a token bound to a key, with its certificate; both are recorded before the answer is sent."""
+        if record.certificate:
+            return record
+        issued = self._sign(public, record.device)
+        return replace(record, key=key, certificate=issued.certificate.decode())
 
-    def _tell(self, kept: KeptToken) -> JoinAnswer:
+    def _join_answer(self, record: TokenRecord) -> JoinAnswer:
         site = self.site()
         return JoinAnswer(
-            device=kept.device,
+            device=record.device,
             site=site.name,
-            certificate=kept.certificate,
+            certificate=record.certificate,
             chain=site.chain.decode(),
             broker_host=site.broker_host,
             broker_port=site.broker_port,
         )
 
-    def _close(self, request: Request) -> None:
-        asked = _decode(request.body, Joined)
+    def _confirm_join(self, request: Request) -> None:
+        message = _decode(request.body, Joined)
         with self.edit() as ledger:
-            kept = find_token(ledger.tokens, asked.token, asked.secret)
-            if kept is None or not kept.key:
-                raise _Refused("unknown")
-            if not kept.closed:
-                log.info("%s has joined by token %s", kept.device, asked.token)
-            ledger.tokens[asked.token] = replace(kept, closed=True, certificate="")
-            if kept.root and not kept.closed:
-                ledger.roots[kept.device] = kept.root
+            record = find_token(ledger.tokens, message.token, message.secret)
+            if record is None or not record.key:
+                raise _RequestRefused("unknown")
+            if not record.closed:
+                log.info("%s has joined by token %s", record.device, message.token)
+            ledger.tokens[message.token] = replace(record, closed=True, certificate="")
+            if record.root and not record.closed:
+                ledger.roots[record.device] = record.root
 
-    def _note_root(self, request: Request) -> None:
+    def _record_root(self, request: Request) -> None:
         root, holder = _decode(request.body, Moved).root, self._holder(public_key_of(request.peer))
         with self.edit() as ledger:
             if ledger.roots.get(holder.device) != root:
@@ -230,7 +230,7 @@ class Registrar:
     def _renew(self, request: Request) -> RenewAnswer:
         public = _public_key(_decode(request.body, RenewRequest).request)
         if not request.peer or public != public_key_of(request.peer):
-            raise _Refused("request")
+            raise _RequestRefused("request")
         return self._reissue(public, self._holder(public))
 
     def _renew_expired(self, request: Request) -> RenewAnswer:
@@ -241,26 +241,26 @@ class Registrar:
             if late:
                 ledger.pending[holder.device] = key
         if late:
-            what = "%s asks to renew a certificate that ended long ago: `edge-server devices approve %s` lets it"
+            what = "%s requests the renewal of a certificate that expired long ago; to allow it: edge-server devices approve %s"
             log.warning(what, holder.device, holder.device)
-            raise _Refused("approval")
+            raise _RequestRefused("approval")
         return self._reissue(public, holder)
 
     def _holder(self, public: bytes) -> Holder:
         holder = self.find_holder(_digest(public))
         if holder is None or holder.revoked:
-            raise _Refused("revoked" if holder else "unknown")
+            raise _RequestRefused("revoked" if holder else "unknown")
         return holder
 
     def _sign(self, public: bytes, device: str) -> Issued:
         issued = self.issue(public, device)
         if issued is None:
-            raise _Refused("revoked")
+            raise _RequestRefused("revoked")
         return issued
 
     def _reissue(self, public: bytes, holder: Holder) -> RenewAnswer:
         if wait_s := self.renewals.wait_s(holder.device):
-            raise _Refused("busy", wait_s)
+            raise _RequestRefused("busy", wait_s)
         issued = self._sign(public, holder.device)
         with self.edit() as ledger:
             ledger.pending.pop(holder.device, None)
@@ -270,32 +270,32 @@ class Registrar:
 
 
 def refusal(reason: Reason, *, status: int = 0, retry_s: float = 0.0) -> Answer:
-    """Return the answer that refuses.
+    """Return the answer for a refused request.
 
     Args:
-        status: Of HTTP; 0 for the usual one.
-        retry_s: After how many seconds to try again; 0 where that does not help.
+        status: HTTP status; 0 for the reason's default.
+        retry_s: Seconds until a retry; 0 where it does not help.
     """
-    told = Refusal(reason=reason, message=WORDS[reason], retry_s=round(retry_s, 1))
-    return Answer(status or STATUS.get(reason, 403), body=msgspec.json.encode(told), retry_s=retry_s)
+    message = Refusal(reason=reason, message=MESSAGES[reason], retry_s=round(retry_s, 1))
+    return Answer(status or STATUS.get(reason, 403), body=msgspec.json.encode(message), retry_s=retry_s)
 
 
 def _decode(body: bytes, kind: type[Body]) -> Body:
     try:
         return decode_json(body, kind)
     except WireError:
-        raise _Refused("malformed") from None
+        raise _RequestRefused("malformed") from None
 
 
 def _public_key(request: str) -> bytes:
     try:
         return read_request(request.encode(errors="replace"))
     except WireError:
-        raise _Refused("request") from None
+        raise _RequestRefused("request") from None
 
 
 def public_key_of(certificate: bytes) -> bytes:
-    """Return the public key of a certificate (DER) as SubjectPublicKeyInfo in DER; nothing where it is none."""
+    """Return the public key of a certificate (DER), as SubjectPublicKeyInfo in DER; empty if it is malformed."""
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
         return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,10 +1,9 @@
-"""The enrolment service: HTTPS on the gateway, one request a connection, everything bounded.
+"""Enrolment service: a minimal HTTPS server, one request per connection, with bounded resources.
 
-Its own hundred lines in place of a framework's thousands: a few paths, and nothing that is not needed can be asked.
-What is bounded: connections in all and of one address, the handshake, the time of a request as a whole, its head and
-its body; of files, downloads in all and to one address, what of each is in memory, and how slowly it may be read. Where
-all connections or downloads are taken, whoever comes is let in at the cost of who has the most (`fair_places`). A
-certificate of the client is asked for and not required: a board that joins has none yet.
+Its own hundred lines instead of a framework's thousands: only the few paths needed exist. Bounds: connections in all
+and per address, the handshake, the time of a request, its head and body; for files, downloads in all and per address,
+memory per download, and the minimum transfer rate. When all slots are occupied, a newcomer displaces the address that
+holds the most (`fair_slots`). A client certificate is requested but not required: a joining board has none yet.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.gateway.enrolment.fair_places import FairPlaces, TakenPlace, busy
+from edge_server.gateway.enrolment.fair_slots import FairSlots, Slot, protect_slot
 from edge_server.gateway.enrolment.registrar import Answer, Registrar, Request, refusal
-from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, PackageShelf, Streams
+from edge_server.gateway.packages.download import AGAIN_S, STALL_S, Download, DownloadSlots, PackageCatalogue
 from shared.errors import ConfigError, FieldFleetError, WireError
 from shared.protocol.enrolment import MOST_HEAD, body_length, http_date, parse_head
 from shared.runtime.executor import in_thread
@@ -28,14 +27,14 @@ from shared.runtime.executor import in_thread
 log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_EACH, MOST_HANDSHAKES = 128, 16, 256
-"""Connections with a request, of these of one source, and those whose handshake is not over: these have places of their
-own, so that handshakes that never end take none of those of requests."""
+"""Connections with a request, in all and per source; and connections in the handshake, which have separate slots, so
+that handshakes that never end do not block requests."""
 HANDSHAKE_S, REQUEST_S = 3.0, 10.0
 HANDSHAKE_TURN_S, TURN_S = 1.0, 3.0
-"""For so long a connection stays open even where others wait: a handshake or a request takes a fraction of it."""
+"""A connection stays open this long even if others wait; a handshake or a request takes a fraction of it."""
 BACKLOG = 64
-REST_S = 0.1
-"""After the system had no room for another connection."""
+RETRY_S = 0.1
+"""Pause after the system was out of resources for another connection."""
 PHRASES = {
     200: "OK",
     206: "Partial Content",
@@ -48,89 +47,90 @@ PHRASES = {
 
 
 def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
-    """Return the TLS settings of the service: TLS 1.2 at least, a client's certificate welcome and checked.
+    """Return the TLS settings of the service: TLS 1.2 or later, client certificate optional but verified.
 
     Args:
-        certificate: The service's, PEM, with the CA's that signed it.
-        key: Its private key, PEM.
-        root: The root that boards' certificates must lead to.
+        certificate: Service's certificate followed by its CA's, PEM.
+        key: Private key, PEM.
+        root: Root of boards' certificates.
 
     Raises:
-        ConfigError: A file is missing, or not what it should be.
+        ConfigError: A file is missing or malformed.
     """
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.verify_mode = ssl.CERT_OPTIONAL
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_OPTIONAL
     try:
-        made.load_verify_locations(root)
-        made.load_cert_chain(certificate, key)
+        context.load_verify_locations(root)
+        context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError too
-        raise ConfigError(f"{certificate}, {key}, {root}: {error}; `edge-server site init` makes them anew") from error
-    return made
+        raise ConfigError(
+            f"{certificate}, {key}, {root}: {error}; `edge-server site init` writes them again"
+        ) from error
+    return context
 
 
 @dataclass
 class _Connection:
-    """Who is connected.
+    """An accepted connection.
 
     Attributes:
-        patience: How long it may take; None before it has begun.
-        is_over: Whether it had to make room.
+        timeout: Time limit; None before the connection is served.
+        is_evicted: It had to make room for another.
     """
 
     sock: socket.socket
     source: str
-    patience: asyncio.Timeout | None = None
-    is_over: bool = False
+    timeout: asyncio.Timeout | None = None
+    is_evicted: bool = False
 
-    def hang_up(self) -> None:
-        """End it, as if its time were up."""
-        self.is_over = True
-        if self.patience and not self.patience.expired():
-            self.patience.reschedule(asyncio.get_running_loop().time())
+    def evict(self) -> None:
+        """End the connection as if its time limit had passed."""
+        self.is_evicted = True
+        if self.timeout and not self.timeout.expired():
+            self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass
 class EnrolmentService:
-    """Answers boards over HTTPS.
+    """HTTPS server for boards.
 
     Attributes:
-        registrar: Knows what to answer.
-        context: Returns the TLS settings for the next connection.
-        request_s: Seconds that a request may take.
-        shelf: What boards may fetch; None where there is nothing.
-        handshakes: Connections whose handshake is not over.
-        places: Those with a request.
+        context: Return the TLS settings for the next connection.
+        request_s: Time limit of a request, seconds.
+        packages: Files for boards; None if there are none.
+        handshake_slots: Connections in the handshake.
+        request_slots: Connections with a request.
     """
 
     registrar: Registrar
     context: Callable[[], ssl.SSLContext]
     request_s: float = REQUEST_S
-    shelf: PackageShelf | None = None
-    streams: Streams = field(default_factory=Streams)
-    handshakes: FairPlaces = field(
-        default_factory=lambda: FairPlaces(MOST_HANDSHAKES, MOST_OPEN_EACH, HANDSHAKE_TURN_S)
+    packages: PackageCatalogue | None = None
+    downloads: DownloadSlots = field(default_factory=DownloadSlots)
+    handshake_slots: FairSlots = field(
+        default_factory=lambda: FairSlots(MOST_HANDSHAKES, MOST_OPEN_EACH, HANDSHAKE_TURN_S)
     )
-    places: FairPlaces = field(default_factory=lambda: FairPlaces(MOST_OPEN, MOST_OPEN_EACH, TURN_S))
+    request_slots: FairSlots = field(default_factory=lambda: FairSlots(MOST_OPEN, MOST_OPEN_EACH, TURN_S))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _answer_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        """Have both kinds of places know who came to no end in the other."""
-        self.places.dawdlers = self.handshakes.dawdlers
+        """Share the memory of stalled sources between both kinds of slots."""
+        self.request_slots.stalled = self.handshake_slots.stalled
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:
-        """Serve while the block lasts; yields the port.
+        """Serve during the block; yield the port.
 
         Args:
             host: Address to listen on; empty for all of this machine.
-            port: 0 for any that is free.
+            port: 0 for any free one.
 
         Raises:
-            ConfigError: The address is not this machine's, or taken.
+            ConfigError: The address is not one of this machine's, or is in use.
         """
-        with listening(host, port) as listener:
+        with listen(host, port) as listener:
             accepting = asyncio.create_task(self._accept(listener), name="accept")
             try:
                 yield listener.getsockname()[1]
@@ -145,27 +145,27 @@ class EnrolmentService:
             try:
                 sock, address = await loop.sock_accept(listener)
             except OSError as error:
-                log.warning("no room for another connection: %s", error)
-                await asyncio.sleep(REST_S)
+                log.warning("cannot accept another connection: %s", error)
+                await asyncio.sleep(RETRY_S)
                 continue
             connection = _Connection(sock, str(address[0]))
-            place = self.handshakes.take(connection.source, connection.hang_up)
-            if place is None:
+            slot = self.handshake_slots.acquire(connection.source, connection.evict)
+            if slot is None:
                 sock.close()
                 continue
-            task = loop.create_task(self._serve(connection, place), name="request")
+            task = loop.create_task(self._serve(connection, slot), name="request")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: _Connection, place: TakenPlace) -> None:
-        """Answer one connection, whatever comes on it."""
+    async def _serve(self, connection: _Connection, slot: Slot) -> None:
+        """Answer one connection, and contain its errors."""
         try:
-            if connection.is_over:
+            if connection.is_evicted:
                 connection.sock.close()
                 return
-            async with asyncio.timeout(self.request_s) as connection.patience:
+            async with asyncio.timeout(self.request_s) as connection.timeout:
                 reader, writer = await self._secure(connection.sock)
-                self.handshakes.free(place)
+                self.handshake_slots.release(slot)
                 try:
                     await self._serve_request(connection, reader, writer)
                 finally:
@@ -174,41 +174,41 @@ class EnrolmentService:
                         await writer.wait_closed()
         except (OSError, TimeoutError, FieldFleetError) as error:  # ssl.SSLError is an OSError
             log.debug("connection from %s: %s", connection.source, error)
-            self.handshakes.dawdlers.add(connection.source)
+            self.handshake_slots.stalled.add(connection.source)
         finally:
-            self.handshakes.free(place)
+            self.handshake_slots.release(slot)
 
     async def _serve_request(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer the one request of a connection, where there is a place for it."""
-        place = self.places.take(connection.source, connection.hang_up)
-        if place is None:
+        """Answer the request of a connection, if there is a slot for it."""
+        slot = self.request_slots.acquire(connection.source, connection.evict)
+        if slot is None:
             return
         try:
-            found = await self._answer(reader, writer, place)
-            answer = await self._send(writer, found, connection, place) if isinstance(found, Download) else found
+            result = await self._answer(reader, writer, slot)
+            answer = await self._send(writer, result, connection, slot) if isinstance(result, Download) else result
             if answer:
                 writer.write(_encode(answer, self.registrar.utc_s()))
             await writer.drain()
             writer.close()
             await writer.wait_closed()
-            self.handshakes.dawdlers.forget(connection.source)
+            self.handshake_slots.stalled.forget(connection.source)
         finally:
-            self.places.free(place)
+            self.request_slots.release(slot)
 
     async def _send(
-        self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, place: TakenPlace
+        self, writer: asyncio.StreamWriter, download: Download, connection: _Connection, slot: Slot
     ) -> Answer | None:
-        """Send a file; return what is answered instead where too many are fetched already."""
-        with self.streams.place(connection.source, connection.hang_up) as has_room:
+        """Send a file; return a refusal instead if too many downloads are in progress."""
+        with self.downloads.slot(connection.source, connection.evict) as has_room:
             if not has_room:
                 return refusal("busy", status=503, retry_s=AGAIN_S)
-            assert connection.patience
-            connection.patience.reschedule(asyncio.get_running_loop().time() + self.streams.patience_s(download))
-            with busy(place):  # among downloads it gives way, and not among connections
+            assert connection.timeout
+            connection.timeout.reschedule(asyncio.get_running_loop().time() + self.downloads.time_limit_s(download))
+            with protect_slot(slot):  # as a download it may be evicted, as a connection not
                 writer.write(_head(download.status, download.lines(), self.registrar.utc_s()))
-                await self.streams.send(writer, download)
+                await self.downloads.send(writer, download)
         return None
 
     async def _secure(self, sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -216,7 +216,7 @@ class EnrolmentService:
         try:
             context = self.context()
         except BaseException:
-            sock.close()  # from here on asyncio does
+            sock.close()  # later asyncio closes it
             raise
         reader = asyncio.StreamReader(limit=MOST_HEAD, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -226,40 +226,39 @@ class EnrolmentService:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: TakenPlace
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slot: Slot
     ) -> Answer | Download:
         secured = writer.get_extra_info("ssl_object")
         try:
-            request = await read_request_of(reader, place.address, secured.getpeercert(binary_form=True) or b"")
+            request = await read_http_request(reader, slot.address, secured.getpeercert(binary_form=True) or b"")
         except (WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return refusal("malformed")
         try:
-            with busy(place):
-                if self.shelf and (found := await in_thread(self.shelf.find, request)):
-                    return found
-                async with self._turn:
+            with protect_slot(slot):
+                if self.packages and (result := await in_thread(self.packages.find, request)):
+                    return result
+                async with self._answer_lock:
                     return await in_thread(self.registrar.answer, request)
         except (FieldFleetError, OSError) as error:
             log.error("%s cannot be answered: %s", request.path, error)  # noqa: TRY400 - the remedy is in the message
             return refusal("site")
 
 
-async def read_request_of(reader: asyncio.StreamReader, source: str, peer: bytes) -> Request:
+async def read_http_request(reader: asyncio.StreamReader, source: str, peer: bytes) -> Request:
     """Read a request.
 
     Args:
-        reader: What comes on a connection.
-        peer: The certificate that authenticates it, DER; empty for none.
+        peer: Client certificate, DER; empty if there is none.
 
     Raises:
-        WireError: It is none, or longer than any that is answered.
-        asyncio.IncompleteReadError: It ends before its end.
-        asyncio.LimitOverrunError: Its head has none.
+        WireError: It is malformed, or longer than allowed.
+        asyncio.IncompleteReadError: The connection ended early.
+        asyncio.LimitOverrunError: Its head is too long.
     """
     first, headers = parse_head(await reader.readuntil(b"\r\n\r\n"))
     method, path, version = [*first.split(" "), "", "", ""][:3]
     if first.count(" ") != 2 or version not in ("HTTP/1.1", "HTTP/1.0"):  # noqa: PLR2004 - three words
-        raise WireError("not a request of HTTP/1.1", reason="malformed")
+        raise WireError("not an HTTP/1.1 request", reason="malformed")
     part = "" if "if-range" in headers else headers.get("range", "")
     return Request(method, path, await reader.readexactly(body_length(headers)), source, peer, part)
 
@@ -276,18 +275,18 @@ def _head(status: int, lines: list[str], utc_s: float) -> bytes:
     return "\r\n".join([first, f"Date: {http_date(utc_s)}", *lines, "Connection: close", "", ""]).encode("ascii")
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; on all addresses, of IPv6 too where there is such, if none is named.
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; without a host on all addresses, also of IPv6 where it exists.
 
     Args:
-        host: Address of this machine, or its name.
-        port: 0 for any that is free.
+        host: Address or name of this machine.
+        port: 0 for any free one.
 
     Raises:
-        ConfigError: The address is not this machine's, or taken.
+        ConfigError: The address is not one of this machine's, or is in use.
     """
     if not 0 <= port < 1 << 16:
-        raise ConfigError(f"--port {port}: give 1 to {(1 << 16) - 1}")
+        raise ConfigError(f"--port {port}: choose 1 to {(1 << 16) - 1}")
     try:
         if not host and socket.has_dualstack_ipv6():
             with suppress(OSError):  # a kernel without IPv6
@@ -296,10 +295,10 @@ def listening(host: str, port: int) -> socket.socket:
                 )
                 listener.setblocking(False)
                 return listener
-        family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]  # noqa: S104 - all, as said
+        family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]  # noqa: S104 - all addresses, as documented
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         what = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {host or '*'}:{port}: {what}; name another --port or --host") from error
+        raise ConfigError(f"cannot listen on {host or '*'}:{port}: {what}; choose another --port or --host") from error
     listener.setblocking(False)
     return listener

@@ -1,4 +1,4 @@
-"""The enrolment service at a real site: what it signs with, what it notes, and where its tokens point to."""
+"""Enrolment at a site's folder: sign and record certificates, provide the site's facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.enrolment.ledger import FILE as LEDGER
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, edit_ledger
 from edge_server.gateway.enrolment.rate_limit import RENEWALS, RENEWALS_PER_S, RateLimit
-from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteFacts
+from edge_server.gateway.enrolment.registrar import Holder, Registrar, SiteInfo
 from edge_server.gateway.state import FILE, SiteState, lock_site, read_state, with_certificate, write_state
 from shared.errors import ConfigError
 from shared.runtime.clock import monotonic, utc_seconds
@@ -31,9 +31,9 @@ class EnrolmentSite:
     """A site's folder, as the enrolment service and its commands use it.
 
     Attributes:
-        folder: As `edge-server site init` made it.
-        days: How long a device's certificate is valid.
-        utc_s: The gateway's time, calendar seconds.
+        folder: Folder made by `edge-server site init`.
+        days: Validity of a device's certificate.
+        utc_s: Gateway's clock, calendar seconds.
     """
 
     folder: Path
@@ -41,13 +41,15 @@ class EnrolmentSite:
     utc_s: Callable[[], float] = utc_seconds
 
     def registrar(self) -> Registrar:
-        """Return what answers boards at this site.
+        """Return a registrar for this site.
 
         Raises:
-            ConfigError: There is no site in that folder, or the lifetime is none.
+            ConfigError: There is no site in that folder, or `days` is out of range.
         """
         if not 0 < self.days <= MAX_DAYS:
-            raise ConfigError(f"{self.days:g} days: a certificate is valid for more than 0, and {MAX_DAYS:g} at most")
+            raise ConfigError(
+                f"{self.days:g} days: the validity of a certificate must be more than 0, and {MAX_DAYS:g} at most"
+            )
         self.facts()
         return Registrar(
             site=self.facts,
@@ -61,21 +63,21 @@ class EnrolmentSite:
         )
 
     def edit(self) -> AbstractContextManager[EnrolmentLedger]:
-        """Open the site's ledger of enrolments to be changed."""
+        """Open the site's enrolment ledger for changes."""
         return edit_ledger(self.folder)
 
-    def facts(self) -> SiteFacts:
-        """Return what boards are told; read anew, since a CA may be replaced while the service runs.
+    def facts(self) -> SiteInfo:
+        """Return the site's facts, read each time, since a CA may be replaced while the service runs.
 
         Raises:
             ConfigError: There is no site in that folder, or it has no address.
         """
         state = read_state(self.folder)
         self._read("ca", "chain.pem")
-        return SiteFacts(state.site, offered_chain(self.folder / "ca"), address_of(state), state.port)
+        return SiteInfo(state.site, offered_chain(self.folder / "ca"), address_of(state), state.port)
 
     def root_digest(self) -> bytes:
-        """Return what tokens carry of the root, the next one while it is replaced: SHA-256 of its DER.
+        """Return the SHA-256 of the newest root's DER, which tokens contain.
 
         Raises:
             ConfigError: There is none.
@@ -84,24 +86,26 @@ class EnrolmentSite:
         return fingerprint(newest_root(self.folder / "ca"))
 
     def issue(self, public: bytes, device: str) -> Issued | None:
-        """Sign a device's certificate; it is on record, so that it can be revoked, before anybody has it.
+        """Sign a device's certificate, after recording it so that it can be revoked.
 
-        Return None where the device or this key was revoked: whoever asked before may have found it in order since.
+        Return None where the device or this key is revoked; a caller's earlier check may be outdated.
 
         Args:
-            public: Its key, SubjectPublicKeyInfo in DER.
+            public: Device's public key, SubjectPublicKeyInfo in DER.
 
         Raises:
-            ConfigError: The name cannot be a device's, or the site's CA cannot sign now.
-            WireError: The key is none.
-            Unwritable: The disk takes nothing more.
+            ConfigError: The name is not a valid device name, or the site's CA cannot sign now.
+            WireError: The key is malformed.
+            Unwritable: The disk is full or read-only.
         """
         key, certificate = self._read("ca", "site.key"), self._read("ca", "site.crt")
         now = datetime.fromtimestamp(self.utc_s(), UTC)
         with lock_site(self.folder):
             state, digest = read_state(self.folder), hashlib.sha256(public).hexdigest()
             account = state.accounts.get(device)
-            if account and (account.denied or any(one.revoked and one.key == digest for one in account.certificates)):
+            if account and (
+                account.denied or any(past.revoked and past.key == digest for past in account.certificates)
+            ):
                 return None
             issued = issue(key, certificate, public, Subject(device, "device", state.site), self.days, now)
             state = with_certificate(state, device, issued, authority=authority_id(certificate), key=digest)
@@ -109,35 +113,39 @@ class EnrolmentSite:
         return dataclasses.replace(issued, certificate=issued.certificate + certificate)
 
     def find_holder(self, key: str) -> Holder | None:
-        """Return the device that has certificates for a key, by the key's SHA-256, hexadecimal."""
+        """Return the device that has certificates for a key, given by its SHA-256, hexadecimal."""
         accounts = as_accounts(read_state(self.folder).accounts)
-        for device in accounts.with_key(key):
+        for device in accounts.find_by_key(key):
             account = accounts[device]
-            mine = [one for one in account.certificates if one.key == key and one.role == "device"]
+            mine = [
+                certificate
+                for certificate in account.certificates
+                if certificate.key == key and certificate.role == "device"
+            ]
             if mine:
-                revoked = account.denied or any(one.revoked for one in mine)
-                return Holder(device, max(one.not_after_utc_s for one in mine), revoked)
+                revoked = account.denied or any(certificate.revoked for certificate in mine)
+                return Holder(device, max(certificate.not_after_utc_s for certificate in mine), revoked)
         return None
 
     def is_denied(self, device: str) -> bool:
-        """Tell whether a device was revoked, and no token made for it since."""
+        """Return whether a device was revoked and not enrolled again."""
         account = read_state(self.folder).accounts.get(device)
         return account is not None and account.denied
 
     def pair(self) -> tuple[Path, Path, Path]:
-        """Return the files of the service's own certificate and key, and of the authorities that it trusts."""
+        """Return the service's certificate and key, and the certificates of the authorities that it trusts."""
         gateway = self.folder / "gateway"
         return gateway / "enrolment.crt", gateway / "enrolment.key", self.folder / "ca" / "chain.pem"
 
     def require_private(self) -> None:
-        """Refuse to begin with secrets that others can read, or put others in their place.
+        """Require that only the owner can read or replace the secret files.
 
         Raises:
-            ConfigError: One of them can be.
+            ConfigError: Others can access one of them.
         """
         service_key = self.pair()[1]
-        kept = (self.folder / one for one in (FILE, ACCOUNTS, LEDGER))
-        for path in (self.folder / "ca" / "site.key", service_key, *kept):
+        stored = (self.folder / name for name in (FILE, ACCOUNTS, LEDGER))
+        for path in (self.folder / "ca" / "site.key", service_key, *stored):
             if path.exists() and (too_open := find_openness(path)):
                 raise ConfigError(too_open)
 
@@ -146,16 +154,18 @@ class EnrolmentSite:
         try:
             return path.read_bytes()
         except OSError as error:
-            what = "`edge-server site init` makes what is not there; else run this as the site's user"
+            what = "`edge-server site init` creates missing files; otherwise run this as the site's user"
             raise ConfigError(f"{path}: {error.strerror}; {what}") from error
 
 
 def address_of(state: SiteState) -> str:
-    """Return the address that boards are told.
+    """Return the gateway's address for boards.
 
     Raises:
         ConfigError: The site has none.
     """
     if not state.addresses:
-        raise ConfigError("the site has no address: edge-server site init --address gateway.local")
+        raise ConfigError(
+            "the site has no address; set one, for example `edge-server site init --address gateway.local`"
+        )
     return state.addresses[0]

@@ -1,8 +1,8 @@
-"""One-time tokens: what is kept of them, who may use one, and what a second use is.
+"""One-time enrolment tokens: record, permitted use, and detection of reuse.
 
-A token is good for one name and one key: the first key that comes with its secret is bound to it, so that a board whose
-join was interrupted may ask again, and nobody else may. Only a digest of the secret is kept; of 128 random bits SHA-256
-is enough, since there is nothing to guess.
+A token is good for one name and one key: the first key that comes with its secret is bound to it, so that only a board
+whose join was interrupted may ask again. Only a digest of the secret is stored; SHA-256 is enough for 128 random bits,
+which nobody can guess.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -18,16 +19,16 @@ from msgspec.structs import replace
 from shared.protocol.enrolment import Reason, Token, new_secret
 
 MOST_ALARMS, ALARM_EVERY_S = 8, 3600.0
-"""Of one token, and of one key: more of the same tells nobody more."""
+"""Per token, and per other key: more of the same adds no information."""
 MOST_TTL_S = 30 * 86_400.0
-KEPT_S = 90 * 86_400.0
-"""After its end a token is listed for so long, for whoever asks who used it."""
+LISTED_S = 90 * 86_400.0
+"""A token is listed for so long after its end, to see who used it."""
 
 State: TypeAlias = Literal["open", "bound", "closed", "revoked", "expired"]
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """A token was used by another key than the one it is bound to.
+    """A use of a token by another key than the one it is bound to.
 
     Attributes:
         key: SHA-256 of that other public key, hexadecimal.
@@ -38,20 +39,20 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
 
-class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway keeps of a token.
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A token on record at the gateway.
 
     Attributes:
-        device: For whom it was made.
+        device: Name of the device that it is for.
         digest: SHA-256 of the secret, hexadecimal.
-        made_utc_s: When it was made.
-        expires_utc_s: Until when it can be used.
-        key: SHA-256 of the public key that it is bound to, hexadecimal; empty as long as nobody used it.
-        closed: Whether the board has proven its certificate.
-        revoked: Whether the operator withdrew it.
-        certificate: What the board was given, PEM, until it is closed: asked again, it gets the same.
+        made_utc_s: Time of creation, calendar seconds.
+        expires_utc_s: End of use, calendar seconds.
+        key: SHA-256 of the public key that it is bound to, hexadecimal; empty until it is used.
+        closed: The board has proved that it has its certificate.
+        revoked: The operator withdrew it.
+        certificate: Issued certificate, PEM, until the token is closed: the board may ask for it again.
         alarms: Uses by other keys.
-        root: SHA-256 of the root certificate that it names, hexadecimal; empty where that was not kept.
+        root: SHA-256 of the root certificate in the token, hexadecimal; empty if unknown.
     """
 
     device: str
@@ -66,7 +67,7 @@ class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
 
     def state(self, now_utc_s: float) -> State:
-        """Return what has become of it; one that is bound is told as such until it expires."""
+        """Return its state; a bound token counts as bound until it expires."""
         if self.revoked or self.closed:
             return "revoked" if self.revoked else "closed"
         if now_utc_s >= self.expires_utc_s:
@@ -74,85 +75,90 @@ class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
         return "bound" if self.key else "open"
 
 
-Tokens: TypeAlias = Mapping[str, KeptToken]
-"""By their ids."""
+Tokens: TypeAlias = Mapping[str, TokenRecord]
+"""Records by token id."""
 
 
-def make_token(device: str, place: tuple[str, int, bytes], ttl_s: float, now_utc_s: float) -> tuple[Token, KeptToken]:
-    """Return a new token and what is kept of it.
+@dataclass(frozen=True)
+class EnrolmentEndpoint:
+    """Host and port of an enrolment service, and the SHA-256 of the site's root certificate (DER)."""
+
+    host: str
+    port: int
+    root: bytes
+
+
+def make_token(device: str, endpoint: EnrolmentEndpoint, ttl_s: float, now_utc_s: float) -> tuple[Token, TokenRecord]:
+    """Return a new token and its record.
 
     Args:
-        place: Host and port of the enrolment service, and the root certificate's digest.
-        ttl_s: How long it can be used.
+        ttl_s: Seconds until it expires.
     """
     name, secret = new_secret()
-    kept = KeptToken(
+    record = TokenRecord(
         device=device,
-        digest=digest_of(secret),
+        digest=secret_digest(secret),
         made_utc_s=now_utc_s,
         expires_utc_s=now_utc_s + min(ttl_s, MOST_TTL_S),
-        root=place[2].hex(),
+        root=endpoint.root.hex(),
     )
-    return Token(*place, name, secret), kept
+    return Token(endpoint.host, endpoint.port, endpoint.root, name, secret), record
 
 
-def digest_of(secret: str) -> str:
-    """Return what is kept of a secret."""
+def secret_digest(secret: str) -> str:
+    """Return the digest by which a secret is stored."""
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
 
-_NOBODYS = KeptToken(device="", digest="0" * 64, made_utc_s=0.0, expires_utc_s=0.0)
-
-
-def find_token(tokens: Tokens, name: str, secret: str) -> KeptToken | None:
-    """Return the token of an id if the secret is its; in a time that does not depend on how much of it is right.
+def find_token(tokens: Tokens, name: str, secret: str) -> TokenRecord | None:
+    """Return the record of a token if the secret is right, in constant time.
 
     Args:
-        tokens: All that are kept.
-        secret: What came with it.
+        name: Id of the token.
+        secret: Secret that came with it.
     """
-    kept = tokens.get(name, _NOBODYS)
-    is_right = hmac.compare_digest(digest_of(secret), kept.digest)
-    return kept if is_right and kept is not _NOBODYS else None
+    record = tokens.get(name)
+    is_right = hmac.compare_digest(secret_digest(secret), record.digest if record else "0" * 64)
+    return record if is_right else None
 
 
-def judge_use(kept: KeptToken, device: str, key: str, now_utc_s: float) -> Reason | None:
-    """Return why a token whose secret was right cannot be used; None if it can.
+def refusal_reason(record: TokenRecord, device: str, key: str, now_utc_s: float) -> Reason | None:
+    """Return the reason why a token, whose secret was right, cannot be used; None if it can.
 
     Args:
-        device: What the board says it is called; empty if it leaves that to the token.
+        device: Name that the board claims; empty to accept the token's.
         key: SHA-256 of its public key, hexadecimal.
     """
-    if kept.revoked:
+    if record.revoked:
         return "revoked"
-    if kept.closed or (kept.key and not hmac.compare_digest(kept.key, key)):
+    if record.closed or (record.key and not hmac.compare_digest(record.key, key)):
         return "used"
-    if now_utc_s >= kept.expires_utc_s:
+    if now_utc_s >= record.expires_utc_s:
         return "expired"
-    return "device" if device and device != kept.device else None
+    return "device" if device and device != record.device else None
 
 
-def is_alarming(kept: KeptToken, key: str) -> bool:
-    """Tell whether a use of a token shows that its secret is in a second hand."""
-    return bool(kept.key) and not hmac.compare_digest(kept.key, key)
+def is_reuse(record: TokenRecord, key: str) -> bool:
+    """Return whether a use of a token shows that somebody else knows its secret."""
+    return bool(record.key) and not hmac.compare_digest(record.key, key)
 
 
-def with_alarm(kept: KeptToken, alarm: Alarm) -> KeptToken:
-    """Return a token with an alarm more; the first ones are kept, and one an hour of a key is enough."""
-    told = [one for one in kept.alarms if one.key == alarm.key and alarm.utc_s - one.utc_s < ALARM_EVERY_S]
-    if told or len(kept.alarms) >= MOST_ALARMS:
-        return kept
-    return replace(kept, alarms=(*kept.alarms, alarm))
+def with_alarm(record: TokenRecord, alarm: Alarm) -> TokenRecord:
+    """Return a record with one more alarm, up to a limit, and at most one per hour and key."""
+    recent = [other for other in record.alarms if other.key == alarm.key and alarm.utc_s - other.utc_s < ALARM_EVERY_S]
+    if recent or len(record.alarms) >= MOST_ALARMS:
+        return record
+    return replace(record, alarms=(*record.alarms, alarm))
 
 
-def without_earlier(tokens: Tokens, device: str) -> dict[str, KeptToken]:
-    """Return tokens of which none that was made for a device before can be used any more."""
+def revoke_earlier_tokens(tokens: Tokens, device: str) -> dict[str, TokenRecord]:
+    """Return records in which a device's earlier open tokens are revoked."""
     return {
-        name: replace(one, revoked=True) if one.device == device and not one.closed else one
-        for name, one in tokens.items()
+        name: replace(record, revoked=True) if record.device == device and not record.closed else record
+        for name, record in tokens.items()
     }
 
 
-def without_old(tokens: Tokens, now_utc_s: float) -> dict[str, KeptToken]:
-    """Return tokens without those whose end nobody asks about any more."""
-    return {name: one for name, one in tokens.items() if now_utc_s - one.expires_utc_s < KEPT_S}
+def drop_old_tokens(tokens: Tokens, now_utc_s: float) -> dict[str, TokenRecord]:
+    """Return records without those that expired long ago."""
+    return {name: record for name, record in tokens.items() if now_utc_s - record.expires_utc_s < LISTED_S}

@@ -1,7 +1,7 @@
-"""What a Debian package of the agent says of itself, read without dpkg: a gateway need not be a Debian.
+"""Metadata of an agent's Debian package, read without dpkg.
 
-It is read as boards read it (`shared.runtime.support.deb_file`), so that none is offered that they cannot read; nothing
-of it is run or unpacked, and two small files of its tree are looked at.
+The gateway need not run Debian. The package is read by the boards' own reader (`shared.runtime.support.deb_file`), so
+that none is offered that boards cannot read; nothing of it is run or unpacked.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from shared.runtime.text_table import printable_text
 MOST_CONTROL, MOST_FORMATS_FILE = 64 << 10, 256 << 10
 HOME = "opt/fieldfleet/"
 FORMATS_FILE, FORMATS = "/device_agent/upgrade/state_formats.py", "FORMATS"
-"""The table in it says the form of each kind of state file that a version writes."""
+"""Holds a table with the format of each kind of state file that a version writes."""
 MOST_PYTHONS = 10
-BUILD_IT = "`make deb` builds packages of the agent"
+BUILD_IT = "build packages of the agent by `make deb`"
 
 _ARCHES: dict[str, Arch] = {"amd64": "amd64", "arm64": "arm64"}
 _NEEDS_PYTHON = re.compile(r"python3 \(>= 3\.([0-9]{1,2})~\)(?:, python3 \(<< 3\.([0-9]{1,2})~?\))?")
 
 
 class DebFacts(NamedTuple):
-    """What a package is.
+    """Metadata of a package.
 
     Attributes:
         version: Name of its folder below /opt/fieldfleet.
-        python: Those that it runs on, such as `3.11` or `3.11 3.12`.
-        formats: The newest form of each kind of state file that it writes; empty of a version before there were such.
+        python: Python versions that it supports, such as `3.11` or `3.11 3.12`.
+        formats: Newest format of each kind of state file that it writes; empty for versions without the table.
     """
 
     version: str
@@ -43,10 +43,10 @@ class DebFacts(NamedTuple):
 
 
 def read_deb(path: Path) -> DebFacts:
-    """Return what a package of the agent says of itself.
+    """Return the metadata of an agent's package.
 
     Raises:
-        ConfigError: It is none, or cannot be read.
+        ConfigError: It is not a package of the agent, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -61,34 +61,34 @@ def read_deb(path: Path) -> DebFacts:
 
 
 def read_facts(data: bytes, name: str) -> DebFacts:
-    """Return what the bytes of a package say of it.
+    """Return the metadata from a package's bytes.
 
     Args:
-        name: What it is called.
+        name: Name in error messages.
 
     Raises:
-        ConfigError: It is one of something else.
-        CorruptFile: It is damaged, or none.
+        ConfigError: It is the package of another program.
+        CorruptFile: It is damaged, or not a package.
     """
     fields = _control(data)
     if fields.get("package") != AGENT:
-        told = printable_text(fields.get("package", ""))[:64]
-        raise ConfigError(f"{name} is of package {told!r}, not of {AGENT}; {BUILD_IT}")
+        package = printable_text(fields.get("package", ""))[:64]
+        raise ConfigError(f"{name} is a package of {package!r}, not of {AGENT}; {BUILD_IT}")
     version, formats = _tree(data)
     arch, bounds = _ARCHES.get(fields.get("architecture", "")), _NEEDS_PYTHON.search(fields.get("depends", ""))
     python = _pythons(int(bounds[1]), int(bounds[2] or int(bounds[1]) + 1)) if bounds else ""
     if arch is None or not python or not version:
-        raise ConfigError(f"{name} does not say its processor, its Python and its version; {BUILD_IT}")
+        raise ConfigError(f"{name} does not declare its processor, Python and version; {BUILD_IT}")
     return DebFacts(version, arch, python, formats)
 
 
 def _pythons(first: int, end: int) -> str:
-    """Return the Pythons from a minor version on, before another."""
+    """Return the Python versions from minor version `first` on, before `end`."""
     return " ".join(f"3.{minor}" for minor in range(first, min(end, first + MOST_PYTHONS)))
 
 
 def _control(data: bytes) -> dict[str, str]:
-    """Return the fields of the control file, by names in small letters."""
+    """Return the fields of the control file, by lower-case names."""
     fields = dict[str, str]()
     for entry in read_entries(data, CONTROL):
         if entry.path == "control":
@@ -100,7 +100,7 @@ def _control(data: bytes) -> dict[str, str]:
 
 
 def _tree(data: bytes) -> tuple[str, dict[str, int]]:
-    """Return the version whose folder the package has, and its forms of state files."""
+    """Return the version that the package's folder names, and its formats of state files."""
     version, formats = "", dict[str, int]()
     for entry in read_entries(data, DATA):
         if entry.path == f"{HOME}current" and entry.kind == "link":
@@ -112,28 +112,28 @@ def _tree(data: bytes) -> tuple[str, dict[str, int]]:
 
 def _text(entry: PackedEntry, most: int) -> str:
     if entry.kind != "file" or len(entry.content) > most:
-        raise CorruptFile(f"its {entry.path[:64]!r} is no file, or longer than {most} bytes")
+        raise CorruptFile(f"its {entry.path[:64]!r} is not a file, or longer than {most} bytes")
     try:
         return entry.content.decode()
     except UnicodeDecodeError:
-        raise CorruptFile(f"its {entry.path[:64]!r} is no text") from None
+        raise CorruptFile(f"its {entry.path[:64]!r} is not text") from None
 
 
 def _table(source: str) -> dict[str, int]:
     """Return the table that a module assigns to `FORMATS`, without running it."""
     try:
-        found = _assigned(source)
+        formats = _assigned_value(source)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise CorruptFile(f"its {FORMATS} cannot be read ({printable_text(str(error))[:200]})") from error
-    if not isinstance(found, dict) or not all(type(one) is str for one in found):
-        raise CorruptFile(f"its {FORMATS} is no table of names")
-    if not all(type(one) is int for one in found.values()):
-        raise CorruptFile(f"its {FORMATS} has forms that are no whole numbers")
-    return found
+    if not isinstance(formats, dict) or not all(type(name) is str for name in formats):
+        raise CorruptFile(f"its {FORMATS} is not a table of names")
+    if not all(type(number) is int for number in formats.values()):
+        raise CorruptFile(f"its {FORMATS} has formats that are not integers")
+    return formats
 
 
-def _assigned(source: str) -> object:
-    """Return what a module assigns to `FORMATS`; an empty table where it assigns nothing."""
+def _assigned_value(source: str) -> object:
+    """Return the value that a module assigns to `FORMATS`; an empty table if there is none."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
@@ -141,6 +141,6 @@ def _assigned(source: str) -> object:
             targets, value = [node.target], node.value
         else:
             continue
-        if any(isinstance(one, ast.Name) and one.id == FORMATS for one in targets):
+        if any(isinstance(target, ast.Name) and target.id == FORMATS for target in targets):
             return ast.literal_eval(value)
     return {}

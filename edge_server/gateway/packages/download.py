@@ -1,7 +1,7 @@
-"""What boards may fetch from a gateway: the index, what it names, and the script that installs the agent.
+"""HTTP downloads for boards: package index, packages, wheels, install script.
 
-A name is looked up in the index, never in a folder; whatever is not in it is not there. Boards verify what they fetch:
-packages by the manifest that the site signed, wheels by the digests that their own package knows.
+Files are looked up in the index, never in a folder. Boards verify what they download: packages by the manifest that the
+site signed, wheels by the digests in their own package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from edge_server.gateway.enrolment.fair_places import FairPlaces
+from edge_server.gateway.enrolment.fair_slots import FairSlots
 from edge_server.gateway.enrolment.registrar import Answer, Request, refusal
 from edge_server.gateway.packages.store import (
     INDEX,
@@ -36,12 +36,12 @@ from shared.runtime.executor import in_thread
 PREFIX, SCRIPT = "/packages/", "/install.sh"
 MOST_PATH = 512
 MOST_STREAMS, MOST_STREAMS_EACH = 48, 4
-"""Downloads at once, in all and to one address: who joins finds a connection free."""
+"""Simultaneous downloads in all and per address, fewer than connections, so that joining boards find one."""
 BLOCK_BYTES = 256 << 10
 TURN_S = 30.0
-"""For so long a download goes on even where others wait; it goes on later where it was, by a Range."""
+"""A download continues this long even if others wait; it can be resumed by a Range."""
 STALL_S, LEAST_BYTES_PER_S = 30.0, 16e3
-"""A reader that takes no block in so long, or the whole more slowly, is hung up on; it may go on where it was."""
+"""A reader that takes no block for so long, or is slower than this in all, is disconnected; it may resume."""
 AGAIN_S = 15.0
 
 _RANGE = re.compile(r"bytes=([0-9]{0,12})-([0-9]{0,12})")
@@ -50,13 +50,13 @@ _PAGE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 @dataclass(frozen=True)
 class Download:
-    """A file, or a run of its bytes, on its way to a board.
+    """A file, or a range of its bytes, to send to a board.
 
     Attributes:
-        tag: By which one content is told from another.
-        begin: First byte that is sent.
-        count: Bytes that are sent.
-        whole: Bytes of the file.
+        tag: ETag, which identifies the content.
+        begin: Offset of the first byte.
+        count: Number of bytes to send.
+        size: Size of the file in bytes.
     """
 
     path: Path
@@ -64,37 +64,37 @@ class Download:
     tag: str
     begin: int
     count: int
-    whole: int
+    size: int
 
     def lines(self) -> list[str]:
-        """Return the headers that tell what part of the file follows."""
-        told = [f"Content-Type: {self.kind}", f"Content-Length: {self.count}", "Accept-Ranges: bytes"]
-        told += [f'ETag: "{self.tag}"'] * bool(self.tag)
-        if self.count != self.whole:
-            told.append(f"Content-Range: bytes {self.begin}-{self.begin + self.count - 1}/{self.whole}")
-        return told
+        """Return the content headers."""
+        headers = [f"Content-Type: {self.kind}", f"Content-Length: {self.count}", "Accept-Ranges: bytes"]
+        headers += [f'ETag: "{self.tag}"'] * bool(self.tag)
+        if self.count != self.size:
+            headers.append(f"Content-Range: bytes {self.begin}-{self.begin + self.count - 1}/{self.size}")
+        return headers
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
-        return 200 if self.count == self.whole else 206
+        """HTTP status."""
+        return 200 if self.count == self.size else 206
 
 
 def install_script() -> bytes:
-    """Return the script that makes a bare board a device of a site; it is the same for every site and board."""
+    """Return the script that installs the agent on a board; it is the same for every site and board."""
     return importlib.resources.files(__package__).joinpath("install.sh").read_bytes()
 
 
 @dataclass
-class PackageShelf:
-    """What a site's boards may fetch; read anew when the index was written."""
+class PackageCatalogue:
+    """Files of a site for its boards; the index is read again when it has changed."""
 
     site: Path
     _seen: tuple[int, ...] = ()
     _index: PackageIndex = field(default_factory=PackageIndex)
 
     def find(self, request: Request) -> Answer | Download | None:
-        """Return what is behind a path; None where it is none of ours. Not for the event loop.
+        """Return the content of a path; None if the path is not served here. Blocking.
 
         Raises:
             ConfigError: The index cannot be read.
@@ -114,28 +114,28 @@ class PackageShelf:
         return self._file(index, name, request)
 
     def _read(self) -> PackageIndex:
-        seen: tuple[int, ...] = ()
+        version: tuple[int, ...] = ()
         with suppress(FileNotFoundError):
             about = (packages_folder(self.site) / INDEX).stat()
-            seen = (about.st_mtime_ns, about.st_ino, about.st_size)
-        if seen != self._seen:
-            self._index, self._seen = read_index(self.site), seen
+            version = (about.st_mtime_ns, about.st_ino, about.st_size)
+        if version != self._seen:
+            self._index, self._seen = read_index(self.site), version
         return self._index
 
     def _file(self, index: PackageIndex, name: str, request: Request) -> Answer | Download:
-        known = {f"{WHEELS}/{one.file}": one.sha256 for one in index.wheels}
-        known |= {build.file: build.sha256 for one in index.manifests() for build in one.builds}
+        digests = {f"{WHEELS}/{wheel.file}": wheel.sha256 for wheel in index.wheels}
+        digests |= {build.file: build.sha256 for manifest in index.manifests() for build in manifest.builds}
         path = packages_folder(self.site) / name
-        if name not in known or (whole := _size(path)) is None:
+        if name not in digests or (size := _size(path)) is None:
             return refusal("malformed", status=404)
-        part = find_range(request.range, whole)
+        part = find_range(request.range, size)
         if part is None:
             return Answer(416, "text/plain")
-        return Download(path, "application/octet-stream", known[name], *part, whole)
+        return Download(path, "application/octet-stream", digests[name], *part, size)
 
 
 def _size(path: Path) -> int | None:
-    """Return the bytes of a plain file; None for what is none: a link to one neither."""
+    """Return the size of a regular file; None for anything else, also for a link."""
     with suppress(OSError):
         about = path.lstat()
         return about.st_size if stat.S_ISREG(about.st_mode) else None
@@ -143,55 +143,56 @@ def _size(path: Path) -> int | None:
 
 
 def open_file(path: Path) -> int:
-    """Open a plain file to be read; it may have become something else since it was looked at. Not for the event loop.
+    """Open a regular file for reading, even if it was replaced since it was checked. Blocking.
 
     Raises:
-        Unreachable: It is none.
-        OSError: It cannot be opened; a link neither.
+        Unreachable: It is not a regular file.
+        OSError: It cannot be opened, or is a link.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unreachable(f"{path} is no plain file")
+        raise Unreachable(f"{path} is not a regular file")
     return descriptor
 
 
-def find_range(header: str, whole: int) -> tuple[int, int] | None:
-    """Return the first byte and the number of those that a Range asks for (RFC 9110, section 14); None for none there.
+def find_range(header: str, size: int) -> tuple[int, int] | None:
+    """Return offset and length of a requested Range (RFC 9110, section 14); None if it cannot be satisfied.
 
-    What is no range of bytes, or several, asks for the whole file.
+    Anything but a single byte range means the entire file.
 
     Args:
-        header: Its value; empty where there is none.
-        whole: Bytes of the file.
+        header: Value of the header; empty if there is none.
+        size: Size of the file in bytes.
     """
-    found = _RANGE.fullmatch(header.replace(" ", ""))
-    if not found or not (found[1] or found[2]):
-        return 0, whole
-    if not found[1]:
-        count = min(int(found[2]), whole)
-        return (whole - count, count) if count else None
-    begin, end = int(found[1]), int(found[2]) if found[2] else whole - 1
-    if end < begin and found[2]:
-        return 0, whole
-    return (begin, min(end, whole - 1) - begin + 1) if begin < whole else None
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if not match or not (match[1] or match[2]):
+        return 0, size
+    if not match[1]:
+        count = min(int(match[2]), size)
+        return (size - count, count) if count else None
+    begin, end = int(match[1]), int(match[2]) if match[2] else size - 1
+    if end < begin and match[2]:
+        return 0, size
+    return (begin, min(end, size - 1) - begin + 1) if begin < size else None
 
 
 def _page(index: PackageIndex, project: str) -> Answer:
-    """Return an index's page of one project, as pip reads it (PEP 691)."""
+    """Return the index page of a project, as pip reads it (PEP 691)."""
     if not _PAGE.fullmatch(project):
         return refusal("malformed", status=404)
-    files = [one for one in index.wheels if _project(one) == project]
+    files = [wheel for wheel in index.wheels if _project(wheel) == project]
     if not files:
         return refusal("malformed", status=404)
-    told = {
+    page = {
         "meta": {"api-version": "1.0"},
         "name": project,
         "files": [
-            {"filename": one.file, "url": f"../{quote(one.file)}", "hashes": {"sha256": one.sha256}} for one in files
+            {"filename": wheel.file, "url": f"../{quote(wheel.file)}", "hashes": {"sha256": wheel.sha256}}
+            for wheel in files
         ],
     }
-    return Answer(200, "application/vnd.pypi.simple.v1+json", msgspec.json.encode(told))
+    return Answer(200, "application/vnd.pypi.simple.v1+json", msgspec.json.encode(page))
 
 
 def _project(wheel: WheelFile) -> str:
@@ -199,14 +200,14 @@ def _project(wheel: WheelFile) -> str:
 
 
 @dataclass
-class Streams:
-    """Downloads under way.
+class DownloadSlots:
+    """Limits of simultaneous downloads.
 
     Attributes:
-        most_each: Of these to one address.
-        stall_s: Seconds for which a reader may take nothing.
-        clock: Monotonic seconds.
-        sent: Bytes of files that were handed to connections.
+        most_each: Limit for one address.
+        stall_s: Seconds without progress after which a reader is disconnected.
+        clock: Monotonic clock in seconds.
+        sent: Bytes of files passed to connections so far.
     """
 
     most: int = MOST_STREAMS
@@ -216,49 +217,48 @@ class Streams:
     sent: int = 0
 
     def __post_init__(self) -> None:
-        """Have all places free."""
-        self.places = FairPlaces(self.most, self.most_each, TURN_S, self.clock)
+        self.slots = FairSlots(self.most, self.most_each, TURN_S, self.clock)
 
     @contextmanager
-    def place(self, source: str, leave: Callable[[], None]) -> Iterator[bool]:
-        """Tell whether there is room for one more to an address; it is taken while the block lasts.
+    def slot(self, source: str, evict: Callable[[], None]) -> Iterator[bool]:
+        """Hold a slot for a download during the block; yield whether there was one.
 
         Args:
-            leave: Is called if another has to be let in; the block is to end then.
+            evict: Called if the block is to end early, to make room for another.
         """
-        taken = self.places.take(source, leave)
+        slot = self.slots.acquire(source, evict)
         try:
-            yield taken is not None
+            yield slot is not None
         finally:
-            if taken:
-                self.places.free(taken)
+            if slot:
+                self.slots.release(slot)
 
-    def patience_s(self, download: Download) -> float:
-        """Return the seconds that a download may take in all."""
+    def time_limit_s(self, download: Download) -> float:
+        """Return the time limit of an entire download, in seconds."""
         return self.stall_s + download.count / LEAST_BYTES_PER_S
 
     async def send(self, writer: asyncio.StreamWriter, download: Download) -> None:
-        """Send what a download is of, no faster than it is read: one block of it is in memory.
+        """Send a file's range, no faster than it is read, with one block of it in memory.
 
         Args:
-            writer: Where to; its head has been written.
+            writer: Connection, to which the head has been written.
 
         Raises:
-            TimeoutError: The reader takes nothing.
+            TimeoutError: The reader has stalled.
             Unreachable: The file has become shorter.
-            OSError: The connection is gone.
+            OSError: The connection was lost.
         """
         file = await in_thread(open_file, download.path)
         try:
-            place, left = download.begin, download.count
-            while left:
-                data = await in_thread(os.pread, file, min(BLOCK_BYTES, left), place)
+            offset, remaining = download.begin, download.count
+            while remaining:
+                data = await in_thread(os.pread, file, min(BLOCK_BYTES, remaining), offset)
                 if not data:
                     raise Unreachable(f"{download.path} has become shorter while it was sent")
                 writer.write(data)
                 async with asyncio.timeout(self.stall_s):
                     await writer.drain()
-                place, left = place + len(data), left - len(data)
+                offset, remaining = offset + len(data), remaining - len(data)
                 self.sent += len(data)
         finally:
             os.close(file)

@@ -1,10 +1,10 @@
-"""Packages of the agent that a gateway offers to its boards: the files, and a signed manifest for each version.
+"""Package store of a gateway: files, and a signed manifest for each version.
 
-    packages/index.json              what there is: signed manifests, and wheels with their SHA-256
-    packages/FILE.deb                packages, under the names that the manifests have
-    packages/wheels/FILE.whl         what the boards' `device-agent setup` takes
+    packages/index.json              signed manifests, and wheels with their SHA-256
+    packages/FILE.deb                packages, named as in the manifests
+    packages/wheels/FILE.whl         wheels for the boards' `device-agent setup`
 
-A file comes under its name whole or not at all, and never changes; what is not in the index is not there for anybody.
+Files are written atomically and never change; a file that is not in the index is not served.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PACKAGES, INDEX, WHEELS, LOCK = "packages", "index.json", "wheels", ".packages.l
 FORMAT = 1
 MOST_INDEX, MOST_RELEASES, MOST_WHEELS = 16 << 20, 64, 1024
 MOST_READ_AT_ONCE = 2
-"""Packages; each takes the 64 MiB of its compression's dictionary."""
+"""Packages read at once; each takes the 64 MiB of its compression's dictionary."""
 
 
 class WheelFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A wheel: the name of its file, its SHA-256 (hexadecimal), its bytes."""
+    """A wheel: file name, SHA-256 (hexadecimal), size in bytes."""
 
     file: str
     sha256: str
@@ -54,12 +54,12 @@ class WheelFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway has.
+    """Content of a package store.
 
     Attributes:
-        next_serial: Number of the next version; none is ever given twice.
+        next_serial: Serial number of the next version; never reused.
         releases: Signed manifests, the oldest first.
-        wheels: In the order of their names.
+        wheels: Sorted by name.
     """
 
     format: int = FORMAT
@@ -68,25 +68,25 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
     wheels: tuple[WheelFile, ...] = ()
 
     def manifests(self) -> list[PackageManifest]:
-        """Return what the manifests say; who signed them is not looked at.
+        """Return the parsed manifests, without verifying their signatures.
 
         Raises:
-            ConfigError: One is of a newer form.
-            WireError: One is none.
+            ConfigError: One is of a newer format.
+            WireError: One is malformed.
         """
-        return [read_manifest(one.manifest) for one in self.releases]
+        return [read_manifest(signed.manifest) for signed in self.releases]
 
 
 def packages_folder(site: Path) -> Path:
-    """Return where a site's packages are."""
+    """Return the folder of a site's packages."""
     return site / PACKAGES
 
 
 def read_index(site: Path) -> PackageIndex:
-    """Return what a gateway has; nothing where no package was ever added.
+    """Read the index; empty if no package was ever added.
 
     Args:
-        site: The folder of the site.
+        site: Site's folder.
 
     Raises:
         ConfigError: The file is damaged, or of a newer version.
@@ -94,10 +94,12 @@ def read_index(site: Path) -> PackageIndex:
     path = packages_folder(site) / INDEX
     try:
         with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(MOST_INDEX), type=PackageIndex)
-        if found.format > FORMAT:
-            raise ConfigError(f"{path}: of format {found.format}, and this program knows {FORMAT}: update it")
-        found.manifests()
+            index = msgspec.json.decode(file.read(MOST_INDEX), type=PackageIndex)
+        if index.format > FORMAT:
+            raise ConfigError(
+                f"{path}: format {index.format} is newer than {FORMAT}, which this program supports: update the program"
+            )
+        index.manifests()
     except FileNotFoundError:
         return PackageIndex()
     except OSError as error:
@@ -106,13 +108,13 @@ def read_index(site: Path) -> PackageIndex:
         if isinstance(error, ConfigError):
             raise
         remedy = "move the folder away and add the packages again"
-        raise ConfigError(f"{path}: no index of packages ({error}); {remedy}") from error
-    return found
+        raise ConfigError(f"{path}: not an index of packages ({error}); {remedy}") from error
+    return index
 
 
 @contextmanager
-def editing(site: SiteFolder) -> Iterator[PackageIndex]:
-    """Hold a site's packages while the block lasts."""
+def edit_index(site: SiteFolder) -> Iterator[PackageIndex]:
+    """Lock a site's packages during the block; yield the index."""
     read_state(site.path)
     with lock_site(site.path, LOCK):
         try:
@@ -131,74 +133,71 @@ def _make_folder(site: SiteFolder, folder: Path) -> None:
 
 
 def write_index(site: SiteFolder, index: PackageIndex) -> None:
-    """Write what a gateway has; the caller holds it.
-
-    Args:
-        site: The folder of the site.
-        index: What there is from now on.
-    """
+    """Write the index; the caller holds the lock."""
     data = msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
     path = packages_folder(site.path) / INDEX
     replace_file(path, data, mode=PUBLIC, owner=owner_ids(site.server_user))
 
 
 def read_debs(paths: Sequence[Path]) -> list[tuple[Path, DebFacts]]:
-    """Return what packages say of themselves, with their paths; the time goes into unpacking, which threads share.
+    """Return paths and metadata of packages; unpacking dominates, so threads share it.
 
     Raises:
-        ConfigError: One is no package of the agent, or cannot be read.
+        ConfigError: One is not a package of the agent, or cannot be read.
     """
     with ThreadPoolExecutor(MOST_READ_AT_ONCE) as pool:
         return list(zip(paths, pool.map(read_deb, paths), strict=True))
 
 
 def add_packages(site: SiteFolder, paths: Sequence[Path]) -> list[PackageManifest]:
-    """Take packages in and sign what they are; return the manifests of their versions.
+    """Add and sign packages; return the manifests of their versions.
 
     Args:
-        site: The folder of the site.
-        paths: Files of packages; those of one version may come one after the other.
+        paths: Files of packages; several may be of one version.
 
     Raises:
-        ConfigError: One is no package of the agent, or as `add_read_packages`.
-        Unwritable: The disk takes nothing more.
+        ConfigError: One is not a package of the agent, or as `add_parsed_packages`.
+        Unwritable: The disk is full or read-only.
     """
-    return add_read_packages(site, read_debs(paths))
+    return add_parsed_packages(site, read_debs(paths))
 
 
-def add_read_packages(site: SiteFolder, found: Sequence[tuple[Path, DebFacts]]) -> list[PackageManifest]:
-    """Take packages in that were read, and sign what they are; return the manifests of their versions.
+def add_parsed_packages(site: SiteFolder, packages: Sequence[tuple[Path, DebFacts]]) -> list[PackageManifest]:
+    """Add and sign packages that have been read; return the manifests of their versions.
 
     Args:
-        site: The folder of the site.
-        found: Their files, and what they say of themselves.
+        packages: Path and metadata of each.
 
     Raises:
-        ConfigError: Another one of its kind and version is there, or nothing can be signed.
-        Unwritable: The disk takes nothing more.
+        ConfigError: A different package of the same kind and version exists, or signing fails.
+        Unwritable: The disk is full or read-only.
     """
     changed = set[str]()
-    with editing(site) as index:
+    with edit_index(site) as index:
         after = index
-        for path, facts in found:
+        for path, facts in packages:
             after = _with_package(site, after, path, facts)
             changed.add(facts.version)
         write_index(site, after)
-    return [one for one in after.manifests() if one.version in changed]
+    return [manifest for manifest in after.manifests() if manifest.version in changed]
 
 
 def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebFacts) -> PackageIndex:
     build = _build_of(path, facts)
-    known = {one.version: one for one in index.manifests()}
-    before = known.get(facts.version)
+    versions = {manifest.version: manifest for manifest in index.manifests()}
+    before = versions.get(facts.version)
     others = before.builds if before else ()
-    same = [one for one in others if (one.arch, one.python) == (build.arch, build.python)]
+    same = [other for other in others if (other.arch, other.python) == (build.arch, build.python)]
     if same and same[0].sha256 != build.sha256:
-        told = f"{path.name}: {same[0].file} is there already, of the same version and another content"
-        raise ConfigError(f"{told}; a version never changes: build the package under another one, or remove that first")
-    if len(known) >= MOST_RELEASES and not before:
-        raise ConfigError(f"{MOST_RELEASES} versions are there: `edge-server packages remove VERSION` makes room")
-    _take_file(site, path, packages_folder(site.path) / build.file, build.sha256)
+        problem = f"{path.name}: {same[0].file} exists already, with the same version and different content"
+        raise ConfigError(
+            f"{problem}; a version must not change: build the package as another version, or remove the existing one first"
+        )
+    if len(versions) >= MOST_RELEASES and not before:
+        raise ConfigError(
+            f"the limit of {MOST_RELEASES} versions is reached: remove one by `edge-server packages remove VERSION`"
+        )
+    _copy_file(site, path, packages_folder(site.path) / build.file, build.sha256)
     if same:
         return index
     try:
@@ -206,8 +205,10 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
     except ValueError as error:
         raise ConfigError(f"{path.name}: {error}") from error
     signed = sign(manifest, *_signer(site))
-    kept = [one for one, old in zip(index.releases, index.manifests(), strict=True) if old.version != facts.version]
-    ordered = sorted([*kept, signed], key=lambda one: read_manifest(one.manifest).serial)
+    unchanged = [
+        release for release, old in zip(index.releases, index.manifests(), strict=True) if old.version != facts.version
+    ]
+    ordered = sorted([*unchanged, signed], key=lambda release: read_manifest(release.manifest).serial)
     serial = max(index.next_serial, manifest.serial + 1)
     return msgspec.structs.replace(index, releases=tuple(ordered), next_serial=serial)
 
@@ -216,10 +217,12 @@ def _manifest_of(
     site: SiteFolder, index: PackageIndex, before: PackageManifest | None, build: Build, facts: DebFacts
 ) -> PackageManifest:
     if before and before.formats != facts.formats:
-        raise ConfigError(f"{build.file}: other packages of version {facts.version} keep their state in another form")
+        raise ConfigError(
+            f"{build.file}: other packages of version {facts.version} have different state formats; build all of a version from one commit"
+        )
     builds = (*(before.builds if before else ()), build)
     if len(builds) > MOST_BUILDS:
-        raise ConfigError(f"version {facts.version} has {MOST_BUILDS} packages already")
+        raise ConfigError(f"version {facts.version} has {MOST_BUILDS} packages already, which is the limit")
     return PackageManifest(
         name=AGENT,
         version=facts.version,
@@ -228,7 +231,7 @@ def _manifest_of(
         created=utc_stamp(),
         builds=builds,
         formats=facts.formats,
-        format=2 if any(len(one.pythons) > 1 for one in builds) else 1,
+        format=2 if any(len(build.pythons) > 1 for build in builds) else 1,
     )
 
 
@@ -249,12 +252,12 @@ def _signer(site: SiteFolder) -> tuple[bytes, bytes]:
     try:
         return site.gateway("packages.key").read_bytes(), site.gateway("packages.crt").read_bytes()
     except OSError as error:
-        remedy = "`edge-server site init` makes what signs packages; run this as root or the site's user"
+        remedy = "`edge-server site init` creates the signing key; run this as root or the site's user"
         raise ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from error
 
 
-def _take_file(site: SiteFolder, source: Path, target: Path, digest: str) -> None:
-    """Copy a file to its place, whole or not at all, if that has not this content already."""
+def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> None:
+    """Copy a file atomically, unless the target has this content already."""
     if target.is_file() and digest_of(target) == digest:
         return
     partial = target.with_name(f".{target.name}.part")
@@ -281,23 +284,22 @@ def digest_of(path: Path) -> str:
 
 
 def remove_packages(site: SiteFolder, version: str) -> PackageManifest:
-    """Forget a version and its files; boards that run it keep it.
-
-    Args:
-        site: The folder of the site.
+    """Remove a version and its files; boards that run it keep it.
 
     Raises:
-        ConfigError: There is none.
-        Unwritable: The disk takes nothing more.
+        ConfigError: There is no such version.
+        Unwritable: The disk is full or read-only.
     """
-    with editing(site) as index:
+    with edit_index(site) as index:
         manifests = index.manifests()
-        gone = find_version(manifests, version)
-        kept = [one for one, known in zip(index.releases, manifests, strict=True) if known.version != version]
-        write_index(site, msgspec.structs.replace(index, releases=tuple(kept)))
-        for one in gone.builds:
-            (packages_folder(site.path) / one.file).unlink(missing_ok=True)
-    return gone
+        removed = find_version(manifests, version)
+        remaining = [
+            release for release, manifest in zip(index.releases, manifests, strict=True) if manifest.version != version
+        ]
+        write_index(site, msgspec.structs.replace(index, releases=tuple(remaining)))
+        for build in removed.builds:
+            (packages_folder(site.path) / build.file).unlink(missing_ok=True)
+    return removed
 
 
 def find_version(manifests: Sequence[PackageManifest], version: str) -> PackageManifest:
@@ -306,69 +308,72 @@ def find_version(manifests: Sequence[PackageManifest], version: str) -> PackageM
     Raises:
         ConfigError: There is none.
     """
-    for one in manifests:
-        if one.version == version:
-            return one
-    known = ", ".join(one.version for one in manifests) or "none"
-    told = f"no agent {version[:64]!r} is among this gateway's packages; there are: {known}"
-    raise ConfigError(f"{told}; `edge-server packages add FILE.deb` signs one and takes it in")
+    for manifest in manifests:
+        if manifest.version == version:
+            return manifest
+    versions = ", ".join(manifest.version for manifest in manifests) or "none"
+    problem = f"agent {version[:64]!r} is not among this gateway's packages: {versions}"
+    raise ConfigError(f"{problem}; add it by `edge-server packages add FILE.deb`")
 
 
 def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
-    """Take all wheels of a folder in, for boards to set themselves up with; return those that are new.
+    """Add all wheels of a folder; return the new ones.
 
     Args:
-        site: The folder of the site.
-        folder: With files `.whl`, as `device-agent setup train --list` names them.
+        folder: Folder with `.whl` files, as `device-agent setup train --list` names them.
 
     Raises:
         ConfigError: There are none, or one of the same name has another content.
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     paths = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     if not paths:
-        raise ConfigError(f"{folder}: holds no wheels; `device-agent setup train --list` says which a board wants")
-    with editing(site) as index:
+        raise ConfigError(
+            f"{folder}: contains no wheels; `device-agent setup train --list` lists those that a board needs"
+        )
+    with edit_index(site) as index:
         place = packages_folder(site.path) / WHEELS
         _make_folder(site, place)
-        known, new = {one.file: one for one in index.wheels}, []
+        wheels, new = {wheel.file: wheel for wheel in index.wheels}, []
         for path in paths:
-            found = WheelFile(file=path.name, sha256=digest_of(path), size=path.stat().st_size)
-            before = known.get(path.name)
-            if before and before.sha256 != found.sha256:
-                raise ConfigError(f"{path}: a file of that name and another content is there; one of both is damaged")
-            _take_file(site, path, place / path.name, found.sha256)
+            wheel = WheelFile(file=path.name, sha256=digest_of(path), size=path.stat().st_size)
+            before = wheels.get(path.name)
+            if before and before.sha256 != wheel.sha256:
+                raise ConfigError(
+                    f"{path}: the store has a file of that name with different content; one of them is damaged"
+                )
+            _copy_file(site, path, place / path.name, wheel.sha256)
             if not before:
-                known[path.name] = found
-                new.append(found)
-        if len(known) > MOST_WHEELS:
-            raise ConfigError(f"{len(known)} wheels, more than {MOST_WHEELS}")
-        write_index(site, msgspec.structs.replace(index, wheels=tuple(known[name] for name in sorted(known))))
+                wheels[path.name] = wheel
+                new.append(wheel)
+        if len(wheels) > MOST_WHEELS:
+            raise ConfigError(f"{len(wheels)} wheels exceed the limit of {MOST_WHEELS}")
+        write_index(site, msgspec.structs.replace(index, wheels=tuple(wheels[name] for name in sorted(wheels))))
     return new
 
 
-def package_faults(site: Path) -> Iterator[tuple[str, str]]:
-    """Yield what is not right with a site's packages: the file, and what is wrong.
+def find_package_faults(site: Path) -> Iterator[tuple[str, str]]:
+    """Yield each faulty file of a site's packages, and its fault.
 
     Args:
-        site: The folder of the site.
+        site: Site's folder.
 
     Raises:
         ConfigError: The index cannot be read.
     """
     index, folder = read_index(site), packages_folder(site)
-    roots = split_certificates((site / "ca" / "root.crt").read_bytes())  # two while it is replaced
+    roots = split_certificates((site / "ca" / "root.crt").read_bytes())  # two during a root rotation
     for signed in index.releases:
         try:
-            [manifest, *_] = [verify(signed, root) for root in roots]  # some boards trust the one, some the other
+            [manifest, *_] = [verify(signed, root) for root in roots]  # boards trust either root
         except FieldFleetError as error:
             yield f"{PACKAGES}/{read_manifest(signed.manifest).version}", str(error)
             continue
         for build in manifest.builds:
             path = folder / build.file
             if not path.is_file() or path.stat().st_size != build.size or digest_of(path) != build.sha256:
-                yield f"{PACKAGES}/{build.file}", "is gone, or not what was signed"
+                yield f"{PACKAGES}/{build.file}", "is missing, or differs from what was signed"
     for wheel in index.wheels:
         path = folder / WHEELS / wheel.file
         if not path.is_file() or path.stat().st_size != wheel.size:
-            yield f"{PACKAGES}/{WHEELS}/{wheel.file}", "is gone, or not whole"
+            yield f"{PACKAGES}/{WHEELS}/{wheel.file}", "is missing or incomplete"

@@ -1,4 +1,4 @@
-"""Who was revoked at a site, for a server that is at work: read again whenever the site's state was written."""
+"""Watch a site's revoked accounts for a running server, whenever the state changes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 FILE = "state.json"
 BUSY_S = 5.0
-LOOK_S = 0.5
-"""Between two looks; within two seconds nothing of a revoked device passes, with time to spare for a busy gateway."""
+POLL_S = 0.5
+"""Poll interval; a revoked device must be shut out within two seconds, with spare time for a busy gateway."""
 
 COUNTER = slice(24, 28)
-"""Of SQLite's header: it grows with every change, see https://www.sqlite.org/fileformat2.html, section 1.3."""
+"""Change counter in SQLite's header, see https://www.sqlite.org/fileformat2.html, section 1.3."""
 
 
 class _Account(msgspec.Struct, frozen=True):
@@ -31,35 +31,35 @@ class _Account(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct, frozen=True):
-    """What of `state.SiteState` matters here; that module signs, and loads what it takes to."""
+    """The part of `state.SiteState` needed here; that module imports the signing code, which is expensive to load."""
 
     version: int = 1
     accounts: dict[str, _Account] = {}
 
 
-ACCOUNTS, ASKED = "accounts.sqlite", "SELECT name FROM accounts WHERE denied"
-"""As `enrolment.accounts` has them, since version 2."""
+ACCOUNTS, DENIED_QUERY = "accounts.sqlite", "SELECT name FROM accounts WHERE denied"
+"""As in `enrolment.accounts`, since version 2."""
 
 
 def read_denied(folder: Path) -> frozenset[str]:
-    """Return the accounts of a site that may do nothing.
+    """Return the accounts of a site that have no right.
 
     Raises:
         ConfigError: There is no site, or its state cannot be read.
     """
-    found = read(folder / FILE, _State)
-    if found.version == 1:
-        return frozenset(name for name, account in found.accounts.items() if account.denied)
+    state = read(folder / FILE, _State)
+    if state.version == 1:
+        return frozenset(name for name, account in state.accounts.items() if account.denied)
     path = (folder / ACCOUNTS).absolute()
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
-            return frozenset(name for (name,) in connection.execute(ASKED))
+            return frozenset(name for (name,) in connection.execute(DENIED_QUERY))
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: {error}; run this as the site's user") from error
 
 
-def _mark(folder: Path) -> tuple[object, ...]:
-    """Return what is another after every change of a site's state or accounts."""
+def _file_version(folder: Path) -> tuple[object, ...]:
+    """Return a value that changes with every change of a site's state or accounts."""
     stat, counter = (folder / FILE).stat(), b""
     with suppress(FileNotFoundError), (folder / ACCOUNTS).open("rb") as file:
         counter = file.read(COUNTER.stop)[COUNTER]
@@ -67,21 +67,21 @@ def _mark(folder: Path) -> tuple[object, ...]:
 
 
 async def watch_denied(config: ServerConfig, apply: Callable[[frozenset[str]], Awaitable[None]]) -> None:
-    """Hand on who is revoked at the site of a server, now and whenever that changes, until cancelled.
+    """Pass on the revoked accounts of a server's site, now and after each change, until cancelled.
 
-    What cannot be read leaves those denied who were.
+    While they cannot be read, the last known ones stay denied.
 
     Args:
-        config: Of the server; without a gateway's folder nothing is done.
-        apply: Is given all of them.
+        config: Server's configuration; without a gateway's folder nothing is done.
+        apply: Receives all revoked accounts.
     """
-    folder, seen, told = Path(config.gateway), tuple[object, ...](), ""
+    folder, version, last_error = Path(config.gateway), tuple[object, ...](), ""
     while config.gateway:
         try:
-            if seen != (seen := _mark(folder)):
+            if version != (version := _file_version(folder)):
                 await apply(read_denied(folder))
-            told = ""
+            last_error = ""
         except (ConfigError, OSError) as error:
-            if told != (told := str(error)):
-                log.warning("gateway: who is revoked cannot be read: %s; see `edge-server site check`", error)
-        await asyncio.sleep(LOOK_S)
+            if last_error != (last_error := str(error)):
+                log.warning("gateway: the revoked accounts cannot be read: %s; see `edge-server site check`", error)
+        await asyncio.sleep(POLL_S)

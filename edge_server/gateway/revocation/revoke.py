@@ -1,10 +1,10 @@
-"""Shut a device out for good, also while it is connected; let it in again by new enrolment alone.
+"""Revoke a device permanently, even while it is connected.
 
-A list of revoked certificates keeps out whoever connects from now on, and cuts nobody off who is connected (mosquitto
-2.0 and 2.1). So: first the access list denies the account everything, live sessions included; then the list names all
-of its certificates; both are taken by one reload, which is proven; then a connection in the account's own name, by a
-certificate of a few minutes, throws its session off and shows that nothing in this name passes any more. A broker that
-lets something pass is stopped.
+A revocation list rejects new connections, but mosquitto (2.0 and 2.1) does not close open ones. So: the access list
+denies the account everything, in open sessions too, and the revocation list names all of its certificates; one verified
+reload applies both. Then a connection in the account's own name, by a certificate valid for minutes, replaces its
+session and verifies that nothing in this name passes. A broker that lets something pass is stopped. Only a new
+enrolment readmits the device.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ log = logging.getLogger(__name__)
 
 TAKEOVER_DAYS = 10 / (24 * 60)
 REVOCABLE = ("device", "peer")
-MOST_NAMED = 50
-"""Accounts that are told to whoever names one that is none."""
+MOST_LISTED = 50
+"""Accounts listed in the error about an unknown one."""
 
 
 async def revoke(site: SiteFolder, name: str, now: datetime) -> ReloadResult:
-    """Let nothing of a device or a peer pass any more; done again, it mends what was cut short.
+    """Revoke a device or a peer; running it again completes an interrupted revocation.
 
     Args:
-        now: UTC.
+        now: Current time, UTC.
 
     Raises:
         ConfigError: There is no such account, or as `reload_broker`.
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
-    done = await reload_broker(site, lambda state: with_account(state, name, _denied(find_account(state, name))))
+    done = await reload_broker(site, lambda state: with_account(state, name, _revoke_all(find_account(state, name))))
     if not done.running or done.faults:
         return done
     state = read_state(site.path)
     role = state.accounts[name].certificates[-1].role
-    fault = await _take_over(site, state, Subject(name, role, state.site), now)
+    fault = await _end_session(site, state, Subject(name, role, state.site), now)
     if not fault:
         return done
     if pid := find_broker(state.port):
@@ -66,16 +66,16 @@ async def revoke(site: SiteFolder, name: str, now: datetime) -> ReloadResult:
 
 
 async def readmit(site: SiteFolder, name: str) -> ReloadResult:
-    """Deny an account no more, so that a board may be enrolled under its name; all its old certificates are revoked.
+    """Lift the denial of an account, so that a board may be enrolled under its name; its old certificates stay revoked.
 
-    Also those that an older version signed while it was being revoked.
+    This includes those that an older version signed during the revocation.
 
     Raises:
         ConfigError: There is no such account, or as `reload_broker`.
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     return await reload_broker(
-        site, lambda state: with_account(state, name, replace(_denied(find_account(state, name)), denied=False))
+        site, lambda state: with_account(state, name, replace(_revoke_all(find_account(state, name)), denied=False))
     )
 
 
@@ -83,38 +83,40 @@ def find_account(state: SiteState, name: str) -> SiteAccount:
     """Return an account that may be revoked.
 
     Raises:
-        ConfigError: There is none of that name, or it is the gateway's own.
+        ConfigError: There is none of that name, or it belongs to the gateway.
     """
-    found = state.accounts.get(name)
-    if found is None or not _is_revocable(found):
-        there = sorted(one for one, account in state.accounts.items() if _is_revocable(account))
-        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-        known = f"{', '.join(there[:MOST_NAMED])}{more}" if there else "none yet"
-        raise ConfigError(f"{name!r} was never enrolled at site {state.site}; enrolled: {known}")
-    return found
+    account = state.accounts.get(name)
+    if account is None or not _is_revocable(account):
+        enrolled = sorted(enrolled_name for enrolled_name, account in state.accounts.items() if _is_revocable(account))
+        more = f" and {len(enrolled) - MOST_LISTED} more" if len(enrolled) > MOST_LISTED else ""
+        names = f"{', '.join(enrolled[:MOST_LISTED])}{more}" if enrolled else "none yet"
+        raise ConfigError(f"{name!r} was never enrolled at site {state.site}; enrolled: {names}")
+    return account
 
 
 def _is_revocable(account: SiteAccount) -> bool:
-    return any(one.role in REVOCABLE for one in account.certificates)
+    return any(certificate.role in REVOCABLE for certificate in account.certificates)
 
 
-def _denied(account: SiteAccount) -> SiteAccount:
-    return SiteAccount(certificates=tuple(replace(one, revoked=True) for one in account.certificates), denied=True)
+def _revoke_all(account: SiteAccount) -> SiteAccount:
+    return SiteAccount(
+        certificates=tuple(replace(certificate, revoked=True) for certificate in account.certificates), denied=True
+    )
 
 
-async def _take_over(site: SiteFolder, state: SiteState, subject: Subject, now: datetime) -> str:
-    """Connect as an account and end its session; return what of it still passes, if anything."""
+async def _end_session(site: SiteFolder, state: SiteState, subject: Subject, now: datetime) -> str:
+    """Connect as an account to end its session; return a fault if its messages still pass."""
     ca, signer = site.ca("site.crt").read_bytes(), site.ca("site.key").read_bytes()
     key = authority.make_key()
     issued = authority.issue(signer, ca, authority.public_key_of(key), subject, TAKEOVER_DAYS, now)
-    with tempfile.TemporaryDirectory(prefix="fieldfleet-") as folder:  # its user's alone; the key is nowhere else
+    with tempfile.TemporaryDirectory(prefix="fieldfleet-") as folder:  # private to this user; the key exists only here
         pair = Path(folder) / "takeover"
         pair.with_suffix(".key").write_bytes(key)
         pair.with_suffix(".crt").write_bytes(issued.certificate + ca)
         try:
-            async with open_probe(broker_endpoint(site, state), pair, subject.name) as caller:
-                if await caller.publish(topic(state.site, subject.name, "status")) < REFUSED:
-                    return f"it takes what {subject.name} says although that was revoked"
+            async with open_probe(broker_endpoint(site, state), pair, subject.name) as connection:
+                if await connection.publish(topic(state.site, subject.name, "status")) < REFUSED:
+                    return f"it accepts messages of {subject.name}, which is revoked"
         except Unreachable as error:
             return f"the session of {subject.name} could not be taken over ({error})"
     return ""

@@ -1,1 +1,1 @@
-"""New keys for a gateway, a next site CA and a next root, while boards stay connected."""
+"""Rotation of a gateway's keys, the site CA and the root, while boards stay connected."""

@@ -17,7 +17,7 @@ from device_agent.identity import credentials
 from device_agent.identity.credentials import KEY, MEMBERSHIP, read_membership
 from device_agent.identity.renewal import Renewal
 from edge_server.gateway import authority
-from edge_server.gateway.enrolment.registrar import SiteFacts
+from edge_server.gateway.enrolment.registrar import SiteInfo
 from shared.errors import EnrolmentFailed
 from shared.protocol.enrolment import MOST_BODY, http_date
 from tests.device_agent.identity.test_join import foreign
@@ -185,7 +185,7 @@ def test_a_gateway_that_names_what_nobody_can_use_is_refused(tmp_path, said):
     """All else that it answers is right."""
     board, gateway, context = Board(tmp_path / "board"), Gateway(), server_context(tmp_path / "gw")
     facts = {"name": "roof", "chain": chain(), "broker_host": "gateway.local", "broker_port": 8883}
-    gateway.registrar.site = lambda: SiteFacts(**{**facts, **said})
+    gateway.registrar.site = lambda: SiteInfo(**{**facts, **said})
     failed = failure(lambda: board.joins(gateway, context))
     require_a_line(failed)
     assert failed.code == 2

@@ -16,9 +16,9 @@ from device_agent.identity import certificates, credentials, renewal
 from device_agent.identity.credentials import CA, CERTIFICATE, KEY
 from edge_server.gateway import authority
 from edge_server.gateway.certificate_files import split_certificates
-from edge_server.gateway.enrolment.registrar import SiteFacts
-from edge_server.gateway.enrolment.tokens import make_token
-from edge_server.gateway.rotation.root import sign_again
+from edge_server.gateway.enrolment.registrar import SiteInfo
+from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
+from edge_server.gateway.rotation.root import cross_sign
 from tests.device_agent.identity.test_renewal import DUE, Joined
 from tests.edge_server.gateway.enrolments import (
     NOW,
@@ -34,7 +34,7 @@ from tests.edge_server.gateway.enrolments import (
 KEY_A, A, KEY_S, SITE_BY_A = authorities()
 MAKE = partial(authority.make_root, "roof", datetime.fromtimestamp(NOW, UTC), 20)
 KEY_B, B = MAKE()
-SITE_BY_B, B_BY_A = sign_again(KEY_B, B, SITE_BY_A), sign_again(KEY_A, A, B)
+SITE_BY_B, B_BY_A = cross_sign(KEY_B, B, SITE_BY_A), cross_sign(KEY_A, A, B)
 OVERLAP, FINISHED = SITE_BY_A + A + SITE_BY_B + B_BY_A + B, SITE_BY_B + B_BY_A + B
 PIN_A, PIN_B = (authority.fingerprint(one).hex() for one in (A, B))
 
@@ -44,7 +44,7 @@ class Moving(Joined):
 
     def show(self, chain):
         """Have the gateway offer these authorities."""
-        self.gateway.registrar.site = lambda: SiteFacts("roof", chain, "gateway.local", 8883)
+        self.gateway.registrar.site = lambda: SiteInfo("roof", chain, "gateway.local", 8883)
 
     @property
     def known(self):
@@ -107,7 +107,7 @@ def made_a_root(key: bytes, certificate: bytes) -> bytes:
 
 OTHER_KEY, OTHER = MAKE()
 YARD_KEY, YARD = authority.make_root("yard", datetime.fromtimestamp(NOW, UTC), 20)
-BY_SITE = sign_again(KEY_S, SITE_BY_A, B)
+BY_SITE = cross_sign(KEY_S, SITE_BY_A, B)
 FALSE = {
     "nobody vouches": SITE_BY_A + A + B,
     "itself": SITE_BY_A + A + B + B,
@@ -115,9 +115,9 @@ FALSE = {
     "the site CA, by whose key who took over a gateway signs": SITE_BY_A + A + BY_SITE + B,
     "for the site CA, which that one made a root": A + SITE_BY_A + made_a_root(KEY_S, SITE_BY_A),
     "the site CA as a root": B + B_BY_A + A + SITE_BY_A,
-    "another root": SITE_BY_A + A + sign_again(OTHER_KEY, OTHER, B) + B,
-    "for a root of another site": SITE_BY_A + A + sign_again(KEY_A, A, YARD) + YARD,
-    "a root that did not sign itself": SITE_BY_A + A + B_BY_A + sign_again(OTHER_KEY, OTHER, B),
+    "another root": SITE_BY_A + A + cross_sign(OTHER_KEY, OTHER, B) + B,
+    "for a root of another site": SITE_BY_A + A + cross_sign(KEY_A, A, YARD) + YARD,
+    "a root that did not sign itself": SITE_BY_A + A + B_BY_A + cross_sign(OTHER_KEY, OTHER, B),
     "for an authority that is no root": SITE_BY_A + A + SITE_BY_A + SITE_BY_B,
 }
 
@@ -205,7 +205,7 @@ def test_who_joins_again_by_the_token_of_before_keeps_the_root_that_it_moved_to(
 def test_a_token_of_the_next_root_joins_while_the_gateway_shows_the_copy_by_the_one_before(board, tmp_path):
     board.show(OVERLAP)
     new = Board(tmp_path / "new")
-    token, kept = make_token("pi-07", ("127.0.0.1", 8443, bytes.fromhex(PIN_B)), 900.0, NOW)
+    token, kept = make_token("pi-07", EnrolmentEndpoint("127.0.0.1", 8443, bytes.fromhex(PIN_B)), 900.0, NOW)
     board.gateway.ledger.tokens[token.id] = kept
     new.joins(board.gateway, board.context, token)
     assert (new.used / CA).read_bytes() == SITE_BY_B + B

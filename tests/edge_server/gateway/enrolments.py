@@ -35,9 +35,9 @@ from device_agent.identity.join import Join
 from edge_server.gateway import authority
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.rate_limit import RENEWALS, RENEWALS_PER_S, RateLimit
-from edge_server.gateway.enrolment.registrar import Answer, Holder, Registrar, Request, SiteFacts
+from edge_server.gateway.enrolment.registrar import Answer, Holder, Registrar, Request, SiteInfo
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
-from edge_server.gateway.enrolment.tokens import make_token
+from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
 from shared.errors import EnrolmentFailed
 from shared.protocol.enrolment import Token
 from shared.runtime.clock import utc_of_stamp, utc_seconds, utc_stamp
@@ -75,7 +75,7 @@ class Gateway:
         _, root, _, site = authorities(self.made)
         self.limit = RateLimit(lambda: self.now)
         self.registrar = Registrar(
-            site=lambda: SiteFacts("roof", site + root, "gateway.local", 8883),
+            site=lambda: SiteInfo("roof", site + root, "gateway.local", 8883),
             edit=self.edit,
             issue=self.issue,
             find_holder=self.holders.get,
@@ -106,7 +106,7 @@ class Gateway:
 
     def token(self, device: str = "pi-03", ttl_s: float = 900.0, port: int = 8443) -> Token:
         root = authority.fingerprint(authorities(self.made)[1])
-        token, kept = make_token(device, ("127.0.0.1", port, root), ttl_s, self.now)
+        token, kept = make_token(device, EnrolmentEndpoint("127.0.0.1", port, root), ttl_s, self.now)
         self.ledger.tokens[token.id] = kept
         return token
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
-from edge_server.gateway.enrolment.tokens import make_token
+from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.packages.download import PackageShelf, Streams
+from edge_server.gateway.packages.download import DownloadSlots, PackageCatalogue
 from edge_server.gateway.packages.store import add_packages
 from edge_server.gateway.site_folder import SiteFolder
 from shared.protocol.enrolment import Token, format_token
@@ -55,14 +55,14 @@ def bare_board(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(site: SiteFolder, streams: Streams | None = None) -> AsyncIterator[int]:
+async def serving(site: SiteFolder, streams: DownloadSlots | None = None) -> AsyncIterator[int]:
     """Serve a site's boards while the block lasts; yields the port."""
     place = EnrolmentSite(site.path)
     service = EnrolmentService(
         place.registrar(),
         lambda: service_context(*place.pair()),
-        shelf=PackageShelf(site.path),
-        streams=streams or Streams(),
+        packages=PackageCatalogue(site.path),
+        downloads=streams or DownloadSlots(),
     )
     async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
         yield port
@@ -74,8 +74,8 @@ def token_of(site: SiteFolder, port: int, *, root: bytes = b"") -> Token:
     Args:
         root: Digest of another root than the site's.
     """
-    place = ("127.0.0.1", port, root or EnrolmentSite(site.path).root_digest())
-    made = make_token("pi-01", place, 900.0, utc_seconds())[0]
+    endpoint = EnrolmentEndpoint("127.0.0.1", port, root or EnrolmentSite(site.path).root_digest())
+    made = make_token("pi-01", endpoint, 900.0, utc_seconds())[0]
     return Token(made.host, made.port, made.root, made.id, made.secret)
 
 
@@ -106,7 +106,7 @@ def run(
     site: SiteFolder,
     board: Path,
     *options: str,
-    streams: Streams | None = None,
+    streams: DownloadSlots | None = None,
     change: Callable[[str], str] = lambda line: line,
     **more: str,
 ) -> tuple[str, tuple[int, str, list[str]]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from edge_server.gateway.enrolment import accounts as accounts_module
-from edge_server.gateway.enrolment.accounts import FILE, Accounts, Signed, SiteAccount, write_accounts
+from edge_server.gateway.enrolment.accounts import FILE, Accounts, SignedCertificate, SiteAccount, write_accounts
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.revocation.denied import read_denied
 from edge_server.gateway.revocation.revoke import revoke
@@ -23,8 +23,8 @@ from tests.edge_server.gateway.sites import make_site, now
 MANY = 20_000
 
 
-def signed(number: int, *, revoked: bool = False) -> Signed:
-    return Signed(
+def signed(number: int, *, revoked: bool = False) -> SignedCertificate:
+    return SignedCertificate(
         serial=f"{number:x}", authority="ca", role="device", key=f"{number:064x}", not_after_utc_s=NOW, revoked=revoked
     )
 
@@ -87,7 +87,7 @@ def test_accounts_are_as_they_were_put_and_changed(tmp_path):
     found = Accounts(tmp_path / FILE)
     assert found == kept
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-    assert found.beginning("_peer-") == ["_peer-barn"]
+    assert found.find_by_prefix("_peer-") == ["_peer-barn"]
     changed = found.with_account("b-1", SiteAccount(certificates=(signed(1, revoked=True), signed(7)), denied=True))
     assert found == kept
     for one in (changed, Accounts(tmp_path / FILE)):
@@ -95,9 +95,9 @@ def test_accounts_are_as_they_were_put_and_changed(tmp_path):
         write_accounts(tmp_path, changed)
     assert Accounts(tmp_path / FILE) == changed
     assert Accounts(tmp_path / FILE).denied() == ["_server", "b-1"]
-    assert Accounts(tmp_path / FILE).revoked("ca") == [1]
-    assert Accounts(tmp_path / FILE).with_key(f"{7:064x}") == ["b-1"]
-    assert changed.with_key(f"{4:064x}") == ["b-4"]
+    assert Accounts(tmp_path / FILE).revoked_serials("ca") == [1]
+    assert Accounts(tmp_path / FILE).find_by_key(f"{7:064x}") == ["b-1"]
+    assert changed.find_by_key(f"{4:064x}") == ["b-4"]
 
 
 def test_a_state_of_before_is_read_and_goes_over_at_the_first_change(tmp_path):

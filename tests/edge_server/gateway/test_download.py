@@ -18,7 +18,14 @@ import pytest
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.service import EnrolmentService
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.packages.download import Download, PackageShelf, Streams, find_range, install_script, open_file
+from edge_server.gateway.packages.download import (
+    Download,
+    DownloadSlots,
+    PackageCatalogue,
+    find_range,
+    install_script,
+    open_file,
+)
 from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheels, read_index, remove_packages
 from edge_server.gateway.site_folder import SiteFolder
 from shared.errors import Unreachable
@@ -59,8 +66,8 @@ async def running(gateway, tmp_path, site, **terms):
         gateway.registrar,
         lambda: server_context(tmp_path),
         GUARD_S,
-        shelf=PackageShelf(site.path),
-        streams=Streams(**terms),
+        packages=PackageCatalogue(site.path),
+        downloads=DownloadSlots(**terms),
     )
     async with asyncio.timeout(GUARD_S), service.running("127.0.0.1", 0) as port:
         yield service, port
@@ -133,7 +140,7 @@ def test_what_has_become_no_plain_file_is_not_there(tmp_path, site, name, what):
     """Neither when it is looked for, nor if it becomes that before it is opened."""
     path = site.path / PACKAGES / name
     whole = path.read_bytes()
-    find = PackageShelf(site.path).find
+    find = PackageCatalogue(site.path).find
     assert isinstance(find(Request("GET", f"/packages/{name}")), Download)
     (tmp_path / "key").write_bytes(b"a key")
     path.unlink()
@@ -154,7 +161,7 @@ def test_what_has_become_no_plain_file_is_not_there(tmp_path, site, name, what):
 def test_what_is_taken_away_is_gone_at_once(tmp_path):
     folder = SiteFolder(tmp_path / "site")
     initialise(folder, SiteSettings("roof", ("gateway.local",)), NOW)
-    shelf = PackageShelf(folder.path)
+    shelf = PackageCatalogue(folder.path)
     assert json.loads(shelf.find(Request("GET", "/packages/index.json")).body)["releases"] == []
     [manifest] = add_packages(folder, [put_deb(tmp_path)])
     path = f"/packages/{manifest.builds[0].file}"
@@ -164,7 +171,7 @@ def test_what_is_taken_away_is_gone_at_once(tmp_path):
 
 
 def test_other_paths_and_methods_are_not_its_own(site):
-    shelf = PackageShelf(site.path)
+    shelf = PackageCatalogue(site.path)
     assert shelf.find(Request("GET", "/ca.pem")) is None
     assert shelf.find(Request("POST", "/packages/index.json")) is None
     assert shelf.find(Request("GET", "/install.sh")).body == install_script()
@@ -217,7 +224,7 @@ def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_pa
         async with running(Gateway(), tmp_path, site) as (service, port):
             index = f"https://127.0.0.1:{port}/packages/wheels"
             await asyncio.to_thread(bring, [wheel], into, [index], said.append, str(tmp_path / "root.pem"))
-            return service.streams.sent
+            return service.downloads.sent
 
     assert asyncio.run(go()) == len(body) - 1234
     assert (into / TORCH).read_bytes() == body
@@ -253,7 +260,7 @@ def test_readers_that_read_nothing_hold_up_nobody(tmp_path, site, name):
             writer.write(b"POST /join HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
             joined = await reader.read()
             await hang_up(writer)
-            return heads, refused, joined, service.streams.sent
+            return heads, refused, joined, service.downloads.sent
 
     try:
         heads, refused, joined, sent = asyncio.run(go())
@@ -276,7 +283,7 @@ def test_who_reads_too_slowly_is_hung_up_on_and_makes_room(tmp_path, site, name)
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), limit=1 << 10)
             writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
-            while service.streams.places.taken:  # noqa: ASYNC110 - the service, in this loop, hangs up by itself
+            while service.downloads.slots.slots:  # noqa: ASYNC110 - the service, in this loop, hangs up by itself
                 await asyncio.sleep(0)
             await hang_up(writer)
             return (await ask(port, f"/packages/{name}", "Range: bytes=-9"))[0]
@@ -288,10 +295,10 @@ def test_who_reads_too_slowly_is_hung_up_on_and_makes_room(tmp_path, site, name)
 
 
 def test_a_page_of_a_project_is_as_pip_reads_it(site):
-    page = PackageShelf(site.path).find(Request("GET", "/packages/wheels/torch/"))
+    page = PackageCatalogue(site.path).find(Request("GET", "/packages/wheels/torch/"))
     [file] = json.loads(page.body)["files"]
     assert file["filename"] == TORCH
     assert file["url"] == "../" + TORCH.replace("+", "%2B")
     assert re.fullmatch("[0-9a-f]{64}", file["hashes"]["sha256"])
-    found = json.loads(PackageShelf(site.path).find(Request("GET", "/packages/wheels/typing-extensions/")).body)
+    found = json.loads(PackageCatalogue(site.path).find(Request("GET", "/packages/wheels/typing-extensions/")).body)
     assert found["files"][0]["filename"].startswith("typing_extensions")

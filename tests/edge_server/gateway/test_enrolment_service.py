@@ -63,7 +63,7 @@ def run(tmp_path, *inputs):
     async def go():
         async with running(gateway, context) as (service, port):
             answers = [await said(port, data) for data in inputs]
-            await until(lambda: not service.handshakes.taken)
+            await until(lambda: not service.handshake_slots.slots)
             return answers
 
     return asyncio.run(go())
@@ -133,7 +133,7 @@ def test_who_never_ends_is_cut_off(tmp_path):
             with suppress(OSError):
                 assert await reader.read() == b""
             await hang_up(writer)
-            await until(lambda: not service.handshakes.taken)
+            await until(lambda: not service.handshake_slots.slots)
             return answers
 
     assert asyncio.run(go()) == [b"", b"", b""]
@@ -146,12 +146,12 @@ def test_too_many_at_once_are_turned_away_and_one_address_cannot_take_all(tmp_pa
     async def go():
         async with running(gateway, context) as (service, port):
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-            await until(lambda: len(service.handshakes.taken) == 3)
+            await until(lambda: len(service.handshake_slots.slots) == 3)
             with pytest.raises((ConnectionError, ssl.SSLError)):  # how it is told, systems differ in
                 await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
             for _, writer in idle:
                 await hang_up(writer)
-            await until(lambda: not service.handshakes.taken)
+            await until(lambda: not service.handshake_slots.slots)
             return await said(port, b"GET /ca.pem HTTP/1.1\r\n\r\n")
 
     assert asyncio.run(go()).startswith(b"HTTP/1.1 200 ")

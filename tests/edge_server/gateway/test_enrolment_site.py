@@ -34,7 +34,7 @@ from edge_server.gateway.enrolment.address import FILE, read_address
 from edge_server.gateway.enrolment.ledger import read_ledger
 from edge_server.gateway.enrolment.registrar import Request
 from edge_server.gateway.enrolment.site import EnrolmentSite
-from edge_server.gateway.enrolment.tokens import make_token
+from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.revocation.revoke import readmit, revoke
 from edge_server.gateway.site_folder import SiteFolder, open_folder
@@ -150,7 +150,7 @@ def test_the_ledger_is_its_owners_alone_and_no_writer_loses_anothers(site, capsy
 
 
 def _add(site, name):
-    token, kept = make_token(name, ("gateway.local", 8443, bytes(32)), 60, NOW)
+    token, kept = make_token(name, EnrolmentEndpoint("gateway.local", 8443, bytes(32)), 60, NOW)
     with site.edit() as ledger:
         ledger.tokens[f"{token.id}-{name}"] = kept
 

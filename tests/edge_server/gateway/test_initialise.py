@@ -13,7 +13,7 @@ from cryptography import x509
 
 from edge_server.gateway.authority import BACKDATED
 from edge_server.gateway.certificate_files import addresses_in
-from edge_server.gateway.enrolment.accounts import Signed, SiteAccount
+from edge_server.gateway.enrolment.accounts import SignedCertificate, SiteAccount
 from edge_server.gateway.initialise import SiteSettings, initialise, link_services
 from edge_server.gateway.site_folder import LOCAL_PAIRS, PAIRS, SiteFolder
 from edge_server.gateway.state import lock_site, read_state, write_state
@@ -180,7 +180,7 @@ def test_a_state_of_a_newer_version_is_refused(folder):
 
 
 def test_a_state_survives_its_file(tmp_path):
-    one = Signed(serial="a", authority="b", role="device", key="c", not_after_utc_s=1.5, revoked=True)
+    one = SignedCertificate(serial="a", authority="b", role="device", key="c", not_after_utc_s=1.5, revoked=True)
     state = read_state_of(tmp_path, accounts={"pi-03": SiteAccount(certificates=(one,), denied=True)})
     assert read_state(tmp_path) == state
     assert stat.S_IMODE((tmp_path / "state.json").stat().st_mode) == 0o600

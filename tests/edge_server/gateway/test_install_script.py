@@ -21,8 +21,8 @@ from edge_server.__main__ import build_parser
 from edge_server.cli.gateway.enrol import enrol
 from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of
 from edge_server.gateway.certificate_files import newest_root
-from edge_server.gateway.enrolment.registrar import SiteFacts
-from edge_server.gateway.packages.download import Streams, install_script
+from edge_server.gateway.enrolment.registrar import SiteInfo
+from edge_server.gateway.packages.download import DownloadSlots, install_script
 from edge_server.gateway.packages.store import PACKAGES, add_wheels, read_index
 from edge_server.gateway.rotation.root import rotate_root
 from shared.protocol.enrolment import format_token
@@ -117,7 +117,7 @@ def test_a_package_that_is_not_what_was_signed_is_not_installed(site, board):
 
 
 def test_a_download_that_is_cut_off_goes_on_where_it_was(site, board):
-    class Cut(Streams):
+    class Cut(DownloadSlots):
         """Hangs up in the middle of its first download."""
 
         async def send(self, writer, download):
@@ -249,7 +249,7 @@ def test_an_authority_that_the_tokens_root_did_not_sign_is_not_believed(board, t
     gateway = Gateway()
     false_ca, pair = false_gateway()
     root = authorities()[1]
-    gateway.registrar.site = lambda: SiteFacts("roof", false_ca + root, "127.0.0.1", 8883)
+    gateway.registrar.site = lambda: SiteInfo("roof", false_ca + root, "127.0.0.1", 8883)
 
     async def go():
         async with answering(gateway, server_context(tmp_path / "gw", pair)) as port:

@@ -26,7 +26,7 @@ from edge_server.gateway.packages.store import (
     PackageIndex,
     add_packages,
     add_wheels,
-    package_faults,
+    find_package_faults,
     read_index,
     remove_packages,
 )
@@ -118,7 +118,7 @@ def test_packages_of_one_version_are_signed_together_and_boards_find_theirs(site
         kept = site.path / PACKAGES / build.file
         assert kept.read_bytes() == path.read_bytes()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o644
-    assert list(package_faults(site.path)) == []
+    assert list(find_package_faults(site.path)) == []
 
 
 MANY = "3.10~), python3 (<< 3.15"
@@ -173,7 +173,7 @@ def test_a_version_never_changes(site, tmp_path):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
     with pytest.raises(ConfigError, match="another form"):
         add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
-    assert list(package_faults(site.path)) == []
+    assert list(find_package_faults(site.path)) == []
 
 
 def test_what_is_removed_is_gone_and_what_is_not_there_is_told(site, tmp_path):
@@ -208,14 +208,14 @@ def test_faults_of_files_and_signatures_are_found(site, tmp_path):
     (folder / WHEELS / "a-1-py3-none-any.whl").write_bytes(b"half")
     [path] = folder.glob("*.deb")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert [told for told, _ in package_faults(site.path)] == [
+    assert [told for told, _ in find_package_faults(site.path)] == [
         f"{PACKAGES}/{path.name}",
         f"{PACKAGES}/{WHEELS}/a-1-py3-none-any.whl",
     ]
     data = json.loads((folder / INDEX).read_text())
     data["releases"][0]["signature"] = "AAAA"
     (folder / INDEX).write_text(json.dumps(data))
-    assert (f"{PACKAGES}/0.4.0") in [told for told, _ in package_faults(site.path)]
+    assert (f"{PACKAGES}/0.4.0") in [told for told, _ in find_package_faults(site.path)]
 
 
 @pytest.mark.parametrize(

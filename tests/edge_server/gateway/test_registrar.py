@@ -145,7 +145,7 @@ def test_the_rate_limit_forgets_rather_than_grows():
     limit = RateLimit(lambda: now)
     for index in range(3 * MOST_SOURCES):
         assert limit.wait_s(f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}") == 0
-    assert len(limit.left) == MOST_SOURCES
+    assert len(limit.attempts) == MOST_SOURCES
     for index in range(int(BURST)):
         assert limit.wait_s(f"2001:db8::{index}") == 0
     assert limit.wait_s("2001:db8::ffff") > 0  # the same network

@@ -17,7 +17,7 @@ from edge_server.gateway.probe_access import fetch_certificate, open_probe
 from edge_server.gateway.reload import ReloadResult, reload_broker
 from edge_server.gateway.revocation.revoke import revoke
 from edge_server.gateway.rotation import rotate
-from edge_server.gateway.rotation.rotate import Rotated, finish_ca, rotate_ca, rotate_server
+from edge_server.gateway.rotation.rotate import CaRotation, finish_ca, rotate_ca, rotate_server
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.processes import terminate
@@ -65,7 +65,7 @@ def test_the_gateway_gets_new_keys_while_boards_talk(tmp_path):
             board, files = site.enrol("pi-03"), [site.folder.gateway("server.key"), site.folder.gateway("server.crt")]
             before = [one.read_bytes() for one in files]
             async with talking(site, "pi-03", board):
-                assert await rotate_server(site.folder, now()) == Rotated(WELL)
+                assert await rotate_server(site.folder, now()) == CaRotation(WELL)
             assert all(one.read_bytes() != was for one, was in zip(files, before, strict=True))
             shown = x509.load_der_x509_certificate(await fetch_certificate(site.door))
             assert shown.serial_number == serial(files[1].read_bytes()) != serial(before[1])
@@ -79,7 +79,7 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
         async with live_site(tmp_path) as site, AsyncExitStack() as stack:
             old, bad, other = (site.enrol(name) for name in ("pi-03", "pi-04", "pi-06"))
             await stack.enter_async_context(talking(site, "pi-03", old))
-            assert await rotate_ca(site.folder, now()) == Rotated(WELL, ("pi-03", "pi-04", "pi-06"))
+            assert await rotate_ca(site.folder, now()) == CaRotation(WELL, ("pi-03", "pi-04", "pi-06"))
             assert await site.lets_in(bad)
             new = site.enrol("pi-05")
             assert await site.lets_in(new)
@@ -92,7 +92,7 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
             site.enrol("pi-03")  # its connection stays, as a board's does that renews its certificate
             renewed = site.enrol("pi-06")
             assert await site.lets_in(other)
-            assert await finish_ca(site.folder) == Rotated(WELL)
+            assert await finish_ca(site.folder) == CaRotation(WELL)
             assert not await site.lets_in(old)
             assert not await site.lets_in(other)
             assert await site.lets_in(renewed)
@@ -110,7 +110,7 @@ def test_an_overlap_may_be_cut_short(tmp_path):
     async def scene():
         async with live_site(tmp_path) as site:
             old = site.enrol("pi-03")
-            assert (await rotate_ca(site.folder, now())).left == ("pi-03",)
+            assert (await rotate_ca(site.folder, now())).pending == ("pi-03",)
             assert (await finish_ca(site.folder, force=True)).reloaded == WELL
             assert not await site.lets_in(old)
             assert (await reload_broker(site.folder)) == WELL

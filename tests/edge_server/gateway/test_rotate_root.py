@@ -20,10 +20,10 @@ from edge_server.gateway.certificate_files import newest_root, read_chain, split
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.packages.store import editing, package_faults, read_index, write_index
+from edge_server.gateway.packages.store import edit_index, find_package_faults, read_index, write_index
 from edge_server.gateway.probe_access import BrokerEndpoint, open_probe
 from edge_server.gateway.revocation.revoke import revoke
-from edge_server.gateway.rotation.root import RootRotated, finish_root, rotate_root, sign_again, unmoved
+from edge_server.gateway.rotation.root import RootRotation, cross_sign, devices_on_old_root, finish_root, rotate_root
 from edge_server.gateway.rotation.rotate import finish_ca, rotate_ca
 from edge_server.gateway.state import read_state
 from shared.errors import ConfigError, Unreachable, WireError
@@ -84,9 +84,9 @@ def test_what_is_signed_again_is_the_same_but_for_the_signer(tmp_path):
         one for one in after.extensions if one.oid != x509.AuthorityKeyIdentifier.oid
     ]
     after.verify_directly_issued_by(x509.load_pem_x509_certificate(files.b))
-    assert deed.left == ()
+    assert deed.pending == ()
     with pytest.raises(ConfigError, match="root's own key"):
-        sign_again(site.folder.ca("root-next.key").read_bytes(), files.a, files.b)
+        cross_sign(site.folder.ca("root-next.key").read_bytes(), files.a, files.b)
 
 
 def test_who_believes_the_gateway_before_during_and_after(tmp_path):
@@ -178,17 +178,17 @@ def test_the_root_is_replaced_while_boards_talk(tmp_path, monkeypatch):
             quick, late, old = (joined(site, name, port) for name in ("pi-03", "pi-04", "pi-05"))
             before, seen = root_of(quick), SeenByBoards(site)
             async with talking(seen, "pi-03", quick.identity / CURRENT), talking(seen, "pi-05", old.identity / CURRENT):
-                assert await rotate_root(site.folder, now()) == RootRotated(WELL, ("pi-03", "pi-04", "pi-05"))
+                assert await rotate_root(site.folder, now()) == RootRotation(WELL, ("pi-03", "pi-04", "pi-05"))
                 assert not await quick.look()
                 after = fingerprint(newest_root(site.folder.ca(""))).hex()
                 assert [root_of(one) for one in (quick, late, old)] == [after, before, before]
-                assert unmoved(site.folder, read_state(site.path)) == ("pi-04", "pi-05")
+                assert devices_on_old_root(site.folder, read_state(site.path)) == ("pi-04", "pi-05")
                 new = joined(site, "pi-06", port)  # by a token of the next root
                 assert not await new.look()
                 assert [await seen.lets_in(one) for one in (late, new)] == [True, True]
                 with pytest.raises(ConfigError, match="pi-04, pi-05 have not moved"):
                     await finish_root(site.folder, now())
-                assert await finish_root(site.folder, now(), force=True) == RootRotated(WELL, ("pi-04", "pi-05"))
+                assert await finish_root(site.folder, now(), force=True) == RootRotation(WELL, ("pi-04", "pi-05"))
                 assert [await seen.lets_in(one) for one in (late, new)] == [True, True]
                 with pytest.raises(ConfigError, match="pi-04, pi-05 trust the root of before"):
                     await rotate_ca(site.folder, now())
@@ -250,7 +250,7 @@ def test_packages_are_taken_by_boards_of_either_root_until_the_next_site_ca(tmp_
     """Root on each board writes the next root down in its own time; what was signed before is not signed anew."""
     site = make_site(tmp_path)
     files = Files(site)
-    with editing(site.folder) as index:
+    with edit_index(site.folder) as index:
         write_index(site.folder, msgspec.structs.replace(index, releases=(release(site),), next_serial=9))
     run(rotate_root(site.folder, now()))
     files.next()
@@ -258,7 +258,7 @@ def test_packages_are_taken_by_boards_of_either_root_until_the_next_site_ca(tmp_
     for signed in (release(site), *read_index(site.path).releases):
         for root in (files.a, files.b):
             assert verify(signed, root).site == "roof"
-    gone = [told for _, told in package_faults(site.path)]
+    gone = [told for _, told in find_package_faults(site.path)]
     assert gone == ["is gone, or not what was signed"] * len(MANIFEST.builds)
     run(rotate_ca(site.folder, now()))
     with pytest.raises(WireError, match="upgrade trust"):
@@ -328,7 +328,7 @@ def test_a_broker_that_knows_the_root_alone_is_restarted_first(tmp_path):
             assert called("site", "init", "--folder", site.path) == 0
             await site.stop()
             await site.start()
-            assert await rotate_root(site.folder, now()) == RootRotated(WELL)
+            assert await rotate_root(site.folder, now()) == RootRotation(WELL)
         finally:
             await site.stop()
 

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from edge_server.gateway.enrolment.accounts import SiteAccount
-from edge_server.gateway.revocation.denied import LOOK_S, watch_denied
+from edge_server.gateway.revocation.denied import POLL_S, watch_denied
 from edge_server.gateway.state import SiteState, write_state
 from edge_server.plan.server_config import ServerConfig, load
 from edge_server.trial.live import deny
@@ -36,7 +36,7 @@ def test_a_revoked_device_is_out_of_the_round_and_in_again_when_it_was_enrolled_
             a, b = [await here.device(name) for name in "ab"]
             task, other = await a.task(), await b.task()
             note(tmp_path / "gateway", denied=("a",))
-            await asyncio.sleep(2 * LOOK_S)
+            await asyncio.sleep(2 * POLL_S)
             assert here.server.fleet.online == ("b",)
             await a.say(b"nobody decodes this")
             await a.status(online=True, session=2)  # as a broker that kept its birth tells it again
@@ -45,7 +45,7 @@ def test_a_revoked_device_is_out_of_the_round_and_in_again_when_it_was_enrolled_
             assert here.server.fleet.online == ("b",)
             assert not here.server.refused
             note(tmp_path / "gateway", denied=())
-            await asyncio.sleep(2 * LOOK_S)
+            await asyncio.sleep(2 * POLL_S)
             await a.status(online=True, session=3)
             await b.answer(second, moved(here.plan, 0.5))
             for puppet in (a, b):
@@ -72,13 +72,13 @@ def test_what_cannot_be_read_leaves_those_denied_who_were(tmp_path, caplog):
     async def play():
         told, config = Told([]), ServerConfig(plan="", gateway=str(tmp_path))
         async with background(watch_denied(config, told.take)):
-            await asyncio.sleep(3 * LOOK_S)  # no site yet
+            await asyncio.sleep(3 * POLL_S)  # no site yet
             note(tmp_path, denied=("a",))
-            await asyncio.sleep(2 * LOOK_S)
+            await asyncio.sleep(2 * POLL_S)
             (tmp_path / "state.json").write_bytes(b"{")
-            await asyncio.sleep(3 * LOOK_S)
+            await asyncio.sleep(3 * POLL_S)
             note(tmp_path, denied=("a", "b"))
-            await asyncio.sleep(2 * LOOK_S)
+            await asyncio.sleep(2 * POLL_S)
         return told.words
 
     assert virtual(play()) == [frozenset("a"), frozenset("ab")]

@@ -15,10 +15,10 @@ from random import Random
 
 import pytest
 
-from edge_server.gateway.enrolment.fair_places import Dawdlers, FairPlaces, busy
+from edge_server.gateway.enrolment.fair_slots import FairSlots, StalledSources, protect_slot
 from edge_server.gateway.enrolment.service import EnrolmentService
 from edge_server.gateway.initialise import SiteSettings, initialise
-from edge_server.gateway.packages.download import PackageShelf, Streams
+from edge_server.gateway.packages.download import DownloadSlots, PackageCatalogue
 from edge_server.gateway.packages.store import PACKAGES, add_packages
 from edge_server.gateway.site_folder import SiteFolder
 from tests.edge_server.gateway.enrolments import Gateway, authorities, server_context
@@ -43,60 +43,60 @@ def taken_by(places, *sources):
     """Take a place for each, the oldest first; returns who had to leave, in the order in which they did."""
     gone = []
     for source in sources:
-        place = places.take(source, lambda source=source: gone.append(source))
+        place = places.acquire(source, lambda source=source: gone.append(source))
         assert place is not None, source
     return gone
 
 
 def test_who_has_at_least_two_more_loses_its_oldest():
-    places = FairPlaces(4, 4, 30.0, Hand())
+    places = FairSlots(4, 4, 30.0, Hand())
     gone = taken_by(places, "a", "a", "a", "b", "c")
     assert gone == ["a"]
     assert places.by_source == Counter(a=2, b=1, c=1)
     assert taken_by(places, "d") == []  # the callback of the one before was called
     assert places.by_source == Counter(a=1, b=1, c=1, d=1)
-    assert places.take("e", lambda: None) is None
-    assert places.take("a", lambda: None) is None
+    assert places.acquire("e", lambda: None) is None
+    assert places.acquire("a", lambda: None) is None
 
 
 def test_where_all_have_as_few_a_turn_is_kept_and_no_longer():
     clock = Hand()
-    places = FairPlaces(2, 4, 30.0, clock)
+    places = FairSlots(2, 4, 30.0, clock)
     gone = taken_by(places, "a")
     clock.now = 10.0
     taken_by(places, "b")
     clock.now = 29.9
-    assert places.take("c", lambda: None) is None
+    assert places.acquire("c", lambda: None) is None
     clock.now = 30.0
-    assert places.take("b", lambda: None) is None  # not for who has one already
-    assert places.take("c", lambda: None)
+    assert places.acquire("b", lambda: None) is None  # not for who has one already
+    assert places.acquire("c", lambda: None)
     assert gone == ["a"]
-    assert places.take("d", lambda: None) is None
+    assert places.acquire("d", lambda: None) is None
     clock.now = 40.0
-    assert places.take("d", lambda: None)
+    assert places.acquire("d", lambda: None)
     assert places.by_source == Counter(c=1, d=1)
 
 
 def test_one_address_has_no_more_than_its_share_and_a_busy_place_is_kept():
     clock = Hand()
-    places = FairPlaces(3, 3, 30.0, clock)
+    places = FairSlots(3, 3, 30.0, clock)
     taken_by(places, "a", "a", "a")
-    assert places.take("a", lambda: None) is None
+    assert places.acquire("a", lambda: None) is None
     clock.now = 99.0
-    with busy(places.taken[0]), busy(places.taken[1]), busy(places.taken[2]):
-        assert places.take("b", lambda: None) is None
-    kept = places.taken[0]
-    with busy(kept):
-        assert places.take("b", lambda: None)
-    assert kept in places.taken
+    with protect_slot(places.slots[0]), protect_slot(places.slots[1]), protect_slot(places.slots[2]):
+        assert places.acquire("b", lambda: None) is None
+    kept = places.slots[0]
+    with protect_slot(kept):
+        assert places.acquire("b", lambda: None)
+    assert kept in places.slots
 
 
 def test_a_place_that_was_taken_away_is_not_given_back_twice():
-    places = FairPlaces(2, 2, 30.0, Hand())
-    mine = places.take("a", lambda: None)
+    places = FairSlots(2, 2, 30.0, Hand())
+    mine = places.acquire("a", lambda: None)
     taken_by(places, "a", "b")
-    assert mine not in places.taken
-    places.free(mine)
+    assert mine not in places.slots
+    places.release(mine)
     assert places.by_source == Counter(a=1, b=1)
 
 
@@ -107,31 +107,31 @@ def test_eighty_boards_finish_beside_a_stranger_who_takes_whatever_there_is(addr
     Each board has 30 s to load, goes on where it was, and asks again a second after it was refused or cut off.
     """
     random, clock = Random(1), Hand()
-    places = FairPlaces(48, 4, 30.0, clock)
+    places = FairSlots(48, 4, 30.0, clock)
     left = dict.fromkeys((f"board-{number}" for number in range(80)), 30)
     held = {}
     while left:
         clock.now += 1.0
         assert clock.now < 3600.0, f"{len(left)} boards are kept out by {places.by_source}"
-        for board in [one for one in held if held[one] in places.taken]:
+        for board in [one for one in held if held[one] in places.slots]:
             left[board] -= 1
             if not left[board]:
-                places.free(held.pop(board))
+                places.release(held.pop(board))
                 del left[board]
-        asking = [one for one in left if held.get(one) not in places.taken]
+        asking = [one for one in left if held.get(one) not in places.slots]
         strangers = [f"stranger-{random.randrange(addresses)}" for _ in range(3 * len(asking))]
         for source in random.sample([*asking, *strangers], len(asking) + len(strangers)):
-            place = places.take(source, lambda: None)
+            place = places.acquire(source, lambda: None)
             if place and source in left:
                 held[source] = place
-        assert len(places.taken) <= 48
+        assert len(places.slots) <= 48
         assert max(places.by_source.values()) <= 4
 
 
 @asynccontextmanager
 async def running(tmp_path, places, **more):
     context = server_context(tmp_path / "tls")
-    service = EnrolmentService(Gateway().registrar, lambda: context, GUARD_S, handshakes=places, **more)
+    service = EnrolmentService(Gateway().registrar, lambda: context, GUARD_S, handshake_slots=places, **more)
     async with asyncio.timeout(GUARD_S), AsyncExitStack() as stack, service.running("127.0.0.1", 0) as port:
         yield service, port, stack
 
@@ -176,13 +176,13 @@ def test_who_holds_all_connections_makes_room_for_a_board(tmp_path):
     """As many as there are, open and silent, of one address: a board of another is answered at once."""
 
     async def go():
-        async with running(tmp_path, FairPlaces(4, 4, 3.0, Hand())) as (service, port, stack):
+        async with running(tmp_path, FairSlots(4, 4, 3.0, Hand())) as (service, port, stack):
             silent = [await connected(stack, port, STRANGER, speaks=False) for _ in range(4)]
-            await until(lambda: service.handshakes.by_source[STRANGER] == 4)
+            await until(lambda: service.handshake_slots.by_source[STRANGER] == 4)
             answer = await ask(stack, port, BOARD)
             with suppress(OSError):
                 assert await silent[0][0].read() == b""  # the oldest was hung up on
-            return answer, service.handshakes.by_source[STRANGER]
+            return answer, service.handshake_slots.by_source[STRANGER]
 
     assert asyncio.run(go()) == (b"HTTP/1.1 200 OK", 3)
 
@@ -191,10 +191,10 @@ def test_where_each_has_one_connection_a_board_is_let_in_after_a_turn(tmp_path):
     clock = Hand()
 
     async def go():
-        async with running(tmp_path, FairPlaces(2, 4, 3.0, clock)) as (service, port, stack):
+        async with running(tmp_path, FairSlots(2, 4, 3.0, clock)) as (service, port, stack):
             for source in (STRANGER, OTHER):
                 await connected(stack, port, source, speaks=False)
-                await until(lambda source=source: service.handshakes.by_source[source] == 1)
+                await until(lambda source=source: service.handshake_slots.by_source[source] == 1)
             early = await ask(stack, port, BOARD)
             clock.now = 3.0
             return early, await ask(stack, port, BOARD)
@@ -206,11 +206,11 @@ def test_connections_that_come_all_at_once_are_ended_before_they_have_begun_too(
     """Those that are accepted in one go make room for each other before any was served."""
 
     async def go():
-        async with running(tmp_path, FairPlaces(8, 8, 0.0, Hand())) as (service, port, stack):
+        async with running(tmp_path, FairSlots(8, 8, 0.0, Hand())) as (service, port, stack):
             sources = [f"127.0.1.{number}" for number in range(1, 60)]
             await asyncio.gather(*(connected(stack, port, source, speaks=False) for source in sources))
             answer = await ask(stack, port, BOARD)
-            return answer, len(service.handshakes.taken)
+            return answer, len(service.handshake_slots.slots)
 
     answer, count = asyncio.run(go())
     assert answer == b"HTTP/1.1 200 OK"
@@ -305,11 +305,11 @@ def test_two_hundred_slow_requests_keep_no_board_out(tmp_path, addresses):
 
 def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_once():
     clock = Hand()
-    places = FairPlaces(4, 2, 3.0, clock, dawdlers=Dawdlers(clock))
+    places = FairSlots(4, 2, 3.0, clock, stalled=StalledSources(clock))
     gone = list[str]()
 
     def take(source):
-        return places.take(source, lambda: gone.append(source))
+        return places.acquire(source, lambda: gone.append(source))
 
     assert take("2001:db8:0:1::1") is not None
     assert take("2001:db8:0:1::2") is not None
@@ -319,7 +319,7 @@ def test_networks_of_ipv6_have_places_as_one_source_and_dawdlers_give_way_at_onc
     assert take("10.0.0.3") is not None  # in the place of the network, which has two more
     assert gone == ["2001:db8:0:1::1"]
     assert take("10.0.0.4") is None  # nobody has had its turn
-    places.dawdlers.add("10.0.0.2")
+    places.stalled.add("10.0.0.2")
     assert take("10.0.0.4") is not None
     assert gone[1:] == ["10.0.0.2"]
     assert take("10.0.0.2") is None  # it has no such right itself
@@ -334,12 +334,12 @@ def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
     [manifest] = add_packages(folder, [put_deb(tmp_path)])
     name = manifest.builds[0].file
     os.truncate(folder.path / PACKAGES / name, BIG)  # its size counts here alone
-    streams = Streams(most=2, most_each=2, clock=Hand())
+    streams = DownloadSlots(most=2, most_each=2, clock=Hand())
 
     async def go():
-        shelf = PackageShelf(folder.path)
-        places = FairPlaces(99, 99, 3.0, Hand())
-        async with running(tmp_path, places, shelf=shelf, streams=streams) as (service, port, stack):
+        shelf = PackageCatalogue(folder.path)
+        places = FairSlots(99, 99, 3.0, Hand())
+        async with running(tmp_path, places, packages=shelf, downloads=streams) as (service, port, stack):
             stuck = []
             for _ in range(2):
                 reader, writer = await connected(stack, port, STRANGER, buffer=8 << 10)
@@ -349,7 +349,7 @@ def test_who_holds_all_downloads_makes_room_for_a_board(tmp_path):
             reader, writer = await connected(stack, port, BOARD)
             writer.write(f"GET /packages/{name} HTTP/1.1\r\nHost: a\r\nRange: bytes=-9\r\n\r\n".encode())
             came = await reader.read()
-            await until(lambda: len(service.streams.places.taken) == 1)
+            await until(lambda: len(service.downloads.slots.slots) == 1)
             return refused, came
 
     refused, came = asyncio.run(go())
