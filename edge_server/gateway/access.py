@@ -143,7 +143,7 @@ def _denials(prefix: str, account: str, exempt: set[str]) -> Iterator[str]:
 
 
 def may(role: Role, account: str, verb: Verb, place: str, channel: str) -> bool:
-    """Return whether the table lets an account publish or receive on a channel of its site.
+    """Check whether the table lets an account publish or receive on a channel of its site.
 
     Args:
         place: Level of the topic below the site: a device's name, `_all` and the like.

@@ -88,7 +88,7 @@ class Issued:
 
 
 def is_device_name(name: str) -> bool:
-    """Return whether a device certificate may have this common name, which brokers and shells must not misread."""
+    """Check whether a device certificate may have this common name, which brokers and shells must not misread."""
     return re.fullmatch(_NAME, name) is not None and name not in _RESERVED
 
 
@@ -174,7 +174,7 @@ def issue(ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, da
         ca_cert: Certificate of the site CA, PEM.
         public_key: EC P-256, SubjectPublicKeyInfo in DER, as `read_request` returns it.
         days: Period of validity from `now`; the CA's end limits it.
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: The name does not have its role's form, an address is malformed, the CA's key does not match its

@@ -68,7 +68,7 @@ def find_leaf(key: Path, certificate: Path, ca: bytes, addresses: tuple[str, ...
 
 
 def is_pair(key: Path, certificate: Path, chain: bytes, addresses: tuple[str, ...]) -> bool:
-    """Return whether a key and a certificate match each other, the CA and the addresses, and the CA's chain follows.
+    """Check whether a key and a certificate match each other, the CA and the addresses, and the CA's chain follows.
 
     Args:
         certificate: File of certificates, PEM.
@@ -106,7 +106,7 @@ def newest_root(ca: Path) -> bytes:
 
 
 def is_replacing_root(ca: Path) -> bool:
-    """Return whether two roots are in force; false where a rotation was interrupted before that.
+    """Check whether two roots are in force; false where a rotation was interrupted before that.
 
     Args:
         ca: Folder of the authorities.
@@ -161,7 +161,7 @@ def _read(path: Path) -> bytes:
 
 
 def are_revocation_lists(path: Path, expected: Sequence[tuple[bytes, Iterable[int]]]) -> bool:
-    """Return whether a file has exactly these revocation lists, each valid as long as its CA.
+    """Check whether a file has exactly these revocation lists, each valid as long as its CA.
 
     Args:
         expected: Certificate of each CA, PEM, and the serial numbers revoked.

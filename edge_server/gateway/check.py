@@ -101,7 +101,7 @@ async def check_site(site: SiteFolder, now: datetime, *, stops: bool = False) ->
     """Check a site's files and its broker's behaviour, without changing any file.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
         stops: Stop a broker that admits clients or messages that it must reject.
 
     Raises:
@@ -216,7 +216,7 @@ def _is_issued_by(ca: x509.Certificate, root: bytes) -> bool:
 
 
 def _is_interrupted(site: SiteFolder) -> bool:
-    """Return whether a CA was set aside, but the next has not replaced it."""
+    """Check whether a CA was set aside, but the next has not replaced it."""
     before = site.ca("site-before.crt")
     return before.is_file() and before.read_bytes() == site.ca("site.crt").read_bytes()
 

@@ -50,7 +50,7 @@ def initialise(site: SiteFolder, settings: SiteSettings, now: datetime) -> SiteS
 
     Args:
         site: Site's folder, created if missing.
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: The folder belongs to another site, a name or an address is malformed, or a file that cannot be

@@ -164,7 +164,7 @@ async def _reload_and_verify(site: SiteFolder, state: SiteState, pid: int) -> li
 async def _is_new_acl_active(
     connection: ProbeConnection | None, endpoint: BrokerEndpoint, site: SiteFolder, topic: str
 ) -> bool:
-    """Return whether the broker allows what only its new access list does."""
+    """Check whether the broker allows what only its new access list does."""
     if connection:
         return await connection.publish(topic) < REFUSED
     try:

@@ -179,7 +179,7 @@ def make_authorities(site: SiteFolder, name: str, now: datetime, *, years: tuple
     """Create the root and the site CA if they are missing.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
         years: Validity of root and site CA, in this order.
 
     Raises:
@@ -219,7 +219,7 @@ def sign(site: SiteFolder, state: SiteState, subject: Subject, spki: bytes, now:
 
     Args:
         spki: Public key, SubjectPublicKeyInfo in DER.
-        now: Current time, UTC.
+        now: Current time in UTC.
     """
     ca = site.ca("site.crt").read_bytes()
     issued = authority.issue(site.ca("site.key").read_bytes(), ca, spki, subject, inf, now)
@@ -240,7 +240,7 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
     Args:
         state: Site's state, with the addresses of the certificate.
         name: Key of `PAIRS`.
-        now: Current time, UTC.
+        now: Current time in UTC.
         new_key: Replace the pair in any case.
     """
     return make_pairs(site, state, (name,), now, new_key=new_key)
@@ -254,7 +254,7 @@ def make_pairs(
     Args:
         state: Site's state, with the addresses of the certificates.
         names: Keys of `PAIRS`.
-        now: Current time, UTC.
+        now: Current time in UTC.
         new_key: Replace the pairs in any case.
     """
     pending = list[tuple[Path, bytes, str | None]]()
@@ -305,7 +305,7 @@ def make_local_pairs(site: SiteFolder, name: str) -> None:
 
 
 def is_local_pair(site: SiteFolder, pair: str) -> bool:
-    """Return whether the key and the certificate of one of `LOCAL_PAIRS` exist and match."""
+    """Check whether the key and the certificate of one of `LOCAL_PAIRS` exist and match."""
     key, file = site.gateway(f"{pair}.key"), site.gateway(f"{pair}.crt")
     data = file.read_bytes() if file.is_file() else b""
     return bool(data) and find_leaf(key, file, data, ()) == data

@@ -44,12 +44,12 @@ LATE_S = 180 * 86_400.0
 STATUS: Mapping[Reason, int] = {"busy": 429, "malformed": 400, "request": 400, "site": 503}
 MESSAGES: Mapping[Reason, str] = {
     "unknown": "unknown token, or it was damaged in transit: copy it again, or ask the operator for a new one",
-    "used": "this token was used already: ask the operator for a new one; if no board of yours used it, revoke that board",
+    "used": "this token was used already: ask for a new one; if no board of yours used it, revoke that board",
     "expired": "this token has expired: ask the operator for a new one",
     "revoked": "the operator has revoked this: ask for a new token",
     "device": "this token was made for a device of another name",
     "request": "the certificate request is not signed by its P-256 key, or by another key than the one on record",
-    "approval": "the certificate expired too long ago: the operator must approve its renewal (edge-server devices approve)",
+    "approval": "the certificate expired too long ago: have its renewal approved (edge-server devices approve)",
     "busy": "too many attempts from this address or by this device: try again later",
     "malformed": "unknown or malformed request",
     "site": "the gateway's files are faulty: see its log",
@@ -241,7 +241,7 @@ class Registrar:
             if late:
                 ledger.pending[holder.device] = key
         if late:
-            what = "%s requests the renewal of a certificate that expired long ago; to allow it: edge-server devices approve %s"
+            what = "%s wants to renew a certificate that expired long ago; to allow it: edge-server devices approve %s"
             log.warning(what, holder.device, holder.device)
             raise _RequestRefused("approval")
         return self._reissue(public, holder)

@@ -128,7 +128,7 @@ class EnrolmentSite:
         return None
 
     def is_denied(self, device: str) -> bool:
-        """Return whether a device was revoked and not enrolled again."""
+        """Check whether a device was revoked and not enrolled again."""
         account = read_state(self.folder).accounts.get(device)
         return account is not None and account.denied
 

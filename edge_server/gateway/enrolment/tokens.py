@@ -139,7 +139,7 @@ def refusal_reason(record: TokenRecord, device: str, key: str, now_utc_s: float)
 
 
 def is_reuse(record: TokenRecord, key: str) -> bool:
-    """Return whether a use of a token shows that somebody else knows its secret."""
+    """Check whether a use of a token shows that somebody else knows its secret."""
     return bool(record.key) and not hmac.compare_digest(record.key, key)
 
 

@@ -194,9 +194,7 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
             f"{problem}; a version must not change: build the package as another version, or remove the existing one first"
         )
     if len(versions) >= MOST_RELEASES and not before:
-        raise ConfigError(
-            f"the limit of {MOST_RELEASES} versions is reached: remove one by `edge-server packages remove VERSION`"
-        )
+        raise ConfigError(f"{MOST_RELEASES} versions is the limit: run `edge-server packages remove VERSION` first")
     _copy_file(site, path, packages_folder(site.path) / build.file, build.sha256)
     if same:
         return index

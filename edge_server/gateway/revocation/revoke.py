@@ -45,7 +45,7 @@ async def revoke(site: SiteFolder, name: str, now: datetime) -> ReloadResult:
     """Revoke a device or a peer; running it again completes an interrupted revocation.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: There is no such account, or as `reload_broker`.

@@ -76,7 +76,7 @@ async def rotate_root(site: SiteFolder, now: datetime) -> RootRotation:
     """Create the next root, or continue an interrupted rotation; both roots are in force until `finish_root`.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: The root's key is missing, another rotation is not finished, boards still trust the root before the
@@ -101,7 +101,7 @@ async def finish_root(site: SiteFolder, now: datetime, *, force: bool = False) -
     """Make the next root the only one that the gateway uses.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
         force: Even if boards are pending.
 
     Raises:

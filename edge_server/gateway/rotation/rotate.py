@@ -46,7 +46,7 @@ async def rotate_server(site: SiteFolder, now: datetime) -> CaRotation:
     """Replace the keys and certificates of the broker, the enrolment service, the server and the probe.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: As `reload_broker`, or the CA cannot sign.
@@ -65,7 +65,7 @@ async def rotate_ca(site: SiteFolder, now: datetime) -> CaRotation:
     """Create the next site CA; certificates of the previous one stay valid until `finish_ca`.
 
     Args:
-        now: Current time, UTC.
+        now: Current time in UTC.
 
     Raises:
         ConfigError: The root's key is missing, another rotation is not finished, or boards that still trust the
