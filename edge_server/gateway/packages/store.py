@@ -194,7 +194,7 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
             f"{problem}; a version must not change: build the package as another version, or remove the existing one first"
         )
     if len(versions) >= MOST_RELEASES and not before:
-        raise ConfigError(f"{MOST_RELEASES} versions is the limit: run `edge-server packages remove VERSION` first")
+        raise ConfigError(f"limit of {MOST_RELEASES} versions: run `edge-server packages remove VERSION` first")
     _copy_file(site, path, packages_folder(site.path) / build.file, build.sha256)
     if same:
         return index
@@ -216,7 +216,7 @@ def _manifest_of(
 ) -> PackageManifest:
     if before and before.formats != facts.formats:
         raise ConfigError(
-            f"{build.file}: other packages of version {facts.version} have different state formats; build all of a version from one commit"
+            f"{build.file}: other packages of version {facts.version} have other state formats; rebuild it"
         )
     builds = (*(before.builds if before else ()), build)
     if len(builds) > MOST_BUILDS:

@@ -52,7 +52,7 @@ from shared.errors import ConfigError, Unreachable
 from shared.protocol.topics import PEER
 
 UNKNOWN_CA = (
-    "the broker was started with an older configuration, without the site CA:  "
+    "the broker was started with an older configuration, without the site CA: "
     "run `edge-server site init`, restart the broker, then run this again"
 )
 

@@ -127,7 +127,7 @@ def test_a_renewal_may_be_killed_at_every_step(tmp_path):
     shutil.copytree(identity, tmp_path / "kept", symlinks=True)
     joined.gateway.now = NOW + DUE
     for steps in range(1, STEPS):
-        joined.gateway.registrar.renewals.left.clear()  # hours lie between looks that were killed
+        joined.gateway.registrar.renewals.attempts.clear()  # hours lie between looks that were killed
         with killed_after(steps) as left, suppress(Killed):
             joined.looks()
         assert joined.board.is_usable()

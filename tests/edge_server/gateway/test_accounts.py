@@ -91,10 +91,10 @@ def test_accounts_are_as_they_were_put_and_changed(tmp_path):
     changed = found.with_account("b-1", SiteAccount(certificates=(signed(1, revoked=True), signed(7)), denied=True))
     assert found == kept
     for one in (changed, Accounts(tmp_path / FILE)):
-        assert one.denied() == ["_server", "b-1"] if one is changed else ["_server"]
+        assert one.denied_names() == ["_server", "b-1"] if one is changed else ["_server"]
         write_accounts(tmp_path, changed)
     assert Accounts(tmp_path / FILE) == changed
-    assert Accounts(tmp_path / FILE).denied() == ["_server", "b-1"]
+    assert Accounts(tmp_path / FILE).denied_names() == ["_server", "b-1"]
     assert Accounts(tmp_path / FILE).revoked_serials("ca") == [1]
     assert Accounts(tmp_path / FILE).find_by_key(f"{7:064x}") == ["b-1"]
     assert changed.find_by_key(f"{4:064x}") == ["b-4"]

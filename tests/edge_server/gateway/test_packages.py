@@ -169,7 +169,7 @@ def test_the_same_package_again_changes_nothing(site, tmp_path):
 
 def test_a_version_never_changes(site, tmp_path):
     add_packages(site, [put_deb(tmp_path)])
-    with pytest.raises(ConfigError, match="never changes"):
+    with pytest.raises(ConfigError, match=r"0\.4\.0_py3"):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
     with pytest.raises(ConfigError, match="another form"):
         add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
@@ -193,7 +193,7 @@ def test_wheels_are_taken_in_once_and_never_change(site, tmp_path):
     assert add_wheels(site, folder) == []
     assert [one.file[:5] for one in read_index(site.path).wheels] == ["numpy", "torch"]
     (folder / "numpy-2.4.6-py3-none-any.whl").write_bytes(b"another")
-    with pytest.raises(ConfigError, match="another content"):
+    with pytest.raises(ConfigError, match="numpy-2"):
         add_wheels(site, folder)
     with pytest.raises(ConfigError, match="no wheels"):
         add_wheels(site, tmp_path / "nothing")
@@ -258,7 +258,7 @@ def test_site_check_looks_at_them(site, tmp_path):
     [path] = (site.path / PACKAGES).glob("*.deb")
     path.unlink()
     [(state, words)] = told()
-    assert (state, words) == ("bad", "is gone, or not what was signed")
+    assert (state, words) == ("bad", "is missing, or differs from what was signed")
 
 
 def test_the_command_adds_lists_and_removes(site, tmp_path, capsys):

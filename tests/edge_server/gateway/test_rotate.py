@@ -83,7 +83,7 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
             assert await site.lets_in(bad)
             new = site.enrol("pi-05")
             assert await site.lets_in(new)
-            with pytest.raises(ConfigError, match="in force"):
+            with pytest.raises(ConfigError, match="rotate-ca --finish"):
                 await rotate_ca(site.folder, now())
             assert await revoke(site.folder, "pi-04", now()) == WELL  # whom the CA before signed
             assert not await site.lets_in(bad)
@@ -157,7 +157,7 @@ def test_without_the_roots_key_no_ca_is_made(tmp_path):
     site = make_site(tmp_path)
     before = site.folder.ca("site.crt").read_bytes()
     site.folder.ca("root.key").unlink()
-    with pytest.raises(ConfigError, match=r"root\.key is not here"):
+    with pytest.raises(ConfigError, match=r"root\.key"):
         run(rotate_ca(site.folder, now()))
     assert site.folder.ca("site.crt").read_bytes() == before
     assert not site.folder.ca("site-before.crt").exists()

@@ -85,7 +85,7 @@ def test_what_is_signed_again_is_the_same_but_for_the_signer(tmp_path):
     ]
     after.verify_directly_issued_by(x509.load_pem_x509_certificate(files.b))
     assert deed.pending == ()
-    with pytest.raises(ConfigError, match="root's own key"):
+    with pytest.raises(ConfigError, match="root.key"):
         cross_sign(site.folder.ca("root-next.key").read_bytes(), files.a, files.b)
 
 
@@ -190,7 +190,7 @@ def test_the_root_is_replaced_while_boards_talk(tmp_path, monkeypatch):
                     await finish_root(site.folder, now())
                 assert await finish_root(site.folder, now(), force=True) == RootRotation(WELL, ("pi-04", "pi-05"))
                 assert [await seen.lets_in(one) for one in (late, new)] == [True, True]
-                with pytest.raises(ConfigError, match="pi-04, pi-05 trust the root of before"):
+                with pytest.raises(ConfigError, match="pi-04, pi-05"):
                     await rotate_ca(site.folder, now())
                 assert not await late.look()
                 assert root_of(late) == after
@@ -259,7 +259,7 @@ def test_packages_are_taken_by_boards_of_either_root_until_the_next_site_ca(tmp_
         for root in (files.a, files.b):
             assert verify(signed, root).site == "roof"
     gone = [told for _, told in find_package_faults(site.path)]
-    assert gone == ["is gone, or not what was signed"] * len(MANIFEST.builds)
+    assert gone == ["is missing, or differs from what was signed"] * len(MANIFEST.builds)
     run(rotate_ca(site.folder, now()))
     with pytest.raises(WireError, match="upgrade trust"):
         verify(release(site), files.a)
@@ -277,7 +277,7 @@ def test_what_it_wants_first(tmp_path):
     key = site.folder.ca("root.key")
     kept = key.read_bytes()
     key.unlink()
-    with pytest.raises(ConfigError, match="own key has to vouch"):
+    with pytest.raises(ConfigError, match="root.key"):
         run(rotate_root(site.folder, now()))
     key.write_bytes(kept)
     run(rotate_root(site.folder, now()))
@@ -322,7 +322,7 @@ def test_a_broker_that_knows_the_root_alone_is_restarted_first(tmp_path):
         conf.write_text(conf.read_text().replace("chain.pem", "root.crt"))  # as it was made before
         await site.start()
         try:
-            with pytest.raises(ConfigError, match="restart the broker once"):
+            with pytest.raises(ConfigError, match="restart the broker"):
                 await rotate_root(site.folder, now())
             assert not site.folder.ca("root-next.crt").exists()
             assert called("site", "init", "--folder", site.path) == 0
