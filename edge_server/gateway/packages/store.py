@@ -190,9 +190,7 @@ def _with_package(site: SiteFolder, index: PackageIndex, path: Path, facts: DebF
     same = [other for other in others if (other.arch, other.python) == (build.arch, build.python)]
     if same and same[0].sha256 != build.sha256:
         problem = f"{path.name}: {same[0].file} exists already, with the same version and different content"
-        raise ConfigError(
-            f"{problem}; a version must not change: build the package as another version, or remove the existing one first"
-        )
+        raise ConfigError(f"{problem}; build it as another version, or remove the existing one first")
     if len(versions) >= MOST_RELEASES and not before:
         raise ConfigError(f"limit of {MOST_RELEASES} versions: run `edge-server packages remove VERSION` first")
     _copy_file(site, path, packages_folder(site.path) / build.file, build.sha256)

@@ -169,7 +169,7 @@ def test_the_same_package_again_changes_nothing(site, tmp_path):
 
 def test_a_version_never_changes(site, tmp_path):
     add_packages(site, [put_deb(tmp_path)])
-    with pytest.raises(ConfigError, match=r"0\.4\.0_py3"):
+    with pytest.raises(ConfigError, match="fieldfleet-agent"):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
     with pytest.raises(ConfigError, match="another form"):
         add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])

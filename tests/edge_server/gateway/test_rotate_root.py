@@ -85,7 +85,7 @@ def test_what_is_signed_again_is_the_same_but_for_the_signer(tmp_path):
     ]
     after.verify_directly_issued_by(x509.load_pem_x509_certificate(files.b))
     assert deed.pending == ()
-    with pytest.raises(ConfigError, match="root.key"):
+    with pytest.raises(ConfigError, match=r"root\.key"):
         cross_sign(site.folder.ca("root-next.key").read_bytes(), files.a, files.b)
 
 
@@ -194,7 +194,7 @@ def test_the_root_is_replaced_while_boards_talk(tmp_path, monkeypatch):
                     await rotate_ca(site.folder, now())
                 assert not await late.look()
                 assert root_of(late) == after
-                with pytest.raises(ConfigError, match="pi-05 trust a root of before"):
+                with pytest.raises(ConfigError, match="pi-05"):
                     await rotate_root(site.folder, now())
             assert [await seen.lets_in(one) for one in (quick, late, old, new)] == [True] * 4
             assert await revoke(site.folder, "pi-05", now()) == WELL
@@ -277,7 +277,7 @@ def test_what_it_wants_first(tmp_path):
     key = site.folder.ca("root.key")
     kept = key.read_bytes()
     key.unlink()
-    with pytest.raises(ConfigError, match="root.key"):
+    with pytest.raises(ConfigError, match=r"root\.key"):
         run(rotate_root(site.folder, now()))
     key.write_bytes(kept)
     run(rotate_root(site.folder, now()))
