@@ -98,7 +98,7 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
             assert await site.lets_in(renewed)
             assert await site.lets_in(new)
             assert not await site.lets_in(bad)
-            with pytest.raises(ConfigError, match="no CA before"):
+            with pytest.raises(ConfigError, match="no previous CA"):
                 await finish_ca(site.folder)
             assert await revoke(site.folder, "pi-05", now()) == WELL
             assert not await site.lets_in(new)
