@@ -18,7 +18,7 @@ from edge_server.replay.comparison.compare_page import page, sites_page
 from edge_server.replay.comparison.compare_sites import SitesGap, compare_sites
 from edge_server.replay.comparison.compare_text import lines, sites_lines, table
 from edge_server.replay.run import ReplayedRun, run_replay
-from edge_server.sites.overview import site_of
+from edge_server.sites.overview import find_site
 from shared.codecs.dense import dense
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol import payload
@@ -87,7 +87,7 @@ def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
     """Return the gap; of several sites those of all, each against the run of its site."""
     if len(recorded) == len(replayed) == 1:
         return gap_between_runs(recorded[0], replayed[0])
-    mine, other = ({site_of(run.records, run.folder.name): run for run in runs} for runs in (recorded, replayed))
+    mine, other = ({find_site(run.records, run.folder.name): run for run in runs} for runs in (recorded, replayed))
     gaps = {site: gap_between_runs(mine[site], other[site]) for site in other if site in mine}
     before, after = ({site: run.records for site, run in runs.items()} for runs in (mine, other))
     return compare_sites(before, after, gaps)

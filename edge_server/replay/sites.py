@@ -26,9 +26,9 @@ from edge_server.replay.participants import Participants
 from edge_server.replay.play import ReplaySite, couple_jobs_to_time, serve_devices
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
-from edge_server.sites.gossip import Ourselves
-from edge_server.sites.link import Births, Links, plan_bytes
-from edge_server.sites.neighbours import Means, joined
+from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.link import Links, SitePresence, encode_plan
+from edge_server.sites.neighbours import SiteServices, join_peers
 from shared.tensors.tree import State
 from shared.transport.memory import MemoryTransport
 from shared.transport.simulated_link import Link, Rate
@@ -154,29 +154,29 @@ async def _link_peers(
     """Link a site to the brokers of the other sites while the block lasts."""
     sites, site = plan.sites, server.site
     assert sites
-    rate, described, names, run = backhaul(sites), plan_bytes(plan), list(places), store.folder.name
+    rate, described, names, run = backhaul(sites), encode_plan(plan), list(places), store.folder.name
     remote_links = {
         peer: Link(place.broker, rate, server.clock, seed=names.index(peer))
         for peer, place in places.items()
         if peer != site
     }
-    born = {peer: Births(site, peer, run, run, described) for peer in remote_links}
+    born = {peer: SitePresence(site, peer, run, run, described) for peer in remote_links}
     for peer, link in remote_links.items():
         presence = born[peer].presence()
         await link.publish(presence.topic, presence.birth, retain=True)
     links = Links(site, places[site].broker, remote_links, described, born)
     folder = participants.folder / f"{site}.neighbours"  # not in the run's folder: a replay is never resumed
-    identity = Ourselves(site, sites.names, run, folder, sites.deadline_s)
+    identity = SiteIdentity(site, sites.names, run, folder, sites.deadline_s)
 
     async def keep(record: AnyRecord) -> None:
         store.append(record)
 
-    means = Means(
+    means = SiteServices(
         keep=keep,
         decide_case=partial(decide, plan.optimizer) if plan.optimizer else lambda _case: Decision(),
         policy=LinkConfig().policy(MOST_MODEL_BYTES),
         clock=server.clock,
         worker=server.worker,
     )
-    async with joined(plan, identity, links, means, store.records()) as neighbours:
+    async with join_peers(plan, identity, links, means, store.records()) as neighbours:
         yield neighbours

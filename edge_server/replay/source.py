@@ -18,7 +18,7 @@ from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import portable_trace, trace_of_run
 from edge_server.rounds.check_plan import check, load
 from edge_server.rounds.evaluation.running_statistics import choose_batches, set_batches
-from edge_server.sites.overview import site_of
+from edge_server.sites.overview import find_site
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
 from shared.data.sources.arrays import count_trained_on
@@ -183,7 +183,7 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
         return None  # `find_source` raises the error
     if len(runs) == 1:
         return None
-    records = {site_of(run.records, run.folder.name): run.records for run in runs}
+    records = {find_site(run.records, run.folder.name): run.records for run in runs}
     traces = {site: portable_trace(trace_of(those), data_root) for site, those in records.items()}
     gossips = {
         site: {record.round: record.seconds for record in records if isinstance(record, Gossiped)}

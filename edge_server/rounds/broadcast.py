@@ -259,8 +259,8 @@ class Outgoing:
         """Send requested pieces until cancelled."""
         while True:
             self._wake.clear()
-            for piece, audience in self._fanout.due(self.clock()):
-                await self._send(*piece, audience)
+            for (start, stop), audience in self._fanout.due(self.clock()):
+                await self._send(start, stop, audience)
             while self._leavers:
                 await self._dismiss_from_group(self._leavers.pop())
             try:

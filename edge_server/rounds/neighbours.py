@@ -19,7 +19,7 @@ from shared.tensors.tree import State
 
 
 class Neighbours(Protocol):
-    """What a site's rounds need from the other sites. After a restart a resumed round asks again."""
+    """The other sites, as used by a site's rounds. A round resumed after a restart asks again."""
 
     async def begin(self, number: int) -> None:
         """Announce the round that begins or resumes at this site."""

@@ -46,7 +46,7 @@ class Resumption:
 
 
 def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> Resumption:
-    """Return where a run continues.
+    """Return the position at which a run continues.
 
     A lost checkpoint sends the run back to the one before; a lost end of the journal does not. An open round of a split
     algorithm restarts with the same assignments: its served steps are in no checkpoint, and their updates must not

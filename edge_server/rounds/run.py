@@ -228,7 +228,7 @@ async def _record_beginning(rounds: Rounds, begun: RunOpened) -> None:
 
 
 async def _resume(rounds: Rounds, draw: str) -> Resumption:
-    """Return where a run continues."""
+    """Return the position at which a run continues."""
     (plan, init), split = (rounds.plan, rounds.algorithm.init), rounds.algorithm.split is not None
     return await rounds.persist(
         resume, rounds.store, lambda: init(build_initial(plan.model, plan.seed, draw), plan.seed), split=split

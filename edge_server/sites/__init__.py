@@ -1,1 +1,1 @@
-"""Several sites of one run: their graph, how models are mixed, and what their servers say to each other."""
+"""Several sites in one run: graph, gossip, mixing and joint decisions."""

@@ -1,7 +1,7 @@
-"""Cases and decisions of a round as they travel between a site and its coordinator, with the bounds on both.
+"""Wire format and validation of allocation cases and decisions between sites.
 
-A site's case is what another site's server says of its devices: it may name its own devices alone, and of other sites'
-tasks it says nothing. A decision is what another server gives our devices: shares are shares, and figures are finite.
+A case is another server's claim about its devices: it may name only its own. A decision is another server's allocation
+for our devices: shares must lie in 0 to 1, and figures must be finite.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from shared.protocol.measurements import JOULES, Cost
 ROUND_JOULES, DEADLINE = "round_joules", "deadline_s"
 """Limits of a case: joules of all its devices together, and seconds of a task."""
 LEAST_LIMIT = 0.25
-"""Of a limit of the coordinator's own devices: another site's devices do not press it further down."""
+"""Fraction of the coordinator's own limit below which another site's devices cannot push it."""
 SHARES = frozenset({"keep", "prune", "sent", "share", "steps"})
 """Values of a decision between 0 and 1."""
 MOST_WORD = 64
 
-Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
+FigureName: TypeAlias = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
 class TravellingFigure(msgspec.Struct, frozen=True, array_like=True):
-    """A `Figure` as it travels."""
+    """Wire format of a `Figure`."""
 
     value: Amount
     source: Source
 
 
 class CaseOfSite(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Case` as it travels."""
+    """Wire format of a `Case`."""
 
     devices: tuple[Name, ...]
-    limits: dict[Word, Amount]
-    figures: dict[Name, dict[Word, TravellingFigure]]
+    limits: dict[FigureName, Amount]
+    figures: dict[Name, dict[FigureName, TravellingFigure]]
     ladder: list[tuple[Share, Count]] = []
     places: dict[Name, Count] = {}
 
 
 def pack_case(case: Case) -> bytes:
-    """Return a case as it travels."""
+    """Encode a case."""
     return msgspec.msgpack.encode(
         {
             "devices": tuple(case.names),
             "limits": {name: limit for name, limit in case.limits.items() if name != SPREAD},
-            "figures": {device: dict(known) for device, known in case.figures.items()},
+            "figures": {device: dict(known_figures) for device, known_figures in case.figures.items()},
             "ladder": list(case.ladder),
             "places": dict(case.places),
         }
@@ -64,26 +64,26 @@ def pack_case(case: Case) -> bytes:
 
 
 def read_case(data: bytes, devices: Collection[str]) -> Case:
-    """Return a case that came.
+    """Decode and validate a case.
 
     Args:
-        data: As `pack_case` makes it.
-        devices: Those of the site that sent it.
+        data: As encoded by `pack_case`.
+        devices: Devices of the sender's site.
 
     Raises:
-        WireError: It is not a case, names a device of another site, or has a figure that cannot be true.
+        WireError: It is not a case, names another site's device, or has an impossible figure.
     """
     try:
         case = msgspec.msgpack.decode(data, type=CaseOfSite)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"case of {len(data)} bytes: {error}") from error
-    known = frozenset(devices)
-    if strangers := sorted({*case.devices, *case.figures} - known):
+    site_devices = frozenset(devices)
+    if strangers := sorted({*case.devices, *case.figures} - site_devices):
         raise WireError(f"case with {strangers[0]!r}, which is not a device of that site", reason="unknown-device")
     if case.limits.get(DEADLINE, 1.0) <= 0:
         raise WireError(f"case with {DEADLINE} = {case.limits[DEADLINE]}", reason="limit")
     figures = {
-        device: {name: Figure(one.value, one.source) for name, one in figures.items()}
+        device: {name: Figure(figure.value, figure.source) for name, figure in figures.items()}
         for device, figures in case.figures.items()
     }
     for device, each in figures.items():
@@ -91,50 +91,52 @@ def read_case(data: bytes, devices: Collection[str]) -> Case:
             low, high = BOUNDS.get(name, (0.0, 1.0 if name in SHARES else MOST_FIGURE))
             if not low <= figure.value <= high:
                 raise WireError(f"{device}: {name} {figure.value:g} is not in {low:g} to {high:g}", reason="figure")
-    places = {device: place for device, place in case.places.items() if device in known}  # a plan's order has all
+    places = {
+        device: place for device, place in case.places.items() if device in site_devices
+    }  # a plan's order has all
     return Case(case.devices, case.limits, figures, tuple(case.ladder), places)
 
 
-def merged(own: str, cases: Mapping[str, Case], joules: float | None) -> Case:
-    """Return the case of all sites together: each device keeps the deadline of its site.
+def merge_cases(coordinator: str, cases: Mapping[str, Case], joules: float | None) -> Case:
+    """Return the joint case of all sites; each device keeps its site's deadline.
 
     Args:
-        own: The coordinator's site, whose limits are those of all but for times and joules.
-        cases: By site; of a device that two sites claim, the first has it.
-        joules: Of all together; None for no such limit.
+        coordinator: Site whose limits apply to all, except for times and joules.
+        cases: By site; a device claimed by two sites belongs to the first.
+        joules: Limit for all together; None for no such limit.
     """
-    limits = {name: limit for name, limit in cases[own].limits.items() if name != SPREAD}
+    limits = {name: limit for name, limit in cases[coordinator].limits.items() if name != SPREAD}
     figures, places = dict[str, dict[str, Figure]](), dict[str, int]()
     for name in (DEADLINE, "joules"):
         if values := [case.limits[name] for case in cases.values() if name in case.limits]:
-            limits[name] = max(min(values), LEAST_LIMIT * cases[own].limits.get(name, 0.0))
+            limits[name] = max(min(values), LEAST_LIMIT * cases[coordinator].limits.get(name, 0.0))
     if joules is not None:
         limits[ROUND_JOULES] = joules
     for case in cases.values():
         for device in case.names:
-            known = dict(case.figures.get(device, {}))
+            device_figures = dict(case.figures.get(device, {}))
             if DEADLINE in case.limits and len(cases) > 1:
-                known.setdefault(DEADLINE, Figure(case.limits[DEADLINE], "measured"))
-            figures.setdefault(device, known)
+                device_figures.setdefault(DEADLINE, Figure(case.limits[DEADLINE], "measured"))
+            figures.setdefault(device, device_figures)
             places.setdefault(device, len(places))
-    return Case(tuple(figures), limits, figures, cases[own].ladder, places)
+    return Case(tuple(figures), limits, figures, cases[coordinator].ladder, places)
 
 
-def part_of(decision: Decision, devices: Iterable[str]) -> Decision:
-    """Return a decision for some of its devices."""
-    ours: dict[str, Given] = {one: decision.devices[one] for one in devices if one in decision.devices}
-    return msgspec.structs.replace(decision, devices=ours)
+def restrict_decision(decision: Decision, devices: Iterable[str]) -> Decision:
+    """Return a decision with only some of its devices."""
+    selected: dict[str, Given] = {device: decision.devices[device] for device in devices if device in decision.devices}
+    return msgspec.structs.replace(decision, devices=selected)
 
 
 def read_decision(data: bytes, devices: Collection[str]) -> Decision:
-    """Return what a coordinator decided for a site's devices.
+    """Decode and validate a coordinator's decision.
 
     Args:
         data: A `Decision` in MessagePack.
-        devices: Of the site that asked.
+        devices: Devices of the receiving site.
 
     Raises:
-        WireError: It is not a decision, is for a device of another site, or gives what no device can be given.
+        WireError: It is not a decision, names another site's device, or has an impossible value.
     """
     try:
         decision = msgspec.msgpack.decode(data, type=Decision)
@@ -142,27 +144,27 @@ def read_decision(data: bytes, devices: Collection[str]) -> Decision:
         raise WireError(f"decision of {len(data)} bytes: {error}") from error
     if strangers := sorted(decision.devices.keys() - frozenset(devices)):
         raise WireError(f"decision for {strangers[0][:MOST_WORD]!a}, which is not ours", reason="unknown-device")
-    for device, given in decision.devices.items():
-        _require_given(device, given)
-    words = [decision.optimizer, decision.coordinator, *decision.limits, *decision.enough]
-    if any(len(word) > MOST_WORD or not word.isprintable() for word in words):
+    for device, allocation in decision.devices.items():
+        _check_allocation(device, allocation)
+    names = [decision.optimizer, decision.coordinator, *decision.limits, *decision.enough]
+    if any(len(name) > MOST_WORD or not name.isprintable() for name in names):
         raise WireError("a decision with names that no figure has", reason="figure")
     encode(RoundOpened(round=1, assignments={}, decision=decision))  # refuses what a journal could not read back
     return decision
 
 
-def _require_given(device: str, given: Given) -> None:
-    """Refuse what no device can be given."""
-    for name, value in given.values.items():
+def _check_allocation(device: str, allocation: Given) -> None:
+    """Refuse an allocation with impossible values."""
+    for name, value in allocation.values.items():
         most = 1.0 if name in SHARES else MOST_FIGURE
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise WireError(f"{device}: {name[:MOST_WORD]!a} is {ascii(value)[:MOST_WORD]}", reason="figure")
-    if not all(part is None or 0 <= part <= MOST_FIGURE for part in _predicted(given.predicted)):
+    if not all(part is None or 0 <= part <= MOST_FIGURE for part in _list_costs(allocation.predicted)):
         raise WireError(f"{device}: what its task should cost is no figure", reason="figure")
-    words = [given.binding, *given.values, *given.figures]
-    if any(len(word) > MOST_WORD or not word.isprintable() for word in words):
+    names = [allocation.binding, *allocation.values, *allocation.figures]
+    if any(len(name) > MOST_WORD or not name.isprintable() for name in names):
         raise WireError(f"{device}: names that no figure has", reason="figure")
 
 
-def _predicted(cost: Cost) -> list[float | None]:
+def _list_costs(cost: Cost) -> list[float | None]:
     return [cost.download_s, cost.compute_s, cost.upload_s, *(getattr(cost, name) for name in JOULES)]

@@ -1,7 +1,7 @@
-"""Gossip of one site after a round: its model to every neighbour and theirs to it, and each edge settled once.
+"""Gossip of one site: exchange models with every neighbour and settle each edge once.
 
-Models are files in the run's folder: a server that was killed in between goes on with what it has. Its own model of the
-last gossip is served until the next begins, since a neighbour may have been away.
+Models are files in the run's folder, so that a restarted server continues with what it has. The site's own model of the
+last gossip is served until the next begins, since a neighbour may have been offline.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge_server.journal.outcome import REFUSALS
 from edge_server.journal.records import AnyRecord, EdgeSettled, Gossiped, Noted
 from edge_server.sites import verdicts
 from edge_server.sites.link import Links
-from edge_server.sites.model_files import FOLDER, round_folder, take_whole, write_own
+from edge_server.sites.model_files import FOLDER, round_folder, store_received, write_model
 from edge_server.sites.verdicts import EdgeState
 from shared.errors import WireError
 from shared.protocol.clip import NAME, printable
@@ -39,27 +39,27 @@ from shared.transfer.to_file import FileSink, view
 log = logging.getLogger(__name__)
 
 OFFER_S = 2.0
-"""Between two offers of a model whose edge is not settled yet."""
+"""Seconds between two offers of a model whose edge is not settled yet."""
 MOST_WANTS = 8
-"""Of one neighbour that wait to be answered; what is more it asks for again."""
+"""Most queued requests of one neighbour; it repeats the others."""
 STALE = "stale-round"
-THERE = "-there"
-"""Behind a cause for which the other end refused our model."""
+PEER_SUFFIX = "-there"
+"""Suffix of causes for which the other end refused our model."""
 
 RequireOf: TypeAlias = Callable[[str, memoryview], None]
-"""(neighbour, bytes) -> nothing; refuses, with a WireError, what is no model of this run's that it could have."""
+"""(neighbour, bytes) -> None; raises WireError for bytes that are no acceptable model."""
 Keep: TypeAlias = Callable[[AnyRecord], Awaitable[None]]
 """Journals a record; durable once it returns."""
 
 
 @dataclass(frozen=True)
-class Ourselves:
-    """One site of a run.
+class SiteIdentity:
+    """Identity of one site in a run.
 
     Attributes:
         order: All sites, in the plan's order.
-        run: Its own name of the run.
-        deadline_s: Seconds that others are waited for.
+        run: This site's name of the run.
+        deadline_s: Seconds to wait for other sites.
     """
 
     site: str
@@ -69,20 +69,20 @@ class Ourselves:
     deadline_s: float
 
     def owns(self, peer: str) -> bool:
-        """Tell whether this site settles the edge to a neighbour."""
+        """Return true if this site settles the edge to a neighbour."""
         return self.order.index(self.site) < self.order.index(peer)
 
 
 @dataclass
 class Gossip:
-    """What one site knows of its gossips: of the last one, or the one under way, all; of earlier ones the words.
+    """Gossip state of one site: all of the current or last gossip, and the verdicts of earlier ones.
 
     Attributes:
-        neighbours: Those that an edge of the graph joins to it.
-        policy: How models are received.
+        neighbours: Sites joined by an edge of the graph.
+        policy: Limits for receiving models.
     """
 
-    us: Ourselves
+    identity: SiteIdentity
     neighbours: Sequence[str]
     links: Links
     keep: Keep
@@ -90,92 +90,92 @@ class Gossip:
     clock: Clock
     worker: Worker
     _number: int = 0
-    _own: Sender | None = None
+    _model: Sender | None = None
     _edges: dict[str, EdgeState] = field(default_factory=dict)
     _fetches: dict[str, Receiver[FileSink]] = field(default_factory=dict)
-    _words: dict[tuple[int, str], bool] = field(default_factory=dict)
+    _verdicts: dict[tuple[int, str], bool] = field(default_factory=dict)
     _wants: dict[str, asyncio.Queue[Want]] = field(default_factory=dict)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _require: RequireOf | None = None
     _noted: set[tuple[int, str]] = field(default_factory=set)
     _bytes: dict[str, int] = field(default_factory=dict)
-    _held: dict[str, bytes] = field(default_factory=dict)
+    _digests: dict[str, bytes] = field(default_factory=dict)
     _early: dict[str, ModelOffer] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
-    _took: dict[str, float] = field(default_factory=dict)
+    _transfer_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Have the links tell what concerns models."""
+        """Register for messages about models."""
         self._wants = {peer: asyncio.Queue(MOST_WANTS) for peer in self.neighbours}
-        self.links.takers |= {"gossip": self.hear, "gossiped": self.hear}
-        self.links.changed.append(self._news.set)
+        self.links.handlers |= {"gossip": self.handle, "gossiped": self.handle}
+        self.links.on_change.append(self._changed.set)
 
-    def recall(self, records: Iterable[AnyRecord]) -> None:
-        """Learn from the journal how edges were settled, and serve again the model of the last gossip."""
+    def restore(self, records: Iterable[AnyRecord]) -> None:
+        """Restore settled edges from the journal, and serve the last gossip's model again."""
         for record in records:
             if isinstance(record, EdgeSettled):
-                self._words[record.round, record.site] = record.on
+                self._verdicts[record.round, record.site] = record.on
                 if record.on:
-                    self.links.bound.setdefault(record.site, record.run)
-        found = sorted((self.us.folder / FOLDER).glob("round-*"))
-        if found and found[-1].name.removeprefix("round-").isdecimal():
-            self._number = int(found[-1].name.removeprefix("round-"))
-            self._edges = {peer: self._edge_of(peer) for peer in self.neighbours}
+                    self.links.bound_runs.setdefault(record.site, record.run)
+        folders = sorted((self.identity.folder / FOLDER).glob("round-*"))
+        if folders and folders[-1].name.removeprefix("round-").isdecimal():
+            self._number = int(folders[-1].name.removeprefix("round-"))
+            self._edges = {peer: self._load_edge(peer) for peer in self.neighbours}
             with suppress(FileNotFoundError):
-                self._own = Sender.of_parts([view(found[-1] / self.us.site)], self.policy.frame_bytes)
+                self._model = Sender.of_parts([view(folders[-1] / self.identity.site)], self.policy.frame_bytes)
 
-    def _edge_of(self, peer: str) -> EdgeState:
-        """Return the state of an edge as journal and disk have it."""
-        on, has = self._words.get((self._number, peer)), self._place(peer).exists()
-        return EdgeState(owns=self.us.owns(peer), on=on, given=bool(on), has=has)
+    def _load_edge(self, peer: str) -> EdgeState:
+        """Return an edge's state by journal and disk."""
+        on, has = self._verdicts.get((self._number, peer)), self._model_path(peer).exists()
+        return EdgeState(owns=self.identity.owns(peer), on=on, is_delivered=bool(on), has=has)
 
     async def serve(self, peer: str) -> None:
-        """Send what a neighbour asks for, until cancelled."""
+        """Send requested frames to a neighbour, until cancelled."""
         while True:
             await self._send(peer, await self._wants[peer].get())
 
-    async def linger(self) -> None:
-        """Wait until every neighbour has heard how the last edges stand, for one deadline at most."""
+    async def wait_for_verdicts(self) -> None:
+        """Wait until every neighbour has settled the last edges, at most one deadline."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.us.deadline_s):
-                while any(edge.owns and edge.on and edge.heard is None for edge in self._edges.values()):
-                    self._news.clear()
-                    await self._news.wait()
+            async with asyncio.timeout(self.identity.deadline_s):
+                while any(edge.owns and edge.on and edge.peer_verdict is None for edge in self._edges.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def exchange(
         self, number: int, model: Sequence[memoryview], require: RequireOf
     ) -> tuple[dict[str, memoryview], Gossiped]:
-        """Gossip after a round; return the models of the neighbours whose edges are on, and what is to be journaled.
+        """Gossip after a round; return the models of neighbours whose edges are on, and the journal record.
 
         Args:
-            require: Refuses what is no model.
+            require: Raises WireError for bytes that are no acceptable model.
         """
         started = self.clock()
         await self._begin(number, model, require)
-        self._say("offering")
+        self._log_phase("offering")
         async with background(*(self._offer(peer) for peer in self.neighbours), self._watch()):
             await self._take_early()
             await self._settle_all(started)
-        models = {peer: view(self._place(peer)) for peer, edge in self._edges.items() if edge.on}
+        models = {peer: view(self._model_path(peer)) for peer, edge in self._edges.items() if edge.on}
         return models, self._record(started)
 
     async def conclude(self, gossiped: Gossiped) -> None:
-        """Journal what the gossip came to, once the models are mixed."""
+        """Journal a gossip after the models were mixed."""
         await self.keep(gossiped)
-        self._say("mixed")
+        self._log_phase("mixed")
 
-    def _say(self, phase: str) -> None:
-        log.debug("phase %s run=%s round=%d", phase, self.us.run, self._number)
+    def _log_phase(self, phase: str) -> None:
+        log.debug("phase %s run=%s round=%d", phase, self.identity.run, self._number)
 
     async def _begin(self, number: int, model: Sequence[memoryview], require: RequireOf) -> None:
-        """Put our model where it is served from, in place of that of the last gossip."""
-        place = round_folder(self.us.folder, number)
-        await persist(self.worker, RETRY_S, write_own, place, self.us.site, model)
-        self._own = Sender.of_parts([view(place / self.us.site)], self.policy.frame_bytes)
+        """Write and serve our model, in place of the last gossip's."""
+        place = round_folder(self.identity.folder, number)
+        await persist(self.worker, RETRY_S, write_model, place, self.identity.site, model)
+        self._model = Sender.of_parts([view(place / self.identity.site)], self.policy.frame_bytes)
         self._number, self._require, self._bytes = number, require, {}
-        self._fetches, self._began, self._took = {}, {}, {}
-        self._edges = {peer: self._edge_of(peer) for peer in self.neighbours}
-        self._held = {peer: digest([view(self._place(peer))]) for peer, edge in self._edges.items() if edge.has}
+        self._fetches, self._began, self._transfer_s = {}, {}, {}
+        self._edges = {peer: self._load_edge(peer) for peer in self.neighbours}
+        self._digests = {peer: digest([view(self._model_path(peer))]) for peer, edge in self._edges.items() if edge.has}
         for peer, edge in self._edges.items():
             if edge.on and not edge.has:
                 log.error(
@@ -183,129 +183,135 @@ class Gossip:
                 )
                 self._edges[peer] = replace(edge, on=False, cause="disk")
 
-    def _place(self, peer: str) -> Path:
-        return round_folder(self.us.folder, self._number) / peer
+    def _model_path(self, peer: str) -> Path:
+        return round_folder(self.identity.folder, self._number) / peer
 
     async def _offer(self, peer: str) -> None:
-        """Offer our model to a neighbour until the edge is settled here."""
-        assert self._own
-        offer = ModelOffer(site=self.us.site, run=self.us.run, round=self._number, params=self._own.transfer)
+        """Offer our model to a neighbour until the edge is settled on this side."""
+        assert self._model
+        offer = ModelOffer(
+            site=self.identity.site, run=self.identity.run, round=self._number, params=self._model.transfer
+        )
         while self._edges[peer].on is None:
-            await self.links.say(peer, "gossip", offer)
+            await self.links.send(peer, "gossip", offer)
             await asyncio.sleep(OFFER_S)
 
     async def _watch(self) -> None:
-        """Ask again for what does not come."""
+        """Repeat requests for overdue frames."""
         while True:
             for peer, fetch in list(self._fetches.items()):
                 if not fetch.complete and not fetch.left_s(self.clock()):
                     fetch.gave_up(self.clock())
                     await self._ask(peer, fetch)
-            waits = [one.left_s(self.clock()) for one in self._fetches.values() if not one.complete]
+            waits = [fetch.left_s(self.clock()) for fetch in self._fetches.values() if not fetch.complete]
             await asyncio.sleep(max(0.05, min([OFFER_S, *waits])))
 
     async def _settle_all(self, started: float) -> None:
         while open_ones := [peer for peer, edge in self._edges.items() if edge.on is None]:
-            self._news.clear()
-            left = {peer: left_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
-            for peer, seconds in left.items():
+            self._changed.clear()
+            remaining_s = {peer: left_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
+            for peer, seconds in remaining_s.items():
                 if why := self.links.objection(peer):
                     self._edges[peer] = verdicts.refuse(self._edges[peer], why)
                 judged = verdicts.judge(self._edges[peer], is_late=seconds <= 0)
                 if judged.on is not None:
                     await self._conclude(peer, judged)
-                    self._news.set()
+                    self._changed.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left.values())):
-                    await self._news.wait()
+                async with asyncio.timeout(min(remaining_s.values())):
+                    await self._changed.wait()
 
     def _patience_s(self, peer: str) -> float:
-        return self.us.deadline_s * (1 if self.us.owns(peer) else 2)
+        return self.identity.deadline_s * (1 if self.identity.owns(peer) else 2)
 
     async def _conclude(self, peer: str, judged: EdgeState) -> None:
-        """Journal how an edge is settled, then say so."""
+        """Journal and announce how an edge is settled."""
         number, on = self._number, bool(judged.on)
         run = self.links.run_of(peer)
         record = EdgeSettled(round=number, site=peer, run=run, on=on, cause=judged.cause, at=self.clock())
         await self.keep(record)
-        self._say("settled")
-        self._words[number, peer] = on
+        self._log_phase("settled")
+        self._verdicts[number, peer] = on
         if on:
-            self.links.bound.setdefault(peer, run)
+            self.links.bound_runs.setdefault(peer, run)
         else:
-            told = "its word never came, and it may have settled otherwise" if judged.cause == verdicts.UNHEARD else ""
-            log.warning("round %d: not mixed with site %s: %s%s", number, peer, judged.cause, told and f" ({told})")
+            note = "its word never came, and it may have settled otherwise" if judged.cause == verdicts.UNHEARD else ""
+            log.warning("round %d: not mixed with site %s: %s%s", number, peer, judged.cause, note and f" ({note})")
         self._edges[peer] = replace(self._edges[peer], on=on, cause=judged.cause)
-        await self._tell(peer)
+        await self._send_verdict(peer)
 
-    async def _tell(self, peer: str) -> None:
-        """Tell a neighbour what we know of the edge."""
+    async def _send_verdict(self, peer: str) -> None:
+        """Send a neighbour our state of the edge."""
         edge = self._edges[peer]
-        word = self._word(self._number, self._held.get(peer, b""), on=edge.on, reason=edge.cause)
-        await self.links.answer(peer, "gossiped", msgspec.structs.replace(word, has=edge.has))
+        verdict = self._build_verdict(self._number, self._digests.get(peer, b""), on=edge.on, reason=edge.cause)
+        await self.links.reply(peer, "gossiped", msgspec.structs.replace(verdict, has=edge.has))
 
-    def _word(self, number: int, digest: bytes, *, on: bool | None, reason: str) -> EdgeWord:
-        why = reason.removesuffix(THERE) if on is False else ""
-        us = self.us
-        return EdgeWord(site=us.site, run=us.run, round=number, digest=digest, has=bool(on), on=on, reason=why)
+    def _build_verdict(self, number: int, digest: bytes, *, on: bool | None, reason: str) -> EdgeWord:
+        why = reason.removesuffix(PEER_SUFFIX) if on is False else ""
+        identity = self.identity
+        return EdgeWord(
+            site=identity.site, run=identity.run, round=number, digest=digest, has=bool(on), on=on, reason=why
+        )
 
-    async def hear(self, peer: str, said: Message | bytes) -> None:
-        """Take what a peer says of models.
+    async def handle(self, peer: str, message: Message | bytes) -> None:
+        """Handle a peer's message about models.
 
         Raises:
-            WireError: It is of no use.
+            WireError: It is invalid.
         """
         if peer not in self.neighbours:
             raise WireError("no edge of the graph joins us", reason="unexpected")
-        match said:
+        match message:
             case bytes():
-                await self._frame(peer, said)
+                await self._handle_frame(peer, message)
             case Want():
-                self._note_want(peer, said)
+                self._queue_want(peer, message)
             case ModelOffer():
-                await self._offered(peer, said)
+                await self._handle_offer(peer, message)
             case EdgeWord():
-                await self._told(peer, said)
+                await self._handle_verdict(peer, message)
             case other:
                 raise WireError(f"{type(other).__name__} is not about models", reason="unexpected")
 
-    def _note_want(self, peer: str, want: Want) -> None:
-        if self._own and want.digest == self._own.transfer.digest:
+    def _queue_want(self, peer: str, want: Want) -> None:
+        if self._model and want.digest == self._model.transfer.digest:
             with suppress(asyncio.QueueFull):
                 self._wants[peer].put_nowait(want)
 
     async def _send(self, peer: str, want: Want) -> None:
-        """Answer a wish for frames; what the broker does not take is asked for again."""
-        if not self._own or want.digest != self._own.transfer.digest:
+        """Send requested frames; if the broker is unreachable, the peer requests them again."""
+        if not self._model or want.digest != self._model.transfer.digest:
             return
         try:
-            for frame in self._own.answer(want, self.links.room(peer)):
-                if not await self.links.say(peer, "gossip", frame, assured=False):
+            for frame in self._model.answer(want, self.links.payload_limit(peer)):
+                if not await self.links.send(peer, "gossip", frame, assured=False):
                     return
                 self._bytes[peer] = self._bytes.get(peer, 0) + len(frame)
         except WireError as error:
             self.links.refuse(peer, error)
 
-    async def _offered(self, peer: str, offer: ModelOffer) -> None:
+    async def _handle_offer(self, peer: str, offer: ModelOffer) -> None:
         if offer.round > self._number or (offer.round == self._number and peer not in self._edges):
             self._early[peer] = offer  # and it will be offered again
             return
         if offer.round < self._number:
-            on = self._words.get((offer.round, peer), False)
-            await self.links.answer(peer, "gossiped", self._word(offer.round, offer.params.digest, on=on, reason=STALE))
+            on = self._verdicts.get((offer.round, peer), False)
+            await self.links.reply(
+                peer, "gossiped", self._build_verdict(offer.round, offer.params.digest, on=on, reason=STALE)
+            )
             return
         edge = self._edges[peer]
-        if edge.on is not None or (edge.has and self._held.get(peer) == offer.params.digest):
-            await self._tell(peer)
+        if edge.on is not None or (edge.has and self._digests.get(peer) == offer.params.digest):
+            await self._send_verdict(peer)
         elif self._require is not None:
             await self._fetch(peer, offer.params)
 
     async def _take_early(self) -> None:
-        """Take up what was offered of this round before it began here: who comes last waits for no second offer."""
+        """Handle offers that arrived before this round began, so that the last site waits for no second offer."""
         for peer, offer in list(self._early.items()):
             if offer.round == self._number:
                 try:
-                    await self._offered(peer, offer)
+                    await self._handle_offer(peer, offer)
                 except WireError as error:
                     self.links.refuse(peer, error)
 
@@ -314,72 +320,72 @@ class Gossip:
         if fetch and fetch.transfer.digest == transfer.digest:
             fetch.waited_for(now)
         else:
-            assert self._own
-            if transfer.size > 2 * self._own.transfer.size + frames.FRAME_BYTES:
-                raise WireError(f"model of {transfer.size} bytes, ours has {self._own.transfer.size}", reason="shape")
+            assert self._model
+            if transfer.size > 2 * self._model.transfer.size + frames.FRAME_BYTES:
+                raise WireError(f"model of {transfer.size} bytes, ours has {self._model.transfer.size}", reason="shape")
             pace = self.policy.pace(now, transfer.frame_bytes)
-            place = partial(FileSink, self._place(f"_{peer}"))
+            place = partial(FileSink, self._model_path(f"_{peer}"))
             self._fetches[peer] = fetch = Receiver(transfer, place, self.policy, pace, now)
             self._began.setdefault(peer, now)
         if fetch.complete:
-            await self._whole(peer, fetch)
+            await self._finish_fetch(peer, fetch)
         else:
             await self._ask(peer, fetch)
 
     async def _ask(self, peer: str, fetch: Receiver[FileSink]) -> None:
         if want := fetch.want():
-            await self.links.answer(peer, "gossiped", want)
+            await self.links.reply(peer, "gossiped", want)
 
-    async def _frame(self, peer: str, data: bytes) -> None:
+    async def _handle_frame(self, peer: str, data: bytes) -> None:
         fetch = self._fetches.get(peer)
         if fetch is None or fetch.complete or self._edges[peer].on is not None:
             return
         fetch.take(frames.decode(data), self.clock())
         if not fetch.lacking:
-            await self._whole(peer, fetch)
+            await self._finish_fetch(peer, fetch)
         else:
             await self._ask(peer, fetch)
 
-    async def _whole(self, peer: str, fetch: Receiver[FileSink]) -> None:
-        """Check a model that is here, wait until it is on the disk, and say that we have it."""
+    async def _finish_fetch(self, peer: str, fetch: Receiver[FileSink]) -> None:
+        """Check a complete model, sync it to disk and acknowledge it."""
         try:
             require = partial(self._require, peer) if self._require else None
-            await self.worker(take_whole, fetch, self._place(peer), require)
+            await self.worker(store_received, fetch, self._model_path(peer), require)
         except WireError as error:
             if error.reason == "digest" and not fetch.is_hopeless:
                 await self._ask(peer, fetch)
             else:
                 self._edges[peer] = verdicts.refuse(self._edges[peer], printable(error.reason, NAME))
-                self._news.set()
+                self._changed.set()
             raise
-        self._say("received")
-        self._held[peer] = fetch.transfer.digest
-        self._took.setdefault(peer, self.clock() - self._began[peer])
-        self._edges[peer] = verdicts.receive(self._edges[peer])
-        self._news.set()
-        await self._tell(peer)
+        self._log_phase("received")
+        self._digests[peer] = fetch.transfer.digest
+        self._transfer_s.setdefault(peer, self.clock() - self._began[peer])
+        self._edges[peer] = verdicts.receive_model(self._edges[peer])
+        self._changed.set()
+        await self._send_verdict(peer)
 
-    async def _told(self, peer: str, word: EdgeWord) -> None:
-        if word.round != self._number or peer not in self._edges:
-            ours = self._words.get((word.round, peer))
-            if ours is not None and word.on is not None and word.on != ours:
-                await self._note_difference(word.round, peer, ours=ours)
+    async def _handle_verdict(self, peer: str, verdict: EdgeWord) -> None:
+        if verdict.round != self._number or peer not in self._edges:
+            is_on = self._verdicts.get((verdict.round, peer))
+            if is_on is not None and verdict.on is not None and verdict.on != is_on:
+                await self._record_difference(verdict.round, peer, is_on=is_on)
             return
         edge = self._edges[peer]
-        has = word.has and self._own is not None and word.digest == self._own.transfer.digest
-        cause = f"{word.reason}{THERE}" if word.reason in REFUSALS else printable(word.reason, NAME)
-        self._edges[peer] = edge = verdicts.hear(edge, has=has, on=word.on, cause=cause)
-        self._news.set()
-        if verdicts.differs(edge):
-            await self._note_difference(word.round, peer, ours=bool(edge.on))
+        has = verdict.has and self._model is not None and verdict.digest == self._model.transfer.digest
+        cause = f"{verdict.reason}{PEER_SUFFIX}" if verdict.reason in REFUSALS else printable(verdict.reason, NAME)
+        self._edges[peer] = edge = verdicts.receive_verdict(edge, has=has, on=verdict.on, cause=cause)
+        self._changed.set()
+        if verdicts.is_contradicted(edge):
+            await self._record_difference(verdict.round, peer, is_on=bool(edge.on))
 
-    async def _note_difference(self, number: int, peer: str, *, ours: bool) -> None:
-        """Say once that both ends of an edge were not of one mind: their mean is not what it was before."""
+    async def _record_difference(self, number: int, peer: str, *, is_on: bool) -> None:
+        """Record once that both ends settled an edge differently: the mean of the models has changed."""
         if (number, peer) in self._noted:
             return
         self._noted.add((number, peer))
-        here, there = ("on", "off") if ours else ("off", "on")
-        what = f"round {number}: the edge to site {peer} is {here} here and {there} there: the mean of both has moved"
+        local, remote = ("on", "off") if is_on else ("off", "on")
+        what = f"round {number}: the edge to site {peer} is {local} here and {remote} there: the mean of both has moved"
         log.error("%s", what)
         await self.keep(Noted(what=what))
 
@@ -394,5 +400,5 @@ class Gossip:
             refused=refused,
             seconds=self.clock() - started,
             at=self.clock(),
-            transfer_s=dict(sorted(self._took.items())),
+            transfer_s=dict(sorted(self._transfer_s.items())),
         )

@@ -1,7 +1,7 @@
-"""The wires between a site and its peers: who is there, with which plan, and whose words go to whom.
+"""Links between a site and its peers: presence, plan comparison, message routing.
 
-What a site says to a peer goes over that peer's broker, and what it answers over its own; see PROTOCOL.md. Nobody is
-believed before a Hello with the same plan has been heard.
+A site sends to a peer over that peer's broker, and replies over its own; see PROTOCOL.md. No message is accepted before
+a Hello with the same plan.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from shared.transport.base import Inbox, Presence, Transport
 log = logging.getLogger(__name__)
 
 Channel: TypeAlias = Literal["status", "gossip", "gossiped", "telemetry", "decision", "round"]
-Taker: TypeAlias = Callable[[str, Message | bytes], Awaitable[None]]
-"""(peer, what it said: a message, or the bytes of a frame). Raises WireError for what is of no use."""
+Handler: TypeAlias = Callable[[str, Message | bytes], Awaitable[None]]
+"""(peer, message or bytes of a frame) -> None. Raises WireError for invalid ones."""
 
-SAID: tuple[str, ...] = ("status", "gossip", "telemetry", "round")
-"""What a peer says to us at our broker."""
-ANSWERED: tuple[str, ...] = ("gossiped", "decision")
-"""What it answers us at its own."""
+REQUEST_CHANNELS: tuple[str, ...] = ("status", "gossip", "telemetry", "round")
+"""Channels on which a peer sends at our broker."""
+REPLY_CHANNELS: tuple[str, ...] = ("gossiped", "decision")
+"""Channels on which it replies at its own."""
 MOST_NAMED = 5
-"""Keys in which two plans differ that are named."""
+"""Most differing plan keys named in a message."""
 OTHER_PLAN, OTHER_RUN, ENDED = "other-plan", "other-run", "ended"
 
 
-def plan_bytes(plan: Plan) -> bytes:
-    """Return a plan as JSON, the same wherever its data lie: of paths there is the last part alone.
+def encode_plan(plan: Plan) -> bytes:
+    """Return a plan as JSON, independent of where its data lie: paths are cut to their last part.
 
-    The order of its sites stands beside them, since JSON sorts keys: edges have their owners by it.
+    The order of its sites is stored explicitly, since JSON sorts keys and the order decides who owns an edge.
     """
     described = _without_folders(msgspec.to_builtins(plan))
     if plan.sites:
@@ -55,56 +55,56 @@ def plan_bytes(plan: Plan) -> bytes:
 
 def _without_folders(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_without_folders(one) for one in value]
+        return [_without_folders(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: PurePosixPath(one).name if key == "path" and isinstance(one, str) else _without_folders(one)
-        for key, one in value.items()
+        key: PurePosixPath(item).name if key == "path" and isinstance(item, str) else _without_folders(item)
+        for key, item in value.items()
     }
 
 
-def differing_keys(ours: bytes, theirs: bytes) -> list[str]:
-    """Return where two plans differ, as `hyper.momentum: 0.0 here, 0.9 there`, a key a line.
+def describe_differences(local_plan: bytes, peer_plan: bytes) -> list[str]:
+    """Return the differences of two plans, one key per line, as `hyper.momentum: 0.0 here, 0.9 there`.
 
     Args:
-        ours: A plan as `plan_bytes` gives it.
+        local_plan: As encoded by `encode_plan`.
 
     Raises:
-        WireError: It is none.
+        WireError: The peer's plan cannot be decoded.
     """
     try:
-        here, there = (dict(_leaves("", msgspec.json.decode(one))) for one in (ours, theirs))
+        local, remote = (dict(_flatten("", msgspec.json.decode(plan))) for plan in (local_plan, peer_plan))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"plan of {len(theirs)} bytes: {error}") from error
-    keys = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
-    return [f"{key}: {here.get(key, 'none')} here, {there.get(key, 'none')} there" for key in keys]
+        raise WireError(f"plan of {len(peer_plan)} bytes: {error}") from error
+    keys = sorted(key for key in local.keys() | remote.keys() if local.get(key) != remote.get(key))
+    return [f"{key}: {local.get(key, 'none')} here, {remote.get(key, 'none')} there" for key in keys]
 
 
-def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten(place: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _leaves(f"{place}.{key}".lstrip("."), one)
+        for key, item in value.items():
+            yield from _flatten(f"{place}.{key}".lstrip("."), item)
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _leaves(f"{place}[{index}]", one)
+        for index, item in enumerate(value):
+            yield from _flatten(f"{place}[{index}]", item)
     else:
         yield place, value
 
 
-def digest_of(plan: bytes) -> bytes:
-    """Return the digest by which plans are told apart."""
+def digest_plan(plan: bytes) -> bytes:
+    """Return the digest of an encoded plan."""
     return payload.digest([memoryview(plan)])
 
 
 @dataclass
-class Births:
-    """Births and wills of a site's sessions at one peer's broker.
+class SitePresence:
+    """Presence of a site at one peer's broker: births and last wills of its sessions.
 
     Attributes:
-        run: Our name of it.
-        instance: A word that no other process has.
-        plan: As `plan_bytes` gives it.
+        run: This site's name of the run.
+        instance: Unique id of this process.
+        plan: As encoded by `encode_plan`.
     """
 
     site: str
@@ -115,79 +115,79 @@ class Births:
     _session: int = 0
 
     def presence(self) -> Presence:
-        """Begin a session: return its birth and its will."""
+        """Begin a session: return its birth and its last will."""
         self._session += 1
         will = self._will()
         plan = self.plan if len(self.plan) <= MOST_PLAN_BYTES else b""
-        birth = msgspec.structs.replace(will, online=True, digest=digest_of(self.plan), plan=plan)
+        birth = msgspec.structs.replace(will, online=True, digest=digest_plan(self.plan), plan=plan)
         return Presence(peer_topic(self.peer, self.site, "status"), wire.encode(birth), wire.encode(will))
 
     def end(self) -> Hello:
-        """Return what is said once the run has ended."""
+        """Return the message that the run has ended."""
         return msgspec.structs.replace(self._will(), ended=True)
 
     def _will(self) -> Hello:
         return Hello(site=self.site, session=self._session, instance=self.instance, run=self.run, online=False)
 
 
-def newer(known: Hello | None, heard: Hello) -> bool:
-    """Tell whether a word of a site's presence is news: a late will of another process or session is none."""
-    if known is None:
+def is_newer(last: Hello | None, hello: Hello) -> bool:
+    """Return true if a Hello is news; late last wills of another process or session are not."""
+    if last is None:
         return True
-    if heard.instance != known.instance:
-        return heard.online
-    return heard.session > known.session or (heard.session == known.session and not heard.online)
+    if hello.instance != last.instance:
+        return hello.online
+    return hello.session > last.session or (hello.session == last.session and not hello.online)
 
 
 @dataclass
 class Links:
-    """A site among its peers.
+    """Connections of a site to its peers.
 
     Attributes:
-        home: To our own broker.
-        away: To the broker of each peer.
-        plan: As `plan_bytes` gives it.
-        takers: Who is told what comes on a channel.
-        changed: Is called when a peer comes or goes, or is refused.
-        born: What we say of our presence at the broker of each peer, where we say when our run has ended.
-        bound: Runs of peers of which something was used: no other run of theirs is heard.
-        refused: What was of no use, by reason.
-        note_rounds: Keeps the round that each peer has begun where people find it; None, as in replay, where nobody
-            looks: then no rounds are told either.
+        home: Transport to the site's own broker.
+        peers: Transport to the broker of each peer.
+        plan: As encoded by `encode_plan`.
+        handlers: Message handler of each channel.
+        changed: Called when a peer connects, disconnects or is refused.
+        presences: This site's presence at the broker of each peer.
+        bound_runs: Runs of peers whose messages were used: no other run of theirs is accepted.
+        refused: Counts of invalid messages, by reason.
+        note_rounds: Stores the rounds that peers have begun, for people to read; None in replay, which also disables
+            announcing rounds.
     """
 
     site: str
     home: Transport
-    away: Mapping[str, Transport]
+    peers: Mapping[str, Transport]
     plan: bytes
-    born: Mapping[str, Births] = field(default_factory=dict)
-    takers: dict[str, Taker] = field(default_factory=dict)
-    changed: list[Callable[[], None]] = field(default_factory=list)
-    bound: dict[str, str] = field(default_factory=dict)
+    presences: Mapping[str, SitePresence] = field(default_factory=dict)
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    on_change: list[Callable[[], None]] = field(default_factory=list)
+    bound_runs: dict[str, str] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     note_rounds: Callable[[Mapping[str, int]], Awaitable[None]] | None = None
     _rounds: dict[str, int] = field(default_factory=dict)
-    _begun: dict[str, AtRound] = field(default_factory=dict)
+    _announced: dict[str, AtRound] = field(default_factory=dict)
     _hellos: dict[str, Hello] = field(default_factory=dict)
     _objections: dict[str, str] = field(default_factory=dict)
-    _said: set[tuple[str, str]] = field(default_factory=set)
+    _logged: set[tuple[str, str]] = field(default_factory=set)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Hear the peers while the block lasts."""
-        here = [self._hear(self.home, peer, self.site, peer, SAID) for peer in self.away]
-        there = [self._hear(other, peer, peer, self.site, ANSWERED) for peer, other in self.away.items()]
-        async with background(*here, *there):
+        """Receive peers' messages during the block."""
+        requests = [self._receive(self.home, peer, self.site, peer, REQUEST_CHANNELS) for peer in self.peers]
+        replies = [self._receive(other, peer, peer, self.site, REPLY_CHANNELS) for peer, other in self.peers.items()]
+        async with background(*requests, *replies):
             yield
 
     def is_gone(self, peer: str) -> bool:
-        """Tell whether a peer is known to be away, or is refused; of one that was not heard yet nobody knows."""
+        """Return true if a peer is known to be offline or is refused; unknown peers count as reachable."""
         hello = self._hellos.get(peer)
         return hello is not None and (not hello.online or bool(self.objection(peer)))
 
     def objection(self, peer: str) -> str:
-        """Return why a peer is not believed, one word; empty where it is, or has not been heard."""
-        hello, bound = self._hellos.get(peer), self.bound.get(peer)
+        """Return why a peer is refused, as a single word; empty if it is not, or is unknown."""
+        hello, bound = self._hellos.get(peer), self.bound_runs.get(peer)
         if hello and hello.ended:
             return ENDED
         if hello and hello.online and bound is not None and hello.run != bound:
@@ -195,117 +195,122 @@ class Links:
         return self._objections.get(peer, "")
 
     def run_of(self, peer: str) -> str:
-        """Return a peer's name of its run; empty where it has not been heard."""
+        """Return a peer's name of its run; empty if unknown."""
         hello = self._hellos.get(peer)
-        return self.bound.get(peer) or (hello.run if hello else "")
+        return self.bound_runs.get(peer) or (hello.run if hello else "")
 
     async def end(self) -> None:
-        """Tell every peer that our run has ended, so that nobody waits for us."""
-        for peer, births in self.born.items():
-            await self.say(peer, "status", births.end())
+        """Tell every peer that our run has ended, so that none waits for us."""
+        for peer, births in self.presences.items():
+            await self.send(peer, "status", births.end())
 
-    async def say(self, peer: str, channel: Channel, data: Message | bytes, *, assured: bool = True) -> bool:
-        """Tell a peer something at its broker, a message or a frame; return whether the broker was there.
+    async def send(self, peer: str, channel: Channel, data: Message | bytes, *, assured: bool = True) -> bool:
+        """Send a message or frame to a peer at its broker; return false if the broker is unreachable.
 
         Args:
-            assured: At least once, where the broker is there; see `Transport.publish`.
+            assured: At least once, where the broker is connected; see `Transport.publish`.
         """
-        return await _publish(self.away[peer], peer_topic(peer, self.site, channel), data, assured=assured)
+        return await _publish(self.peers[peer], peer_topic(peer, self.site, channel), data, assured=assured)
 
-    async def answer(self, peer: str, channel: Channel, message: Message) -> bool:
-        """Answer a peer at our own broker; return whether that was there."""
+    async def reply(self, peer: str, channel: Channel, message: Message) -> bool:
+        """Reply to a peer at our own broker; return false if the broker is unreachable."""
         name = peer_topic(self.site, peer, channel)
         return await _publish(self.home, name, message, assured=not isinstance(message, Want))
 
-    async def tell_round(self, peers: Iterable[str], run: str, number: int) -> None:
-        """Tell peers which round has begun here; where a broker is away, the next round tells.
+    async def announce_round(self, peers: Iterable[str], run: str, number: int) -> None:
+        """Announce to peers the round that begins at this site; an unreachable broker gets the next one.
 
         Args:
-            run: Our name of it.
+            run: This site's name of the run.
         """
         if self.note_rounds is None:
             return
-        said = wire.encode(AtRound(site=self.site, run=run, round=number))
+        message = wire.encode(AtRound(site=self.site, run=run, round=number))
         for peer in peers:
             with suppress(Unreachable):
-                await self.away[peer].publish(peer_topic(peer, self.site, "round"), said, retain=True)
+                await self.peers[peer].publish(peer_topic(peer, self.site, "round"), message, retain=True)
 
-    def room(self, peer: str) -> int:
-        """Return the bytes that one message to a peer's broker may have now."""
-        return self.away[peer].max_payload_bytes
+    def payload_limit(self, peer: str) -> int:
+        """Return the most bytes of one message to a peer's broker."""
+        return self.peers[peer].max_payload_bytes
 
     def refuse(self, peer: str, error: WireError) -> None:
-        """Count what a peer said that is of no use; say so once a reason."""
+        """Count an invalid message; log it once per peer and reason."""
         self.refused[error.reason] += 1
-        if (peer, error.reason) not in self._said:
-            self._said.add((peer, error.reason))
+        if (peer, error.reason) not in self._logged:
+            self._logged.add((peer, error.reason))
             log.warning("site %s: refused %s: %s", peer, error.reason, printable(str(error)))
 
-    async def _hear(
+    async def _receive(
         self, transport: Transport, peer: str, broker: str, speaker: str, channels: tuple[str, ...]
     ) -> None:
         names = [peer_topic(broker, speaker, channel) for channel in channels]
         async with transport.subscribe(*names) as inbox:
-            await self._take_all(inbox, peer)
+            await self._handle_all(inbox, peer)
 
-    async def _take_all(self, inbox: Inbox, peer: str) -> None:
+    async def _handle_all(self, inbox: Inbox, peer: str) -> None:
         async for name, data in inbox:
             try:
-                await self._take(peer, parse_channel(name), data)
+                await self._handle(peer, parse_channel(name), data)
             except WireError as error:
                 self.refuse(peer, error)
             except OSError as error:  # the disk takes nothing more: it is said, or asked for, again
                 self.refuse(peer, WireError(f"not stored: {error}", reason="disk"))
 
-    async def _take(self, peer: str, channel: str, data: bytes) -> None:
+    async def _handle(self, peer: str, channel: str, data: bytes) -> None:
         if not data:
             return  # what was retained is taken away
         if channel == "status":
-            self._meet(peer, wire.decode_as(Hello, data))
+            self._handle_hello(peer, wire.decode_as(Hello, data))
             await self._note_round(peer)
         elif channel == "round":
-            self._begun[peer] = wire.decode_as(AtRound, data)
+            self._announced[peer] = wire.decode_as(AtRound, data)
             await self._note_round(peer)
         else:
-            await self._hand_on(peer, channel, data)
+            await self._route(peer, channel, data)
 
-    async def _hand_on(self, peer: str, channel: str, data: bytes) -> None:
-        """Hand on what a peer says of models or decisions, once it is known and believed."""
-        taker = self.takers.get(channel)
-        if taker is None or peer not in self._hellos:
+    async def _route(self, peer: str, channel: str, data: bytes) -> None:
+        """Pass on a known and accepted peer's message."""
+        handler = self.handlers.get(channel)
+        if handler is None or peer not in self._hellos:
             return  # it will be said again
         if why := self.objection(peer):
             raise WireError(f"from a site that is refused: {why}", reason=why)
         if is_frame(data):
-            await taker(peer, data)
+            await handler(peer, data)
             return
         message = wire.decode(data)
         if isinstance(message, OfSite):
-            self._require_known(peer, message)
+            self._check_sender(peer, message)
         elif not isinstance(message, Want):
             raise WireError(f"{type(message).__name__} is not for a peer", reason="unexpected")
-        await taker(peer, message)
+        await handler(peer, message)
 
     async def _note_round(self, peer: str) -> None:
-        """Note which round a peer is in; what an earlier run of it left at the broker says nothing."""
-        said = self._begun.get(peer)
-        if self.note_rounds is None or said is None or said.site != peer or said.run != self.run_of(peer):
+        """Store a peer's round; messages retained from an earlier run are ignored."""
+        announced = self._announced.get(peer)
+        if (
+            self.note_rounds is None
+            or announced is None
+            or announced.site != peer
+            or announced.run != self.run_of(peer)
+        ):
             return
-        if self._rounds.get(peer) != said.round:
-            self._rounds[peer] = said.round
+        if self._rounds.get(peer) != announced.round:
+            self._rounds[peer] = announced.round
             await self.note_rounds(self._rounds)
 
-    def _require_known(self, peer: str, message: OfSite) -> None:
+    def _check_sender(self, peer: str, message: OfSite) -> None:
         if message.site != peer:
             raise WireError(f"in the name of site {message.site[:NAME]!r}", reason="identity")
-        if message.run != (known := self.run_of(peer)):
-            raise WireError(f"of run {message.run[:NAME]!r}, and that of the site is {known!r}", reason=OTHER_RUN)
+        if message.run != (known_run := self.run_of(peer)):
+            raise WireError(f"of run {message.run[:NAME]!r}, and that of the site is {known_run!r}", reason=OTHER_RUN)
 
-    def _meet(self, peer: str, hello: Hello) -> None:
+    def _handle_hello(self, peer: str, hello: Hello) -> None:
         if hello.site != peer:
             raise WireError(f"Hello in the name of site {hello.site[:NAME]!r}", reason="identity")
         before = self._hellos.get(peer)
-        if not newer(before, hello):
+        if not is_newer(before, hello):
             return
         if hello.online:
             self._hellos[peer] = hello
@@ -318,24 +323,27 @@ class Links:
         if not before or before.online != hello.online or before.instance != hello.instance:
             how = "here" if hello.online else "done" if hello.ended else "gone"
             log.info("site %s is %s, run %s", peer, how, printable(hello.run, NAME))
-        for call in self.changed:
+        for call in self.on_change:
             call()
 
     def _compare(self, peer: str, hello: Hello) -> None:
-        """Say why a peer is refused, and how that is mended; it is believed again as soon as its Hello is ours."""
+        """Log why a peer is refused, with the remedy; it is accepted again after a matching Hello."""
         self._objections.pop(peer, None)
-        if hello.digest != digest_of(self.plan):
+        if hello.digest != digest_plan(self.plan):
             self._objections[peer] = OTHER_PLAN
-            found = differing_keys(self.plan, hello.plan) if hello.plan else []
-            keys = "; ".join(printable(one) for one in found[:MOST_NAMED]) or "it is too long to be told"
-            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+            differences = describe_differences(self.plan, hello.plan) if hello.plan else []
+            keys = (
+                "; ".join(printable(difference) for difference in differences[:MOST_NAMED])
+                or "it is too long to be told"
+            )
+            more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
             log.error("site %s has another plan (%s%s): give both the same; till then it is left out", peer, keys, more)
             self.refused[OTHER_PLAN] += 1
         elif self.objection(peer) == OTHER_RUN:
-            known = self.bound[peer]
+            bound_run = self.bound_runs[peer]
             log.error(
                 "site %s is at run %s, and ours was begun with its run %s: begin ours anew, or go on with that there",
-                *(peer, printable(hello.run, NAME), known),
+                *(peer, printable(hello.run, NAME), bound_run),
             )
             self.refused[OTHER_RUN] += 1
 

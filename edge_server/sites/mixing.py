@@ -1,4 +1,4 @@
-"""Mixing of edge models: one gossip step of one site, with a row of the matrix of `edge_server.sites.matrix`.
+"""Mix edge models: one gossip step of a site, by its row of the mixing matrix.
 
 Equation (5) of Zhang, Gao, Guo, Gong, "HCEF", IEEE TMC, https://arxiv.org/abs/2409.04022:
 
@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from edge_server.sites.matrix import Row
-from edge_server.sites.sketch import SIZE, STRETCH, fold, packed
+from edge_server.sites.sketch import SIZE, STRETCH, fold, pack_sketch
 from shared.tensors.tree import Tree
 
 
 @torch.no_grad()
 def mix_trees(row: Row, trees: Mapping[str, Tree]) -> Tree:
-    """Return what one site has after a gossip step, equation (5).
+    """Return a site's model after a gossip step, equation (5).
 
-    Sums are of float64, over the sites in the row's order: two sites with equal rows have equal bits.
+    Sums are in float64, over the sites in the row's order: two sites with equal rows get equal bits.
 
     Args:
-        row: The site's, without the sites that it has no model of; in the plan's order.
+        row: The site's row, without missing models; in the plan's order.
         trees: The model of each site in the row, with the same leaves. Integers are rounded.
     """
     first = trees[next(iter(row))]
-    return {key: _mixed([(float(weight), trees[site][key]) for site, weight in row.items()]) for key in first}
+    return {key: _weighted_sum([(float(weight), trees[site][key]) for site, weight in row.items()]) for key in first}
 
 
-def _mixed(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
+def _weighted_sum(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
     """Return the weighted sum of tensors of one shape and dtype."""
     pairs = list(parts)
     total = torch.zeros(pairs[0][1].shape, dtype=torch.float64)
@@ -43,11 +43,11 @@ def _mixed(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
 
 
 @torch.no_grad()
-def sketch(tree: Tree) -> bytes:
-    """Return a model as the few numbers of `edge_server.sites.sketch`: its leaves in order of name, one after another.
+def sketch_tree(tree: Tree) -> bytes:
+    """Return the sketch of a model (see `edge_server.sites.sketch`), over its leaves in order of name.
 
     Args:
-        tree: The model; integers count as what they are.
+        tree: Floating-point and integer leaves.
     """
     total, position = np.zeros(SIZE), 0
     for _, leaf in sorted(tree.items()):
@@ -56,4 +56,4 @@ def sketch(tree: Tree) -> bytes:
             part = values[start : start + STRETCH]
             total += fold(part, position + start)
         position += len(values)
-    return packed(total)
+    return pack_sketch(total)

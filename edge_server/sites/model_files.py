@@ -1,6 +1,6 @@
-"""Models of one gossip as files of the run's folder: our own to be served, each neighbour's once it is whole.
+"""Model files of a gossip in the run's folder, durable and served to peers.
 
-They lie in `peers/round-000010/<site>`, and in `_<site>` while they come; those of earlier gossips go then.
+They are named `peers/round-000010/<site>`, and `_<site>` while being received; earlier gossips are deleted then.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from shared.transfer.to_file import FileSink
 FOLDER = "peers"
 
 Require: TypeAlias = Callable[[memoryview], None]
-"""Refuses, with a WireError, bytes that are no model of this run's."""
+"""Raises WireError for bytes that are no model of this run."""
 
 
 def round_folder(run: Path, number: int) -> Path:
-    """Return where the models of the gossip after a round lie."""
+    """Return the folder of the gossip after a round."""
     return run / FOLDER / f"round-{number:06d}"
 
 
-def write_own(place: Path, site: str, model: Iterable[memoryview]) -> None:
-    """Write our model durably, then part with the gossips before it.
+def write_model(place: Path, site: str, model: Iterable[memoryview]) -> None:
+    """Write our model durably, then delete earlier gossips.
 
     Args:
         place: Folder of the gossip.
@@ -39,18 +39,18 @@ def write_own(place: Path, site: str, model: Iterable[memoryview]) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def take_whole(fetch: Receiver[FileSink], place: Path, require: Require | None) -> None:
-    """Refuse a whole payload that is no model; else it is on the disk under its own name when this returns.
+def store_received(fetch: Receiver[FileSink], place: Path, require: Require | None) -> None:
+    """Check a complete payload and move it durably to its final name.
 
     Args:
-        require: Refuses what is no model; None takes anything.
+        require: Raises WireError for an unacceptable model; None accepts anything.
 
     Raises:
-        WireError: It is none.
+        WireError: It is damaged or refused.
     """
-    whole = fetch.finish()
+    payload = fetch.finish()
     if require:
-        require(whole)
+        require(payload)
     sync(fetch.sink.path)
     fetch.sink.path.replace(place)
     sync(place.parent)

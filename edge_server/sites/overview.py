@@ -1,4 +1,4 @@
-"""How a site stands among its peers, by its journal: who mixed with it, what that took, who decides."""
+"""Summary of a site among its peers, from its journal."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from shared.runtime.durable import replace_file
 from shared.runtime.text_table import TextColumn, TextTable
 
 HEARD = "peers/heard.json"
-"""In the folder of a live run: the round that each peer has begun, by its own word."""
+"""File in a live run's folder: the round that each peer has announced."""
 
 
 class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer in a line.
+    """State of one peer.
 
     Attributes:
-        round: Which it has begun, by its own word, as `global.edge`; empty where it has told none.
-        missed: Those in which the edge to it was off.
-        last: The round of the last gossip with it, as `global.edge`; empty where there was none.
-        cause: Why the edge was off in the last gossip, one word; empty where it was on.
-        bytes_up, bytes_down: Bytes of models that went to it, and that came of it.
+        round: The round that it last announced, as `global.edge`; empty if none.
+        mixed: Number of gossips in which the edge to it was on.
+        missed: Number of gossips in which the edge to it was off.
+        last: Round of the last mix with it, as `global.edge`; empty if none.
+        cause: Why the edge was off in the last gossip, as a single word; empty if it was on.
+        bytes_up, bytes_down: Bytes of models sent to it and received from it.
     """
 
     site: str
@@ -53,17 +54,17 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One site of a run.
+    """State of one site of a run.
 
     Attributes:
-        run: By this site's name of it.
-        sites: All, in the plan's order.
-        round: The last that was opened, as `global.edge`; empty before the first.
-        rounds: That have ended, of how many.
+        run: This site's name of the run.
+        sites: All sites, in the plan's order.
+        round: The last opened round, as `global.edge`; empty before the first.
+        rounds: Closed rounds, and rounds of the plan.
         gossip_s: Seconds of all gossips together.
-        coordinator: Of the last decision; empty where nobody decides.
-        term: Of the coordinator, by what this site heard last.
-        refused: What peers said that was of no use, by reason.
+        coordinator: Coordinator of the last decision; empty without decisions.
+        term: The last known term.
+        refused: Counts of peers' invalid messages, by reason.
         refused_models: Neighbours whose models were refused.
     """
 
@@ -80,7 +81,7 @@ class SitesSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_rounds(folder: Path, rounds: Mapping[str, int]) -> None:
-    """Write down which round each peer has begun; it is for people, and where the disk takes nothing, it is left."""
+    """Write the rounds that peers have begun; a failure is ignored, since the file is for people only."""
     path = folder / HEARD
     with suppress(OSError, Unwritable):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,47 +89,49 @@ def write_rounds(folder: Path, rounds: Mapping[str, int]) -> None:
 
 
 def read_rounds(folder: Path) -> dict[str, int]:
-    """Return which round each peer of a run has begun, as far as anybody wrote it down."""
+    """Return the rounds that peers have begun; empty without a readable file."""
     try:
         return msgspec.json.decode((folder / HEARD).read_bytes(), type=dict[str, int])
     except (OSError, msgspec.DecodeError):
         return {}
 
 
-def summarise_sites(records: Sequence[AnyRecord], heard: Mapping[str, int] | None = None) -> SitesSummary:
-    """Return how a site stands.
+def summarise_sites(records: Sequence[AnyRecord], peer_rounds: Mapping[str, int] | None = None) -> SitesSummary:
+    """Return the summary of a site.
 
     Args:
-        heard: Which round each peer has begun.
+        peer_rounds: Round that each peer has begun.
 
     Raises:
-        ConfigError: The run has one site alone, or was not begun.
+        ConfigError: The run has a single site, or was not begun.
     """
-    begun = next((one for one in records if isinstance(one, RunOpened)), None)
+    begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun is None or not begun.plan.sites:
         raise ConfigError("the run's plan has no [sites]: it has one server, and that no peers")
     edge_rounds = begun.plan.sites.edge_rounds
-    gossips = {one.round: one for one in records if isinstance(one, Gossiped)}
-    opened = [one for one in records if isinstance(one, RoundOpened) and one.round <= begun.plan.rounds]
-    closed = {one.round for one in records if isinstance(one, RoundClosed) and one.round <= begun.plan.rounds}
-    decided = [one.decision for one in opened if one.decision and one.decision.coordinator]
+    gossips = {record.round: record for record in records if isinstance(record, Gossiped)}
+    openings = [record for record in records if isinstance(record, RoundOpened) and record.round <= begun.plan.rounds]
+    closed = {
+        record.round for record in records if isinstance(record, RoundClosed) and record.round <= begun.plan.rounds
+    }
+    decisions = [record.decision for record in openings if record.decision and record.decision.coordinator]
     refused: dict[str, int] = {}
     for gossip in gossips.values():
         for reason, count in gossip.refused.items():
             refused[reason] = refused.get(reason, 0) + count
-    name, begun_there = name_rounds(records), heard or {}
+    name, begun_there = name_rounds(records), peer_rounds or {}
     peers = dict.fromkeys(peer for gossip in gossips.values() for peer in (*gossip.on, *gossip.off))
     peers |= dict.fromkeys(begun_there)
     return SitesSummary(
         run=begun.run,
         sites=begun.plan.sites.names,
-        round=round_name(opened[-1].round, edge_rounds) if opened else "",
+        round=round_name(openings[-1].round, edge_rounds) if openings else "",
         rounds=(len(closed), begun.plan.rounds),
         gossip_s=sum(gossip.seconds for gossip in gossips.values()),
-        coordinator=decided[-1].coordinator if decided else "",
-        term=max((one.term for one in records if isinstance(one, TermBegan)), default=0),
+        coordinator=decisions[-1].coordinator if decisions else "",
+        term=max((record.term for record in records if isinstance(record, TermBegan)), default=0),
         peers=[
-            _peer(site, name(begun_there[site]) if site in begun_there else "", list(gossips.values()), name)
+            _summarise_peer(site, name(begun_there[site]) if site in begun_there else "", list(gossips.values()), name)
             for site in peers
         ],
         refused=dict(sorted(refused.items())),
@@ -136,7 +139,7 @@ def summarise_sites(records: Sequence[AnyRecord], heard: Mapping[str, int] | Non
     )
 
 
-def _peer(site: str, begun: str, gossips: Sequence[Gossiped], name: Callable[[int], str]) -> PeerSummary:
+def _summarise_peer(site: str, begun: str, gossips: Sequence[Gossiped], name: Callable[[int], str]) -> PeerSummary:
     on = [gossip.round for gossip in gossips if site in gossip.on]
     return PeerSummary(
         site=site,
@@ -150,74 +153,78 @@ def _peer(site: str, begun: str, gossips: Sequence[Gossiped], name: Callable[[in
     )
 
 
-def sites_table(found: SitesSummary) -> tuple[TextTable, list[str]]:
-    """Return a table of the neighbours, and lines of what concerns the site itself."""
+def sites_table(summary: SitesSummary) -> tuple[TextTable, list[str]]:
+    """Return a table of the peers, and lines about the site itself."""
     columns = [
         TextColumn(name)
         for name in ("peer", "in round", "mixed", "missed", "last", "bytes up", "bytes down", "edge off")
     ]
     rows = [
         [
-            one.site,
-            one.round,
-            str(one.mixed),
-            str(one.missed),
-            one.last,
-            _bytes(one.bytes_up),
-            _bytes(one.bytes_down),
-            one.cause,
+            peer.site,
+            peer.round,
+            str(peer.mixed),
+            str(peer.missed),
+            peer.last,
+            _bytes(peer.bytes_up),
+            _bytes(peer.bytes_down),
+            peer.cause,
         ]
-        for one in found.peers
+        for peer in summary.peers
     ]
-    unit = choose_unit(found.gossip_s, SECONDS)
+    unit, (closed, planned) = choose_unit(summary.gossip_s, SECONDS), summary.rounds
     lines = [
-        f"run {found.run}: {found.rounds[0]} of {found.rounds[1]} rounds, in {found.round or 'none yet'} (global.edge)",
-        f"sites {', '.join(found.sites)}; gossip took {found.gossip_s / unit.size:.3g} {unit.name} in all",
+        f"run {summary.run}: {closed} of {planned} rounds, in {summary.round or 'none yet'} (global.edge)",
+        f"sites {', '.join(summary.sites)}; gossip took {summary.gossip_s / unit.size:.3g} {unit.name} in all",
     ]
-    if found.coordinator:
-        lines.append(f"site {found.coordinator} coordinates, term {found.term}")
-    if found.refused:
-        lines.append(f"refused of peers: {_counts(found.refused.items())}")
-    lines += [one.line for one in found.refused_models]
+    if summary.coordinator:
+        lines.append(f"site {summary.coordinator} coordinates, term {summary.term}")
+    if summary.refused:
+        lines.append(f"refused of peers: {_counts(summary.refused.items())}")
+    lines += [model.line for model in summary.refused_models]
     return TextTable(columns, rows), lines
 
 
-def site_of(records: Sequence[AnyRecord], run: str = "") -> str:
-    """Return which site of its plan a run is of: its devices tell, and where there were none, its name's end.
+def find_site(records: Sequence[AnyRecord], run: str = "") -> str:
+    """Return the site of a run, by its devices or, without any, by the end of its name.
 
     Args:
-        run: Its name, where the journal's is another.
+        run: The run's name, if it differs from the journal's.
 
     Raises:
-        ConfigError: Nothing tells.
+        ConfigError: Neither identifies a site.
     """
-    begun = next((one for one in records if isinstance(one, RunOpened)), None)
+    begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun is None or not begun.plan.sites:
         raise ConfigError("the run's plan has no [sites]")
-    told = next((list(one.assignments) for one in records if isinstance(one, RoundOpened) and one.assignments), [])
-    told = told or [one.device for one in records if isinstance(one, Joined)]
-    homes = [site for site, those in devices_by_site(begun.plan.sites, told[:1]).items() if those]
+    devices = next(
+        (list(record.assignments) for record in records if isinstance(record, RoundOpened) and record.assignments), []
+    )
+    devices = devices or [record.device for record in records if isinstance(record, Joined)]
+    homes = [site for site, those in devices_by_site(begun.plan.sites, devices[:1]).items() if those]
     ends = [site for site in begun.plan.sites.names if (run or begun.run).endswith(f"-{site}")]
-    if found := homes or sorted(ends, key=len)[-1:]:
-        return found[0]
+    if candidates := homes or sorted(ends, key=len)[-1:]:
+        return candidates[0]
     raise ConfigError(f"run {begun.run}: no device of any site took part in it, and its name is no site's")
 
 
 def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
-    """Return how accurate the model of each site was when it was measured last, and the mean of these.
+    """Return a line with the last measured accuracy of each site, and their mean.
 
     Args:
-        runs: The records of each site's run, by its folder's name, which ends with the site's.
+        runs: Records of each site's run, by folder name, which ends with the site's name.
     """
-    last = {site_of(records, run): measured_rounds(records)[-1:] for run, records in runs.items()}
-    known = [found[0] for found in last.values() if found]
-    if not known:
+    last = {find_site(records, run): measured_rounds(records)[-1:] for run, records in runs.items()}
+    measured = [accuracies[0] for accuracies in last.values() if accuracies]
+    if not measured:
         return "accuracy by site: none was measured"
-    each = ", ".join(f"{site} {found[0][0]:.4f}" if found else f"{site} -" for site, found in last.items())
-    mean = math.fsum(accuracy for accuracy, _ in known) / len(known)
-    of = "" if len(known) == len(last) else f" of {len(known)} sites"
+    each = ", ".join(
+        f"{site} {accuracies[0][0]:.4f}" if accuracies else f"{site} -" for site, accuracies in last.items()
+    )
+    mean = math.fsum(accuracy for accuracy, _ in measured) / len(measured)
+    of = "" if len(measured) == len(last) else f" of {len(measured)} sites"
     name = name_rounds(next(iter(runs.values())))
-    first, *others = sorted({number for _, number in known})
+    first, *others = sorted({number for _, number in measured})
     when = f"rounds {name(first)} to {name(others[-1])}" if others else f"round {name(first)}"
     return f"accuracy by site: {each}; mean{of} {mean:.4f} after {when}"
 

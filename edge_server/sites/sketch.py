@@ -1,10 +1,10 @@
-"""A model as few numbers, by which journals tell how far the models of sites are apart.
+"""Count sketch of a model, to estimate distances between sites' models from journals.
 
-Numbers of a model get signs by their positions and are summed up in `SIZE` sums, position by position in turn
-(M. Charikar, K. Chen, M. Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002). The squared distance of
-two sketches is on average that of the models, with a standard deviation of about sqrt(2 / SIZE) of it: 12.5 %, and 6 %
-of a distance. A sketch is linear: mixing mixes sketches with the same weights, so what holds of models for any weights,
-such as that their mean is kept and that disagreement shrinks by zeta at the least, holds of sketches, but for rounding.
+A model's numbers get signs by their positions and are added up in `SIZE` sums in turn (M. Charikar, K. Chen, M.
+Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002). The squared distance of two sketches is on average
+that of the models, with a standard deviation of about sqrt(2 / SIZE) of it: 12.5 %, and 6 % of a distance. A sketch is
+linear: mixing mixes sketches with the same weights. So what holds for models with any weights, such as that their mean
+is preserved and that disagreement shrinks by at least zeta, holds for sketches, apart from rounding.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from numpy.typing import NDArray
 
 SIZE = 128
 STRETCH = 1 << 20
-"""Numbers of a model that are taken at once."""
+"""Numbers of a model that are processed at once."""
 WORD = 64
 
 
 def signs(start: int, count: int) -> NDArray[np.float64]:
-    """Return 1 or -1 of each of so many positions: bits of SplitMix64 of their places, the same everywhere.
+    """Return 1 or -1 for `count` positions from `start`: bits of SplitMix64, the same on every machine.
 
     (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.)
     """
     first = start // WORD
-    word = np.arange(first, (start + count - 1) // WORD + 1, dtype=np.uint64) + np.uint64(1)
-    word *= np.uint64(0x9E3779B97F4A7C15)
+    hashes = np.arange(first, (start + count - 1) // WORD + 1, dtype=np.uint64) + np.uint64(1)
+    hashes *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
-    word ^= word >> np.uint64(31)
-    bits = np.unpackbits(word.astype("<u8").view(np.uint8))[start - first * WORD :][:count]
-    return np.where(bits, -1.0, 1.0)
+        hashes = (hashes ^ (hashes >> np.uint64(shift))) * np.uint64(factor)
+    hashes ^= hashes >> np.uint64(31)
+    sign_bits = np.unpackbits(hashes.astype("<u8").view(np.uint8))[start - first * WORD :][:count]
+    return np.where(sign_bits, -1.0, 1.0)
 
 
 def fold(values: NDArray[np.float64], start: int) -> NDArray[np.float64]:
-    """Return the sketch of a part of a model, to be added to those of its other parts.
+    """Return the sketch of a part of a model; the sketches of all parts add up to the model's.
 
     Args:
-        values: So many numbers.
-        start: Position of the first in the model.
+        values: One-dimensional.
+        start: Position of the first value in the model.
     """
     lead = start % SIZE
     sums = np.zeros(-(-(lead + len(values)) // SIZE) * SIZE)
@@ -49,22 +49,22 @@ def fold(values: NDArray[np.float64], start: int) -> NDArray[np.float64]:
     return total
 
 
-def packed(sketch: NDArray[np.float64]) -> bytes:
-    """Return a sketch as a journal has it: little-endian float64."""
+def pack_sketch(sketch: NDArray[np.float64]) -> bytes:
+    """Encode a sketch for the journal, as little-endian float64."""
     return sketch.astype("<f8").tobytes()
 
 
-def unpacked(data: bytes) -> NDArray[np.float64] | None:
-    """Return a sketch of a journal; None where there is none, or a number of it is none."""
+def unpack_sketch(data: bytes) -> NDArray[np.float64] | None:
+    """Decode a journalled sketch; None if it is missing or not finite."""
     if len(data) != 8 * SIZE:
         return None
-    found = np.frombuffer(data, "<f8").astype(np.float64)
-    return found if bool(np.isfinite(found).all()) else None
+    sketch = np.frombuffer(data, "<f8").astype(np.float64)
+    return sketch if bool(np.isfinite(sketch).all()) else None
 
 
-def distance(one: bytes, other: bytes) -> float | None:
-    """Return how far two models are apart, within some percent, by their sketches; None where one is not known."""
-    sketches = unpacked(one), unpacked(other)
+def distance(first: bytes, second: bytes) -> float | None:
+    """Return the approximate distance of two models by their sketches; None if one is unknown."""
+    sketches = unpack_sketch(first), unpack_sketch(second)
     if sketches[0] is None or sketches[1] is None:
         return None
     with np.errstate(over="ignore"):
@@ -72,26 +72,26 @@ def distance(one: bytes, other: bytes) -> float | None:
 
 
 def disagreement(sketches: Mapping[str, NDArray[np.float64]], sizes: Mapping[str, int]) -> float:
-    """Return the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices, as far as sketches tell.
+    """Return the root of the sum over sites of N_i |y_i - mean|^2, the mean over devices, estimated from sketches.
 
     Args:
-        sketches: Of the model of each site.
-        sizes: How many devices each has.
+        sketches: Sketch of each site's model.
+        sizes: Number of devices of each site.
     """
     middle = mean(sketches, sizes)
     with np.errstate(over="ignore"):
-        return float(np.sqrt(sum(sizes[site] * ((one - middle) ** 2).sum() for site, one in sketches.items())))
+        return float(np.sqrt(sum(sizes[site] * ((sketch - middle) ** 2).sum() for site, sketch in sketches.items())))
 
 
 def mean(sketches: Mapping[str, NDArray[np.float64]], sizes: Mapping[str, int]) -> NDArray[np.float64]:
     """Return the mean over devices.
 
     Args:
-        sketches: Of the model of each site.
-        sizes: How many devices each has.
+        sketches: Sketch of each site's model.
+        sizes: Number of devices of each site.
     """
-    whole = sum(sizes[site] for site in sketches)
+    devices = sum(sizes[site] for site in sketches)
     total = np.zeros(SIZE)
-    for site, one in sketches.items():
-        total += sizes[site] / whole * one
+    for site, sketch in sketches.items():
+        total += sizes[site] / devices * sketch
     return total

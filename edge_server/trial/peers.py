@@ -18,9 +18,9 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.sites import devices_by_site
 from edge_server.rounds.neighbours import Neighbours
-from edge_server.sites.gossip import Ourselves
-from edge_server.sites.link import Births, Links, plan_bytes
-from edge_server.sites.neighbours import Means, joined, require_peers
+from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.link import Links, SitePresence, encode_plan
+from edge_server.sites.neighbours import SiteServices, join_peers, require_peers
 from edge_server.sites.overview import write_rounds
 from shared.protocol.topics import PEER, PEERS, peer_topic
 from shared.runtime.clock import monotonic
@@ -53,11 +53,11 @@ async def among_peers(
         yield None
         return
     async with AsyncExitStack() as stack:
-        described, instance = plan_bytes(plan), uuid.uuid4().hex
+        described, instance = encode_plan(plan), uuid.uuid4().hex
         home = MqttTransport(config.broker, f"{config.site}.{PEERS}", probe=SessionProbe.of_server(config.site))
-        away, born = {}, dict[str, Births]()
+        away, born = {}, dict[str, SitePresence]()
         for peer in config.peer:
-            born[peer.site] = births = Births(config.site, peer.site, run, instance, described)
+            born[peer.site] = births = SitePresence(config.site, peer.site, run, instance, described)
             known_as = f"{peer.site}.{PEER}{config.site}"
             probe = SessionProbe(peer_topic(peer.site, config.site, "probe"), every_s=SERVER_EVERY_S)
             away[peer.site] = MqttTransport(peer.broker, known_as, births.presence, probe=probe)
@@ -68,16 +68,16 @@ async def among_peers(
             await in_thread(write_rounds, store.folder, dict(rounds))
 
         links = Links(config.site, home, away, described, born, note_rounds=note_rounds)
-        us = Ourselves(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
+        us = SiteIdentity(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
 
         async def keep(record: AnyRecord) -> None:
             await persist(in_thread, RETRY_S, store.append, record)
 
-        means = Means(
+        means = SiteServices(
             keep=keep,
             decide_case=partial(decide, plan.optimizer) if plan.optimizer else lambda _case: Decision(),
             policy=config.link.policy(MOST_MODEL_BYTES),
             clock=monotonic,
             worker=in_thread,
         )
-        yield await stack.enter_async_context(joined(plan, us, links, means, store.records()))
+        yield await stack.enter_async_context(join_peers(plan, us, links, means, store.records()))

@@ -28,7 +28,7 @@ from edge_server.journal.decision import Figure as Told
 from edge_server.journal.decision import predicted_joules
 from edge_server.plan.sections import OptimizerPlan
 from edge_server.sites import pledges
-from edge_server.sites.cases import merged, pack_case, part_of, read_case
+from edge_server.sites.cases import merge_cases, pack_case, read_case, restrict_decision
 from tests.edge_server.allocation.optimizers import instances
 
 INSTANCES = int(os.environ.get("INSTANCES", "1000"))
@@ -275,10 +275,10 @@ def _of_sites(kind: str, count: int) -> Callable[[], object]:
 
     def settle() -> list[bytes]:
         cases = {site: read_case(data, whole.names) for site, data in told.items()}
-        decision = decide(table, merged("s0", cases, sum(put.values())))
+        decision = decide(table, merge_cases("s0", cases, sum(put.values())))
         each = predicted_joules(decision)
         pledges.share_out(put, {site: sum(each.get(one, 0.0) for one in case.names) for site, case in cases.items()})
-        return [msgspec.msgpack.encode(part_of(decision, case.names)) for case in cases.values()]
+        return [msgspec.msgpack.encode(restrict_decision(decision, case.names)) for case in cases.values()]
 
     return settle
 

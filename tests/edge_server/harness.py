@@ -30,8 +30,8 @@ from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
 from edge_server.sites.coordinate import Coordination
-from edge_server.sites.gossip import Gossip, Ourselves
-from edge_server.sites.link import Births, Links
+from edge_server.sites.gossip import Gossip, SiteIdentity
+from edge_server.sites.link import Links, SitePresence
 from shared.codecs.dense import dense
 from shared.errors import WireError
 from shared.models.build import build_initial
@@ -285,11 +285,11 @@ class Country:
         run, instance = run or f"run-of-{site}", str(self.processes)
         others = [one for one in self.order if one != site]
         ways = {one: Link(self.brokers[one], self.rate, clock, self.processes) for one in others}
-        born = {one: Births(site, one, run, instance, plan) for one in others}
+        born = {one: SitePresence(site, one, run, instance, plan) for one in others}
         links = Links(site, self.brokers[site], ways, plan, born, note_rounds=self.note_rounds(site))
         folder = self.folder / site
         folder.mkdir(exist_ok=True)
-        us = Ourselves(site, self.order, run, folder, DEADLINE_S)
+        us = SiteIdentity(site, self.order, run, folder, DEADLINE_S)
         near = [one for one in others if frozenset({site, one}) in self.edges]
 
         async def keep(record: AnyRecord) -> None:
@@ -301,8 +301,8 @@ class Country:
             joules=self.allowance * len(self.order),
             devices={one: (f"{one}-1", f"{one}-2") for one in self.order},
         )
-        gossip.recall(self.records[site])
-        coordination.recall(self.records[site])
+        gossip.restore(self.records[site])
+        coordination.restore(self.records[site])
         stack = AsyncExitStack()
         await stack.enter_async_context(links.listening())
         await stack.enter_async_context(background(*map(gossip.serve, near)))
@@ -317,7 +317,7 @@ class Country:
         await town.stack.aclose()
         if not silently:
             for one in town.ways:
-                born = Births(town.site, one, town.gossip.us.run, town.instance, PLAN).presence()
+                born = SitePresence(town.site, one, town.gossip.identity.run, town.instance, PLAN).presence()
                 await self.brokers[one].publish(born.topic, born.will, retain=True)
 
     def of(self, site: str, kind: type[AnyRecord]) -> list[AnyRecord]:

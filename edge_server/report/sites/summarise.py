@@ -18,10 +18,10 @@ from edge_server.plan.sites import SitesPlan
 from edge_server.report.digest import NONE, Amount, Digest, RoundDigest, quantile, share_or_none, sum_known
 from edge_server.report.sites.digest import Coordinating, EdgeDigest, MixingDigest, SiteDigest, SitesDigest, Spread
 from edge_server.sites.graph import graph_edges, sizes_of
-from edge_server.sites.link import plan_bytes
+from edge_server.sites.link import encode_plan
 from edge_server.sites.matrix import mixing_rows, zeta
-from edge_server.sites.overview import site_of
-from edge_server.sites.sketch import disagreement, mean, unpacked
+from edge_server.sites.overview import find_site
+from edge_server.sites.sketch import disagreement, mean, unpack_sketch
 
 HEARD = "heard"
 """Cause of a term at a site that only heard of it."""
@@ -70,7 +70,7 @@ def digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> list[Sit
     groups: list[dict[str, SiteRun]] = []
     for digest, records in runs:
         if digest.plan.sites:
-            run = SiteRun(site_of(records, digest.run), digest, records)
+            run = SiteRun(find_site(records, digest.run), digest, records)
             group = next((group for group in groups if _can_join(group, run)), None)
             if group is None:
                 groups.append(group := {})
@@ -80,7 +80,7 @@ def digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> list[Sit
 
 def _can_join(group: Mapping[str, SiteRun], run: SiteRun) -> bool:
     first = next(iter(group.values())).digest
-    same = first.live == run.digest.live and plan_bytes(first.plan) == plan_bytes(run.digest.plan)
+    same = first.live == run.digest.live and encode_plan(first.plan) == encode_plan(run.digest.plan)
     return same and run.site not in group
 
 
@@ -194,8 +194,8 @@ def _is_off(gossips: Mapping[str, Gossiped], first: str, other: str) -> bool:
 def _measure_disagreement(group: Mapping[str, SiteRun], gossips: Mapping[str, Gossiped]) -> Disagreement:
     """Return the disagreement of all sites' models before and after a gossip, and the distance their mean moved."""
     sizes = sizes_of(_plan(group))
-    before = {site: sketch for site, gossip in gossips.items() if (sketch := unpacked(gossip.before)) is not None}
-    after = {site: sketch for site, gossip in gossips.items() if (sketch := unpacked(gossip.after)) is not None}
+    before = {site: sketch for site, gossip in gossips.items() if (sketch := unpack_sketch(gossip.before)) is not None}
+    after = {site: sketch for site, gossip in gossips.items() if (sketch := unpack_sketch(gossip.after)) is not None}
     if before.keys() != sizes.keys() or after.keys() != sizes.keys():
         return Disagreement()
     mean_moved = float(((mean(after, sizes) - mean(before, sizes)) ** 2).sum() ** 0.5)

@@ -20,7 +20,7 @@ from edge_server.journal.records import (
 )
 from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges, neighbours_of
-from edge_server.sites.pledges import leader
+from edge_server.sites.pledges import coordinator_of
 from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
 
@@ -115,7 +115,7 @@ def between_sites(found: Account, plan: Plan, site: str, records: Mapping[str, S
     due = [number for number in range(1, plan.rounds + 1) if sites.is_mixed(number)]
     near = neighbours_of(site, graph_edges(sites))
     decided, taken = coordinated(records), decisions(own, plan.rounds)
-    alone = [one for one in taken.values() if leader(sites.names, one.term) != site == one.coordinator]
+    alone = [one for one in taken.values() if coordinator_of(sites.names, one.term) != site == one.coordinator]
     others = {number: one for number, one in taken.items() if one not in alone}
     return msgspec.structs.replace(
         found,

@@ -19,8 +19,8 @@ from edge_server.replay.trace import files
 from edge_server.sites.graph import graph_edges
 from edge_server.sites.matrix import mixing_rows, zeta
 from edge_server.sites.mixing import mix_trees
-from edge_server.sites.neighbours import packed_model
-from edge_server.sites.sketch import disagreement, mean, unpacked
+from edge_server.sites.model_payload import pack_model
+from edge_server.sites.sketch import disagreement, mean, unpack_sketch
 from shared.errors import ConfigError
 from shared.tensors.tree import State
 from tests.edge_server.harness import beginning
@@ -83,7 +83,7 @@ def require_contraction(plan: Plan, gossiped: dict[str, list[Gossiped]]) -> None
     factor = zeta(sizes, mixing_rows(sizes, graph_edges(plan.sites)))
     for records in zip(*gossiped.values(), strict=True):
         before, after = (
-            {site: unpacked(getattr(one, name)) for site, one in zip(gossiped, records, strict=True)}
+            {site: unpack_sketch(getattr(one, name)) for site, one in zip(gossiped, records, strict=True)}
             for name in ("before", "after")
         )
         whole, apart = mean(before, sizes), disagreement(before, sizes)
@@ -112,7 +112,7 @@ def test_gossip_is_one_model_for_each_neighbour_and_way(tmp_path):
     plan = plan_of(tmp_path, clusters, fleet, rounds=2, model='name = "mlp"\noptions = { features = 8, hidden = 3000 }')
     sites = ("roof", "barn", "yard", "shed")
     for site, (state, records) in played(plan, tmp_path).items():
-        model = sum(len(part) for part in packed_model(state.tree))
+        model = sum(len(part) for part in pack_model(state.tree))
         place = sites.index(site)
         for one in gossips(records):
             assert set(one.on) == {sites[place - 1], sites[(place + 1) % 4]} == one.bytes_up.keys()

@@ -11,7 +11,7 @@ import pytest
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Coordinated, Decision, Figure, Given, Granted, Pledged, TermBegan
 from edge_server.journal.records import RoundOpened
-from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, read_case
+from edge_server.sites.cases import ROUND_JOULES, merge_cases, pack_case, read_case
 from edge_server.sites.coordinate import GRACE_S
 from shared.errors import WireError
 from shared.protocol.measurements import Cost
@@ -291,7 +291,7 @@ def test_nobody_there_a_site_decides_alone_with_its_own_joules(tmp_path, caplog)
 
 def test_cases_keep_their_sites_deadlines_and_travel_whole():
     a, b = case_of("a"), case_of("b")
-    whole = merged("a", {"a": a, "b": read_case(pack_case(b), ("b-1", "b-2"))}, 7.0)
+    whole = merge_cases("a", {"a": a, "b": read_case(pack_case(b), ("b-1", "b-2"))}, 7.0)
     assert whole.names == ["a-1", "a-2", "b-1", "b-2"]
     assert whole.limits[ROUND_JOULES] == 7.0
     assert whole.figures["b-1"]["deadline_s"].value == b.limits["deadline_s"]

@@ -12,7 +12,7 @@ import pytest
 from edge_server.journal.records import EdgeSettled, Gossiped, Noted
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
-from edge_server.sites.link import differing_keys, plan_bytes
+from edge_server.sites.link import describe_differences, encode_plan
 from edge_server.sites.model_files import round_folder
 from edge_server.sites.overview import HEARD, read_rounds, write_rounds
 from shared.protocol import payload, wire
@@ -111,7 +111,7 @@ def test_nobody_waits_for_a_site_whose_run_has_ended(tmp_path):
             await asyncio.gather(*(town.exchange(1) for town in towns.values()))
             began = clock()
             for site in "ac":
-                await towns[site].gossip.linger()
+                await towns[site].gossip.wait_for_verdicts()
                 await towns[site].links.end()
                 await one.kill(towns[site])
             assert await towns["b"].exchange(2) == {}
@@ -332,12 +332,12 @@ def test_ends_that_differ_say_so(tmp_path, caplog):
     async def routine() -> Country:
         one = country(tmp_path, "ab", ["ab"])
         a, b = await one.start("a"), await one.start("b")
-        real = a.links.answer
+        real = a.links.reply
 
         async def mute(peer, channel, message):
             return await real(peer, channel, message) if isinstance(message, Want) else True
 
-        a.links.answer = mute
+        a.links.reply = mute
         await asyncio.gather(a.exchange(1), b.exchange(1))
         await asyncio.sleep(1.0)
         for town in (a, b):
@@ -355,12 +355,12 @@ def test_plans_are_compared_without_the_folders_of_their_data():
     """Sites have the same files in other places."""
 
     def planned(path: str, rounds: int) -> bytes:
-        return plan_bytes(
+        return encode_plan(
             Plan(name="x", rounds=rounds, algorithm={"name": "fedavg"}, model={"name": "mlp"}, data=data_of(path))  # type: ignore[arg-type]
         )
 
     assert planned("/srv/one/mnist.npz", 2) == planned("/home/two/mnist.npz", 2)
-    assert differing_keys(planned("a", 2), planned("b", 3)) == [
+    assert describe_differences(planned("a", 2), planned("b", 3)) == [
         "data.path: a here, b there",
         "rounds: 2 here, 3 there",
     ]
@@ -371,12 +371,12 @@ def test_sites_in_another_order_are_another_plan():
 
     def planned(*sites: str) -> bytes:
         table = SitesPlan(clusters={site: (f"{site}-*",) for site in sites})
-        return plan_bytes(
+        return encode_plan(
             Plan(name="x", rounds=2, algorithm={"name": "fedavg"}, model={"name": "mlp"}, sites=table)  # type: ignore[arg-type]
         )
 
     assert planned("roof", "barn") == planned("roof", "barn")
-    assert differing_keys(planned("roof", "barn"), planned("barn", "roof")) == [
+    assert describe_differences(planned("roof", "barn"), planned("barn", "roof")) == [
         "sites.order[0]: roof here, barn there",
         "sites.order[1]: barn here, roof there",
     ]
@@ -400,12 +400,12 @@ def test_peers_know_which_round_another_has_begun(tmp_path):
         one = country(tmp_path, "ab", ["ab"], note_rounds=lambda site: partial(note, site))
         a = await one.start("a")
         for number in (2, 3):
-            await a.links.tell_round(["b"], "run-of-a", number)
+            await a.links.announce_round(["b"], "run-of-a", number)
         b = await one.start("b")
         await asyncio.sleep(1.0)
-        await b.links.tell_round(["a"], "run-of-b", 2)
-        await a.links.tell_round(["b"], "run-of-a", 4)
-        await a.links.tell_round(["b"], "another", 9)
+        await b.links.announce_round(["a"], "run-of-b", 2)
+        await a.links.announce_round(["b"], "run-of-a", 4)
+        await a.links.announce_round(["b"], "another", 9)
         await asyncio.sleep(1.0)
         for town in (a, b):
             await town.stack.aclose()

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from edge_server.plan.sites import SitesPlan
-from edge_server.sites.graph import graph_edges, neighbours_of, parts_of
+from edge_server.sites.graph import connected_components, graph_edges, neighbours_of
 from shared.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_random_graphs_are_connected_and_the_same_for_everybody(seed):
     table = sites_of(8, graph="erdos_renyi", p=0.25, seed=seed)
     edges = graph_edges(table)
     assert edges == graph_edges(table)
-    assert len(parts_of(table.names, edges)) == 1
+    assert len(connected_components(table.names, edges)) == 1
     assert set(edges) <= set(combinations(table.names, 2))
 
 

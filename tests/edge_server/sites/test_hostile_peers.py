@@ -23,7 +23,7 @@ from edge_server.report.sections import sites as section
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
 from edge_server.rounds.neighbours import Neighbours
-from edge_server.sites.cases import ROUND_JOULES, merged, pack_case, read_case, read_decision
+from edge_server.sites.cases import ROUND_JOULES, merge_cases, pack_case, read_case, read_decision
 from edge_server.sites.coordinate import MOST_TERMS_AHEAD, MOST_TERMS_HEARD
 from edge_server.sites.model_bounds import require_near
 from edge_server.sites.overview import sites_table, summarise_sites
@@ -296,7 +296,7 @@ def test_a_peers_limits_press_ours_down_by_a_factor_at_most():
     own, other = case_of("a"), case_of("b")
     tight = Case(other.devices, {**other.limits, "deadline_s": 1e-9, "joules": 0.0}, other.figures)
     loose = Case(own.devices, {**own.limits, "joules": 8.0}, own.figures)
-    whole = merged("a", {"a": loose, "b": tight}, 7.0)
+    whole = merge_cases("a", {"a": loose, "b": tight}, 7.0)
     assert whole.limits["joules"] == 2.0
     assert whole.limits["deadline_s"] == own.limits["deadline_s"] / 4
     assert whole.figures["a-1"]["deadline_s"].value == own.limits["deadline_s"]

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 
-from edge_server.sites.graph import parts_of
+from edge_server.sites.graph import connected_components
 from edge_server.sites.matrix import mixing_rows, row_without, zeta
 from edge_server.sites.mixing import mix_trees
 
@@ -48,7 +48,7 @@ def test_the_pattern_is_the_graph_and_the_diagonal(seed, count, unequal):
 def test_zeta_is_below_one_exactly_where_the_graph_is_connected(seed, count, unequal):
     sizes, edges = instance(seed, count, unequal=unequal)
     factor = zeta(sizes, mixing_rows(sizes, edges))
-    if len(parts_of(list(sizes), edges)) == 1:
+    if len(connected_components(list(sizes), edges)) == 1:
         assert 0 <= factor < 1 - 1e-9
     else:
         assert factor == pytest.approx(1.0)

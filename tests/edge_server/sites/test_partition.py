@@ -23,8 +23,8 @@ from edge_server.journal.decision import Coordinated, Decision, Given, Granted, 
 from edge_server.journal.records import AnyRecord
 from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.coordinate import Coordination
-from edge_server.sites.gossip import Ourselves
-from edge_server.sites.link import Births, Links
+from edge_server.sites.gossip import SiteIdentity
+from edge_server.sites.link import Links, SitePresence
 from shared.protocol.measurements import Cost
 from shared.runtime.executor import inline
 from shared.transport.base import Broker
@@ -46,14 +46,14 @@ def decide(case: Case) -> Decision:
 async def main(site: str, ours: Broker, theirs: Broker, folder: Path) -> None:
     """Decide one round after the other until told to stop; journal as a line each."""
     peer = next(one for one in ORDER if one != site)
-    births, journal = Births(site, peer, f"run-{site}", site, b"{}"), (folder / f"{site}.jsonl").open("ab", 0)
+    births, journal = SitePresence(site, peer, f"run-{site}", site, b"{}"), (folder / f"{site}.jsonl").open("ab", 0)
 
     async def keep(record: AnyRecord) -> None:
         journal.write(msgspec.json.encode(record) + b"\n")
 
     home, away = MqttTransport(ours, f"{site}._peers"), MqttTransport(theirs, f"{peer}._peer-{site}", births.presence)
     links, clock = Links(site, home, {peer: away}, b"{}"), asyncio.get_running_loop().time
-    us = Ourselves(site, ORDER, births.run, folder, DEADLINE_S)
+    us = SiteIdentity(site, ORDER, births.run, folder, DEADLINE_S)
     deciding = us, links, keep, decide, clock, inline
     coordination = Coordination(
         *deciding,

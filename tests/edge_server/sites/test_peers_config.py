@@ -12,8 +12,8 @@ import pytest
 
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import PeerConfig, ServerConfig, load
-from edge_server.sites.link import Births
-from edge_server.sites.neighbours import allowance_of, require_peers
+from edge_server.sites.link import SitePresence
+from edge_server.sites.neighbours import compute_allowance, require_peers
 from edge_server.trial.peers import members_of
 from shared.errors import ConfigError, Unreachable
 from shared.protocol import wire
@@ -74,8 +74,8 @@ def test_a_site_has_its_own_devices_and_its_share_of_the_joules():
     plan = planned(budget={"joules": 30.0})
     config = ServerConfig(plan="x", site="roof", peer=[PeerConfig(site="barn")])
     assert members_of(config, plan) == {"a", "c"}
-    assert allowance_of(plan, "roof") == 20.0
-    assert allowance_of(plan, "barn") == 10.0
+    assert compute_allowance(plan, "roof") == 20.0
+    assert compute_allowance(plan, "barn") == 10.0
 
 
 @pytest.mark.parametrize("within", [False, True])
@@ -112,7 +112,7 @@ def test_one_line_of_the_access_list_lets_a_peer_in_and_confines_it(tmp_path):
     lines += ["topic readwrite fieldfleet/v1/barn/_peer-roof/#", ""]
     (tmp_path / "acl").write_text("\n".join(lines))
     settings = ["allow_anonymous false", f"password_file {tmp_path}/passwords", f"acl_file {tmp_path}/acl"]
-    births = Births("roof", "barn", "run-1", "f00d", b"{}")
+    births = SitePresence("roof", "barn", "run-1", "f00d", b"{}")
 
     def known(user: str, password: str, port: int) -> Broker:
         (tmp_path / user).write_text(password)

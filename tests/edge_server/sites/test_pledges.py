@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_server.allocation.optimizers.hcef_problem import Place, remaining
 from edge_server.sites import pledges
-from edge_server.sites.pledges import Book, Purse, leader, next_term, share_out
+from edge_server.sites.pledges import EnergyAccount, GrantLog, coordinator_of, next_term, share_out
 
 ORDER = ("a", "b", "c", "d")
 TOTAL = 100.0
@@ -29,8 +29,8 @@ class Halves:
     """Four sites whose messages are delivered in any order, or never, or again; nobody shares a memory with another."""
 
     def __init__(self) -> None:
-        self.purses = {site: Purse(TOTAL / len(ORDER)) for site in ORDER}
-        self.books = {site: Book() for site in ORDER}
+        self.purses = {site: EnergyAccount(TOTAL / len(ORDER)) for site in ORDER}
+        self.books = {site: GrantLog() for site in ORDER}
         self.rounds = dict.fromkeys(ORDER, 1)
         self.told: dict[str, dict] = {site: {} for site in ORDER}
         self.air: dict[str, list] = {site: [] for site in ORDER}
@@ -42,7 +42,7 @@ class Halves:
         match deed:
             case "raise":
                 term = next_term(ORDER, self.books[site].term, {site, ORDER[pick % 4]})
-                self.books[site] = pledges.adopt(self.books[site], term)
+                self.books[site] = pledges.adopt_term(self.books[site], term)
             case "send":
                 self.send(site, share)
             case "deliver":
@@ -60,13 +60,13 @@ class Halves:
         """Put a part aside for the coordinator of the site's term, and tell it."""
         key = (self.rounds[site], self.books[site].term)
         self.purses[site] = pledges.pledge(self.purses[site], key, share * self.purses[site].rights)
-        self.air[leader(ORDER, key[1])].append((site, key, self.purses[site].pledged[key]))
+        self.air[coordinator_of(ORDER, key[1])].append((site, key, self.purses[site].pledged[key]))
 
     def deliver(self, site: str, pick: int) -> None:
         """Have a coordinator hear one of the pledges that were ever sent to it."""
         if self.air[site]:
             peer, key, joules = self.air[site][pick % len(self.air[site])]
-            self.books[site] = pledges.adopt(self.books[site], key[1])
+            self.books[site] = pledges.adopt_term(self.books[site], key[1])
             if key not in self.books[site].grants and key[1] == self.books[site].term:
                 self.told[site].setdefault(key, {})[peer] = joules
 
@@ -78,7 +78,7 @@ class Halves:
     def ask(self, site: str) -> None:
         """Have coordinators say what became of every pledge; whether that arrives is another thing."""
         for key, joules in self.purses[site].pledged.items():
-            granted = pledges.grant_for(self.books[leader(ORDER, key[1])], site, key, joules)
+            granted = pledges.find_grant(self.books[coordinator_of(ORDER, key[1])], site, key, joules)
             if granted is not None:
                 self.answers[site].append((key, granted))
 
@@ -92,8 +92,8 @@ class Halves:
         rights = math.fsum(purse.rights for purse in self.purses.values())
         coming = 0.0
         for site, purse in self.purses.items():
-            for key, joules in purse.unanswered():
-                coming += pledges.grant_for(self.books[leader(ORDER, key[1])], site, key, joules) or 0.0
+            for key, joules in purse.list_open():
+                coming += pledges.find_grant(self.books[coordinator_of(ORDER, key[1])], site, key, joules) or 0.0
             assert purse.rights >= -1e-9
         assert rights + coming <= TOTAL * (1 + 1e-9)
 
@@ -137,28 +137,28 @@ def test_with_all_sites_there_the_pledges_are_the_budgets_part_of_the_round(site
 
 
 def test_terms_go_round_and_pass_over_who_is_gone():
-    assert [leader(ORDER, term) for term in range(5)] == ["a", "b", "c", "d", "a"]
+    assert [coordinator_of(ORDER, term) for term in range(5)] == ["a", "b", "c", "d", "a"]
     assert next_term(ORDER, 0, {"a", "d"}) == 3
     assert next_term(ORDER, 3, {"d"}) == 7
     assert next_term(ORDER, 0, set()) == 1
 
 
 def test_a_pledge_is_made_once_and_credited_once():
-    purse = pledges.pledge(Purse(10.0), (1, 0), 4.0)
+    purse = pledges.pledge(EnergyAccount(10.0), (1, 0), 4.0)
     assert pledges.pledge(purse, (1, 0), 6.0) == purse
     assert purse.rights == pytest.approx(6.0)
     back = pledges.credit(purse, (1, 0), 3.0)
     assert back.rights == pytest.approx(9.0)
     assert pledges.credit(back, (1, 0), 3.0) is back
     assert pledges.credit(back, (2, 0), 3.0) is back
-    assert pledges.pledge(Purse(1.0), (1, 0), 5.0).rights == 0.0
+    assert pledges.pledge(EnergyAccount(1.0), (1, 0), 5.0).rights == 0.0
     assert pledges.credit(purse, (1, 0), math.inf) is purse
 
 
 def test_what_no_decision_can_take_any_more_comes_back_whole():
-    book = pledges.settle(Book(), (1, 0), {"a": 2.0})
-    assert pledges.grant_for(book, "a", (1, 0), 3.0) == 2.0
-    assert pledges.grant_for(book, "b", (1, 0), 3.0) == 3.0
-    assert pledges.grant_for(book, "b", (2, 0), 3.0) is None
-    assert pledges.grant_for(pledges.adopt(book, 4), "b", (2, 0), 3.0) == 3.0
-    assert pledges.settle(pledges.adopt(book, 4), (2, 0), {"b": 1.0}).grants == book.grants
+    book = pledges.settle(GrantLog(), (1, 0), {"a": 2.0})
+    assert pledges.find_grant(book, "a", (1, 0), 3.0) == 2.0
+    assert pledges.find_grant(book, "b", (1, 0), 3.0) == 3.0
+    assert pledges.find_grant(book, "b", (2, 0), 3.0) is None
+    assert pledges.find_grant(pledges.adopt_term(book, 4), "b", (2, 0), 3.0) == 3.0
+    assert pledges.settle(pledges.adopt_term(book, 4), (2, 0), {"b": 1.0}).grants == book.grants

@@ -32,12 +32,13 @@ from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import Neighbours
 from edge_server.rounds.run import run_plan
-from edge_server.sites.gossip import Ourselves
+from edge_server.sites.gossip import SiteIdentity
 from edge_server.sites.graph import graph_edges
-from edge_server.sites.link import Births, Links, plan_bytes
+from edge_server.sites.link import Links, SitePresence, encode_plan
 from edge_server.sites.matrix import mixing_rows
 from edge_server.sites.mixing import mix_trees
-from edge_server.sites.neighbours import Means, joined, packed_model, require_model
+from edge_server.sites.model_payload import pack_model, require_model
+from edge_server.sites.neighbours import SiteServices, join_peers
 from edge_server.sites.overview import summarise_sites
 from shared.errors import WireError
 from shared.runtime.executor import inline
@@ -94,9 +95,9 @@ class Region:
         clock, brokers = asyncio.get_running_loop().time, {one: site.network.memory for one, site in self.sites.items()}
         away = {other: memory for other, memory in brokers.items() if other != name}
         store, self.processes = store or SqliteStore(self.sites[name].folder / RUN, durable=False), self.processes + 1
-        links = Links(name, brokers[name], away, plan_bytes(self.plan))
+        links = Links(name, brokers[name], away, encode_plan(self.plan))
         for other, memory in away.items():
-            born = Births(name, other, RUN, str(self.processes), links.plan).presence()
+            born = SitePresence(name, other, RUN, str(self.processes), links.plan).presence()
             await memory.publish(born.topic, born.birth, retain=True)
         config = LinkConfig(frame_bytes=FRAME_BYTES)
 
@@ -104,10 +105,10 @@ class Region:
             store.append(record)
 
         decides = partial(decide, self.plan.optimizer) if self.plan.optimizer else lambda _case: Decision()
-        means = Means(keep, decides, config.policy(1 << 20), clock, inline)
-        us = Ourselves(name, tuple(HOMES), RUN, store.folder, self.plan.sites.deadline_s)
+        means = SiteServices(keep, decides, config.policy(1 << 20), clock, inline)
+        us = SiteIdentity(name, tuple(HOMES), RUN, store.folder, self.plan.sites.deadline_s)
         server = Server(name, brokers[name], clock, inline, was_run=lambda run: run == RUN)
-        join = partial(joined, self.plan, us, links, means, store.records())
+        join = partial(join_peers, self.plan, us, links, means, store.records())
         try:
             async with server.listening(), join() as neighbours:
                 others = self.hostile.get(name, lambda one: one)(neighbours)
@@ -256,9 +257,9 @@ def test_a_neighbours_model_that_is_not_like_ours(change, reason):
     """By the same words as a device's update."""
     tree = {key: leaf for key, leaf in (like() | change).items() if leaf is not None}
     with pytest.raises(WireError) as caught:
-        require_model(memoryview(bytearray().join(packed_model(tree))), like())
+        require_model(memoryview(bytearray().join(pack_model(tree))), like())
     assert caught.value.reason == reason
-    require_model(memoryview(bytearray().join(packed_model(like()))), like())
+    require_model(memoryview(bytearray().join(pack_model(like()))), like())
 
 
 def is_settled(written: object) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from edge_server.sites import mixing, sketch
 from edge_server.sites.matrix import mixing_rows, zeta
-from edge_server.sites.sketch import SIZE, disagreement, fold, mean, signs, unpacked
+from edge_server.sites.sketch import SIZE, disagreement, fold, mean, signs, unpack_sketch
 
 RING = dict.fromkeys("abcdefgh", 2)
 EDGES = [(one, other) for one, other in zip("abcdefgh", "bcdefgha", strict=True)]
@@ -20,7 +20,7 @@ def model(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def sketched(tree: dict[str, torch.Tensor]) -> np.ndarray:
-    found = unpacked(mixing.sketch(tree))
+    found = unpack_sketch(mixing.sketch_tree(tree))
     assert found is not None
     return found
 
@@ -65,5 +65,5 @@ def test_mixing_shrinks_the_disagreement_of_sketches_by_zeta_and_keeps_their_mea
 
 
 def test_what_is_no_sketch_is_none():
-    assert unpacked(b"") is None
-    assert unpacked(sketch.packed(np.full(SIZE, np.nan))) is None
+    assert unpack_sketch(b"") is None
+    assert unpack_sketch(sketch.pack_sketch(np.full(SIZE, np.nan))) is None

@@ -26,14 +26,14 @@ class Ends:
         before = self.states[end]
         match deed:
             case "fetch":
-                return verdicts.receive(before)
+                return verdicts.receive_model(before)
             case "refuse":
                 return verdicts.refuse(before, "shape") if pick == 0 else before
             case "judge" | "late":
                 return verdicts.judge(before, is_late=deed == "late")
             case "deliver" if self.said[end]:
                 has, on = self.said[end][pick % len(self.said[end])]
-                return verdicts.hear(before, has=has, on=on)
+                return verdicts.receive_verdict(before, has=has, on=on)
             case "say":
                 self.said[FAR[end]].append((before.has, before.on))
         return before
@@ -62,22 +62,22 @@ def test_no_order_of_words_makes_the_ends_differ_unknown_to_both(steps):
 def test_the_usual_way():
     """The owner has both words and settles; the other end waits for that."""
     owner, other = EdgeState(owns=True), EdgeState(owns=False)
-    other = verdicts.judge(verdicts.receive(other), is_late=False)
+    other = verdicts.judge(verdicts.receive_model(other), is_late=False)
     assert other.on is None
-    owner = verdicts.judge(verdicts.hear(verdicts.receive(owner), has=True, on=None), is_late=False)
+    owner = verdicts.judge(verdicts.receive_verdict(verdicts.receive_model(owner), has=True, on=None), is_late=False)
     assert owner.on is True
-    other = verdicts.judge(verdicts.hear(other, has=True, on=owner.on), is_late=False)
+    other = verdicts.judge(verdicts.receive_verdict(other, has=True, on=owner.on), is_late=False)
     assert other.on is True
-    assert not verdicts.differs(other)
+    assert not verdicts.is_contradicted(other)
 
 
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
         (EdgeState(owns=True, has=True), LATE),
-        (EdgeState(owns=False, has=True, given=True), UNHEARD),
-        (EdgeState(owns=True, has=True, given=True, heard=False), THEIRS),
-        (EdgeState(owns=False, heard=False, cause="not-finite"), "not-finite"),
+        (EdgeState(owns=False, has=True, is_delivered=True), UNHEARD),
+        (EdgeState(owns=True, has=True, is_delivered=True, peer_verdict=False), THEIRS),
+        (EdgeState(owns=False, peer_verdict=False, cause="not-finite"), "not-finite"),
     ],
 )
 def test_why_an_edge_is_off(state, cause):
@@ -87,11 +87,11 @@ def test_why_an_edge_is_off(state, cause):
 
 def test_an_owner_hears_that_the_other_end_gave_up():
     """It settled the edge as on, and its word came too late: it can say so."""
-    owner = EdgeState(owns=True, has=True, given=True, on=True)
-    assert verdicts.differs(verdicts.hear(owner, has=True, on=False, cause=UNHEARD))
+    owner = EdgeState(owns=True, has=True, is_delivered=True, on=True)
+    assert verdicts.is_contradicted(verdicts.receive_verdict(owner, has=True, on=False, cause=UNHEARD))
     assert verdicts.refuse(owner, "shape") == owner
 
 
 def test_a_model_that_is_none_rules_the_edge_out_at_once():
-    state = verdicts.judge(verdicts.refuse(EdgeState(owns=True, given=True), "not-finite"), is_late=False)
+    state = verdicts.judge(verdicts.refuse(EdgeState(owns=True, is_delivered=True), "not-finite"), is_late=False)
     assert (state.on, state.cause) == (False, "not-finite")

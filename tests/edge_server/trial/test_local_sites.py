@@ -20,7 +20,7 @@ from edge_server.replay.comparison.compare_sites import compare_sites
 from edge_server.replay.run import replay_sites
 from edge_server.rounds.check_plan import load
 from edge_server.sites.overview import accuracy_line, read_rounds
-from edge_server.sites.sketch import disagreement, mean, unpacked
+from edge_server.sites.sketch import disagreement, mean, unpack_sketch
 from edge_server.trial.local import SERVER, Local, until_closed
 from edge_server.trial.local_sites import local_sites, new_names
 from shared.errors import TaskFailed
@@ -117,7 +117,7 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
 def require_mixed(runs: list[list[AnyRecord]]) -> None:
     """Check by the journals' sketches that every gossip kept the mean of two models, and left them equal."""
     for gossips in zip(*([one for one in run if isinstance(one, Gossiped)] for run in runs), strict=True):
-        before, after = ({str(k): unpacked(one) for k, one in enumerate(those)} for those in sketches(gossips))
+        before, after = ({str(k): unpack_sketch(one) for k, one in enumerate(those)} for those in sketches(gossips))
         sizes = dict.fromkeys(before, 1)
         assert mean(after, sizes) == pytest.approx(
             mean(before, sizes), abs=1e-6 * float(abs(mean(before, sizes)).max())
