@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from types import ModuleType
 
 from shared.errors import ConfigError, FieldFleetError, Unwritable
-from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_to_the_end
+from shared.runtime.command_line import add_general_options, missing_extra, parse_all, run_command
 
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -35,7 +35,7 @@ def _module(command: str) -> ModuleType:
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
-    sys.exit(run_to_the_end("device-agent", _main, EXIT_FAILED))
+    sys.exit(run_command("device-agent", _main, EXIT_FAILED))
 
 
 def _main() -> int:

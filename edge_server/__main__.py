@@ -23,7 +23,7 @@ from edge_server.cli.releases import release as release_command
 from edge_server.cli.releases import rollout as rollout_command
 from shared import registry
 from shared.errors import ConfigError, FieldFleetError
-from shared.runtime.command_line import add_config, add_general_options, missing_extra, parse_all, run_to_the_end
+from shared.runtime.command_line import add_config, add_general_options, missing_extra, parse_all, run_command
 from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
@@ -70,7 +70,7 @@ RECORDING = frozenset(
 
 def main() -> None:
     """Parse the command line and run; exit code 2 means that the operator must edit something."""
-    sys.exit(run_to_the_end("edge-server", _run, EXIT_SHORT))
+    sys.exit(run_command("edge-server", _run, EXIT_SHORT))
 
 
 def _run() -> int:

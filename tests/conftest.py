@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 from edge_server.fleet import broker
 from edge_server.fleet.broker import PrivateBroker
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.logs import LimitRepeats
+from shared.runtime.logs import RepeatFilter
 from shared.transport.base import Broker, Delivery, Inbox, Transport
 from shared.transport.memory import MemoryTransport
 from shared.transport.mqtt import MqttTransport
@@ -105,7 +105,7 @@ def _usual_log() -> Iterator[None]:
     yield
     logging.root.setLevel(level)
     for handler in logging.root.handlers[:]:
-        if any(isinstance(one, LimitRepeats) for one in handler.filters):
+        if any(isinstance(one, RepeatFilter) for one in handler.filters):
             logging.root.removeHandler(handler)
 
 

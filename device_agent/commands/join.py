@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         write_first_file(options.config, state_dir, options.data)
         _say(f"{options.config}: written; the examples are looked for in {options.data}")
     _say(f"joined: {options.config} need not name device, site and broker; `device-agent run` is {found.device} now")
-    if options.config == USUAL and units.may_start():
+    if options.config == USUAL and units.can_start_services():
         _say(_started())
     return 0
 

@@ -45,7 +45,7 @@ from shared.runtime.command_line import add_config
 from shared.runtime.executor import background, in_thread
 from shared.runtime.folder_lock import hold_lock, keep_lock
 from shared.runtime.interpreter import Interpreter, find_interpreter
-from shared.runtime.service import supervised
+from shared.runtime.service import notify_supervisor
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     processes.configure(config.log_level, options.verbose)
     processes.keep_private()
     malloc.tune()
-    malloc.share_one_pool()
+    malloc.share_arena()
     backports.run(serve(config))
     return 0
 
@@ -100,7 +100,7 @@ async def serve(config: AgentConfig) -> None:
         check_formats(folder)
         claim(folder, config.device)
         beside = serving.running() if serving else []
-        async with supervised(), background(keep_lock(lock), proving.run(), _settle(life), *beside):
+        async with notify_supervisor(), background(keep_lock(lock), proving.run(), _settle(life), *beside):
             if serving and config.data is None:
                 logger.info("this board serves models and takes no tasks: its file has no [data]")
                 await _serve_alone(config, folder, serving, life)
@@ -112,7 +112,7 @@ async def serve(config: AgentConfig) -> None:
 async def _settle(life: AgentLife) -> None:
     """Give back what the start left behind, once the agent has nothing to do but wait."""
     await life.heard.wait()
-    malloc.give_back()
+    malloc.trim_heap()
 
 
 def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:

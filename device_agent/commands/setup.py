@@ -16,7 +16,7 @@ from device_agent.profile.schema import Profile
 from device_agent.trainer.beside_serving import choose_trainer_device
 from shared.errors import ConfigError
 from shared.runtime.support.command import add_arguments, set_up
-from shared.runtime.support.install import find_extras, is_current, name_of
+from shared.runtime.support.install import find_extras, folder_name, is_current
 from shared.runtime.support.table import Purpose, choose, find_row, read_table, read_wheels, this_system
 
 PURPOSES: tuple[Purpose, ...] = ("train", "infer")
@@ -70,7 +70,7 @@ def _show() -> int:
         except ConfigError as error:
             _say(f"{purpose}: {error}")
             continue
-        is_there = is_current(find_extras(), name_of(choice, purpose))
+        is_there = is_current(find_extras(), folder_name(choice, purpose))
         largest = choice.wheels[-1]
         told = f"{choice.bytes / 1e6:.0f} MB, {largest.name} {largest.version} the largest"
         _say(f"{purpose}: {'there' if is_there else f'`device-agent setup {purpose}` brings {told}'}")

@@ -12,7 +12,14 @@ from device_agent.config import load
 from device_agent.hardware.tools import LIVE_ROOT, run_tool
 from shared.errors import ConfigError, NoData
 from shared.runtime.clock import utc_stamp
-from shared.runtime.diagnosis.bundle import MOST_LINES, last_lines, listing, running_versions, words_in, write_bundle
+from shared.runtime.diagnosis.bundle import (
+    MOST_LINES,
+    last_lines,
+    list_files,
+    read_secret_lines,
+    running_versions,
+    write_bundle,
+)
 from shared.runtime.extras import packaged_config
 
 UNIT = "fieldfleet-agent"
@@ -44,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
         except ConfigError as error:
             files["config.txt"] = f"{error}\n"
         else:
-            files |= {"config.json": config, "state.txt": listing(Path(config.state_dir))}
-            secrets = words_in(secret_files(config.broker))
+            files |= {"config.json": config, "state.txt": list_files(Path(config.state_dir))}
+            secrets = read_secret_lines(secret_files(config.broker))
     files["doctor.json"] = list(run_checks(config_path, None))
     write_bundle(path, files, secrets)
     sys.stdout.write(f"{path}\n")

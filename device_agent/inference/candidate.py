@@ -22,7 +22,7 @@ from shared.errors import ConfigError, CorruptFile, ServingDied, ServingRefused
 from shared.protocol.update import PENDING, Event, UpdateRecord, advance, count_start
 from shared.runtime import backports
 from shared.runtime.clock import utc_seconds
-from shared.runtime.executor import Worker, in_thread, uninterrupted
+from shared.runtime.executor import Worker, in_thread, run_uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -189,9 +189,9 @@ class Candidate:
             return
         reason = f"crashes: the agent was started {self.record.starts} times while it was tried out"
         if self.record.phase == "trial":
-            await uninterrupted(self.go_back("worse", reason))
+            await run_uninterrupted(self.go_back("worse", reason))
         else:
-            await uninterrupted(self._refuse(reason))
+            await run_uninterrupted(self._refuse(reason))
 
     async def work(self) -> None:
         """Take one step after the other, until there is nothing to do before something is asked."""
@@ -211,9 +211,9 @@ class Candidate:
     async def _try_out(self) -> None:
         verdict = await self.around.gates(self.record)
         if verdict.reason:
-            await uninterrupted(self._refuse(verdict.reason, lasting=verdict.lasting))
+            await run_uninterrupted(self._refuse(verdict.reason, lasting=verdict.lasting))
         else:
-            await uninterrupted(self.advance("verified"))
+            await run_uninterrupted(self.advance("verified"))
 
     async def _refuse(self, reason: str, *, lasting: bool = True) -> None:
         await self.advance("refused", reason, lasting=lasting)
@@ -221,12 +221,12 @@ class Candidate:
 
     async def _stage(self) -> None:
         if reason := await self._ask(self.around.serving.load, self.record.candidate):
-            await uninterrupted(self._refuse(f"load: {reason}"))
+            await run_uninterrupted(self._refuse(f"load: {reason}"))
         else:
-            await uninterrupted(self.advance("staged"))
+            await run_uninterrupted(self.advance("staged"))
 
     async def _begin(self) -> None:
-        await uninterrupted(self._begin_trial())
+        await run_uninterrupted(self._begin_trial())
 
     async def _begin_trial(self) -> None:
         """Switch; a process that starts in the middle serves the candidate too, since the record says so."""
@@ -271,9 +271,9 @@ class Candidate:
     async def _watch(self) -> None:
         self._failing = self._failing or await self._soak()
         if self._failing:
-            await uninterrupted(self.go_back(*self._failing))
+            await run_uninterrupted(self.go_back(*self._failing))
         else:
-            await uninterrupted(self._commit())
+            await run_uninterrupted(self._commit())
 
     async def _soak(self) -> tuple[Event, str] | None:
         """Watch the trial; return why it must end, None where the candidate may stay."""

@@ -69,7 +69,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     malloc.tune()
     memory.limit_data(settings.memory_bytes)
-    memory.die_first()
+    memory.prefer_oom_kill()
     sys.exit(backports.run(serve(settings, out, int(sys.argv[2]) if settings.cut else None)))
 
 

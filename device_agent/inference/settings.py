@@ -93,7 +93,7 @@ def choose_settings(
     Raises:
         ConfigError: The socket's path is longer than a system takes.
     """
-    most = memory.usual_limit() if board_bytes is None else board_bytes
+    most = memory.default_limit() if board_bytes is None else board_bytes
     socket = config.socket or str(state_dir / SOCKET)
     if len(socket.encode()) > MAX_SOCKET_PATH:
         raise ConfigError(f"serve.socket: {socket}: more than {MAX_SOCKET_PATH} bytes; name a shorter path")

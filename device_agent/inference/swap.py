@@ -16,7 +16,7 @@ from shared.errors import CorruptFile, FieldFleetError, ServingRefused, Unwritab
 from shared.protocol.inference.release import read_manifest, sha256_of
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, take_offer
 from shared.runtime import backports
-from shared.runtime.executor import uninterrupted
+from shared.runtime.executor import run_uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class _Owner:
             return
         self._requests.remove(request)
         try:
-            await uninterrupted(request.act())
+            await run_uninterrupted(request.act())
         except (FieldFleetError, OSError) as error:
             request.refuse(error)
         request.grant(self._record)

@@ -193,9 +193,9 @@ def main() -> None:
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    limit = options.memory_mb << 20 or memory.usual_limit()
+    limit = options.memory_mb << 20 or memory.default_limit()
     memory.limit_data(limit)
-    memory.die_first()
+    memory.prefer_oom_kill()
     reader = MessageReader(sys.stdin.buffer)
     reader.start()
     if options.light:
@@ -241,7 +241,7 @@ def serve(reader: MessageReader, out: BinaryIO, threads: int, device: tuple[str,
         share_memory(workspace().device, device[1], memory.resident_bytes())
         training = TrainingTask(job, workspace(), meter.task, reader.cancelled.is_set)
         frees = training.algorithm.resources.frees_memory
-        malloc.tune(*(malloc.LARGE_BYTES, malloc.KEPT_BYTES) if frees else malloc.STEPS)
+        malloc.tune(*(malloc.LARGE_BYTES, malloc.RETAINED_BYTES) if frees else malloc.STEPS)
         perform_task(training, exchange=exchange)
 
     _do_jobs(reader, out, do, is_broken)

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from shared.errors import CorruptFile
-from shared.runtime.support.deb_file import DATA, PackedEntry, damaged, read_entries, shown
+from shared.runtime.support.deb_file import DATA, PackedEntry, package_error, quote_name, read_entries
 
 
 def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator[PackedEntry]:
@@ -39,12 +39,12 @@ def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator
 def _check_place(path: str, entry: PackedEntry, seen: set[str], folders: set[str]) -> None:
     """Refuse what is there twice, and what has no folder; take note of the others."""
     if path in seen or (path and path.rpartition("/")[0] not in folders):
-        raise damaged(f"{shown(entry.path)} is there twice, or its folder is not")
+        raise package_error(f"{quote_name(entry.path)} is there twice, or its folder is not")
     seen.add(path)
     if entry.kind == "folder":
         folders.add(path)
     elif not path:
-        raise damaged(f"{shown(entry.path)} is no folder")
+        raise package_error(f"{quote_name(entry.path)} is no folder")
 
 
 def _check_link(path: str, target: str, python: Container[str]) -> str:
@@ -61,7 +61,7 @@ def _check_link(path: str, target: str, python: Container[str]) -> str:
         climbs += 1
     above, names = path.split("/")[:-1], parts[climbs:]
     if climbs > len(above) or any(one in ("", ".", "..") for one in names):
-        raise damaged(f"{shown(path)} leads out of its folder, or not straight, to {shown(target)}")
+        raise package_error(f"{quote_name(path)} leads out of its folder, or not straight, to {quote_name(target)}")
     return "/".join([*above[: len(above) - climbs], *names])
 
 
@@ -70,4 +70,4 @@ def _check_ways(links: Mapping[str, str]) -> None:
     for path, target in links.items():
         parts = target.split("/")
         if any("/".join(parts[:count]) in links for count in range(1, len(parts))):
-            raise damaged(f"{shown(path)} leads through a link, to {shown(target)}")
+            raise package_error(f"{quote_name(path)} leads through a link, to {quote_name(target)}")

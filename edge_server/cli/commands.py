@@ -22,7 +22,7 @@ from shared.config_reference import add_format, write_reference
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.processes import loading
-from shared.runtime.service import supervised
+from shared.runtime.service import notify_supervisor
 from shared.runtime.text_table import terminal_columns, write_text
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
 
     received = _cancelled_by_signals()
     try:
-        async with supervised():
+        async with notify_supervisor():
             records = await serve(config, plan, name)
     except asyncio.CancelledError:
         if config.run or exists(Path(config.data_dir), name):

@@ -28,7 +28,7 @@ from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.plan import Plan, is_same_plan, plan_differences
 from edge_server.plan.sites import round_name
 from shared.errors import ConfigError, CorruptFile, NoSuchRun
-from shared.runtime.clock import utc_of_stamp, utc_stamp
+from shared.runtime.clock import parse_utc_stamp, utc_stamp
 from shared.runtime.durable import explain_disk_errors
 from shared.runtime.folder_lock import is_held
 from shared.spelling import guess
@@ -276,7 +276,7 @@ def all_runs(data_dir: Path) -> list[Run]:
 def _begun_utc_s(run: Run) -> float:
     """Return when a run was begun; without calendar time, as in a replay, when its folder was last written."""
     stamp = run.opened.started if run.opened else ""
-    utc_s = utc_of_stamp(stamp)
+    utc_s = parse_utc_stamp(stamp)
     return run.folder.stat().st_mtime if utc_s is None else utc_s
 
 

@@ -370,7 +370,7 @@ def _heap_limits(plan: Plan) -> tuple[int, int]:
     split = build(ALGORITHMS, plan.algorithm, "algorithm").split is not None
     if split and model_bytes(plan) < malloc.LARGE_BYTES:
         return ROOM_BYTES // 4, ROOM_BYTES
-    return malloc.LARGE_BYTES, malloc.KEPT_BYTES
+    return malloc.LARGE_BYTES, malloc.RETAINED_BYTES
 
 
 def _build_fleet(

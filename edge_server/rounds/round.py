@@ -42,7 +42,7 @@ from shared.protocol.messages import LOSSLESS, Assignment, Task, Transfer, Updat
 from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
-from shared.runtime.executor import Effect, uninterrupted
+from shared.runtime.executor import Effect, run_uninterrupted
 from shared.tensors.placement import CPU, Device, state_on, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
@@ -220,7 +220,7 @@ class Rounds:
                 return state_on(server.train(self.model, state_on(state, self.device), labelled, cohort, number), CPU)
 
         log.debug("phase server-training run=%s round=%d", self.run, number)
-        return await uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
+        return await run_uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))
 
     async def _aggregate(self, state: State, assignments: dict[str, Assignment], gather: Gather) -> State | None:
         """Return the next state; None if too few updates came, or their aggregate is not usable."""

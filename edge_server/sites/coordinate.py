@@ -30,7 +30,7 @@ from edge_server.sites.pledges import EnergyAccount, GrantLog, Key, coordinator_
 from shared.errors import Unrecordable, WireError
 from shared.protocol.messages import Message
 from shared.protocol.peers import MOST_ASKED, Joules, Ruling, Telemetry
-from shared.runtime.clock import Clock, left_s
+from shared.runtime.clock import Clock, remaining_s
 from shared.runtime.executor import Worker
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Coordination:
         while key not in self._decisions and self._grant_log.term == key[1]:
             self._changed.clear()
             silent = [peer for peer in self.links.peers if peer not in self._cases.get(key, {})]
-            remaining_s = {peer: left_s(began + self._patience_s(peer, key), self.clock()) for peer in silent}
+            remaining_s = {peer: remaining_s(began + self._patience_s(peer, key), self.clock()) for peer in silent}
             self._silent |= {peer for peer, seconds in remaining_s.items() if seconds <= 0}
             if not (waits := {peer: seconds for peer, seconds in remaining_s.items() if self._may_answer(peer)}):
                 await self._settle(case, pledge, key)
@@ -297,7 +297,7 @@ class Coordination:
         log.debug("phase asking run=%s round=%d", self.identity.run, key[0])
         while (ruling := self._rulings.get(key)) is None:
             self._changed.clear()
-            seconds = left_s(until, self.clock())
+            seconds = remaining_s(until, self.clock())
             if seconds <= 0 or self.links.is_gone(lead) or self._grant_log.term != key[1]:
                 return None
             await self.links.send(

@@ -29,7 +29,7 @@ from shared.protocol.clip import NAME, printable
 from shared.protocol.messages import Message, Transfer, Want
 from shared.protocol.payload import digest
 from shared.protocol.peers import EdgeWord, ModelOffer
-from shared.runtime.clock import Clock, left_s
+from shared.runtime.clock import Clock, remaining_s
 from shared.runtime.executor import Worker, background
 from shared.transfer import frames
 from shared.transfer.receiver import Policy, Receiver
@@ -209,7 +209,7 @@ class Gossip:
     async def _settle_all(self, started: float) -> None:
         while open_ones := [peer for peer, edge in self._edges.items() if edge.on is None]:
             self._changed.clear()
-            remaining_s = {peer: left_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
+            remaining_s = {peer: remaining_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
             for peer, seconds in remaining_s.items():
                 if why := self.links.objection(peer):
                     self._edges[peer] = verdicts.refuse(self._edges[peer], why)

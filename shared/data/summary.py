@@ -11,7 +11,7 @@ from shared.data.partition import take
 from shared.data.sources.arrays import Arrays, ReadPart, count_held_out, count_trained_on
 from shared.data.sources.read import read_part
 from shared.data.spec import Data
-from shared.runtime.memory import MIB, bytes_left
+from shared.runtime.memory import MIB, available_bytes
 
 MOST_VALUES, MOST_CELLS = 1 << 26, 1 << 22
 """Limit of input values to read; lower for CSV files, whose cells take longer."""
@@ -37,7 +37,7 @@ def summarise(spec: Data) -> Summary:
     Raises:
         ConfigError: It cannot be trained on; the message is the one that a task would fail with.
     """
-    most = min(MOST_CELLS if spec.source == "csv" else MOST_VALUES, max(1, bytes_left() // SHARE_OF_MEMORY))
+    most = min(MOST_CELLS if spec.source == "csv" else MOST_VALUES, max(1, available_bytes() // SHARE_OF_MEMORY))
     part = read_part(spec, most)
     is_whole = len(part.arrays) == len(part.labels) and not (spec.source == "csv" and part.arrays.inputs.size >= most)
     arrays, labels, extent = part.arrays, part.labels, ""

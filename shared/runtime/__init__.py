@@ -1,1 +1,1 @@
-"""Clocks, executors, tasks and files of a process: what every process of ours needs of its operating system."""
+"""Operating-system services for processes: clocks, executors, files, locks, logs, memory."""

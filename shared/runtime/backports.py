@@ -1,6 +1,6 @@
 """Parts of the standard library that Python 3.10 lacks.
 
-JetPack 6 has that version, and NVIDIA builds torch for it. From Python 3.11 on, these are the standard library's own.
+JetPack 6 has that version, and NVIDIA builds torch for it. From Python 3.11 on, the standard library's own are used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ else:
     from taskgroup import TaskGroup, run, timeout
 
     def file_digest(file: BinaryIO, digest: str) -> hashlib._Hash:
-        """Return the digest of an open binary file, as `hashlib.file_digest` of Python 3.11 does."""
-        found = hashlib.new(digest)
+        """Compute the digest of an open binary file, as `hashlib.file_digest` of Python 3.11 does."""
+        hasher = hashlib.new(digest)
         while part := file.read(1 << 18):
-            found.update(part)
-        return found
+            hasher.update(part)
+        return hasher
 
 
 __all__ = ["BaseExceptionGroup", "TaskGroup", "file_digest", "run", "timeout"]

@@ -1,7 +1,7 @@
-"""Runs of ONNX Runtime that end after a time: a graph may hold a loop without an end, for all inputs or for some.
+"""Time limit for ONNX Runtime runs, since a graph may loop without end.
 
-A thread of the process looks at the runs that are under way, so that a run costs no thread of its own. ONNX Runtime
-heeds the wish between two nodes, also of a loop's body.
+One thread per process watches all runs. ONNX Runtime checks for termination between two nodes, also inside a loop's
+body.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shared.errors import ServingRefused
 log = logging.getLogger(__name__)
 
 MOST_RUN_S = 60.0
-"""No model that a board serves takes so long for a batch."""
+"""Far above the run time of any model that a device serves."""
 LOOK_S = 0.5
 
 
 class _Watch:
-    """Ends runs that have taken too long."""
+    """Terminates runs that exceed the limit."""
 
     def __init__(self) -> None:
         self.runs: dict[int, tuple[float, Any]] = {}
@@ -43,7 +43,7 @@ _starting = threading.Lock()
 
 
 def _watching() -> _Watch:
-    global _watch  # noqa: PLW0603 - one thread a process, begun with the first run
+    global _watch  # noqa: PLW0603 - one thread per process, started with the first run
     if _watch is None or not _watch.thread.is_alive():  # a fork has no threads
         with _starting:
             if _watch is None or not _watch.thread.is_alive():
@@ -52,15 +52,15 @@ def _watching() -> _Watch:
 
 
 def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any], what: str) -> list[Any]:
-    """Run a session, and end the run if it takes longer than `MOST_RUN_S`.
+    """Run a session, and terminate the run after `MOST_RUN_S`.
 
     Args:
-        session: `onnxruntime.InferenceSession`.
-        outputs: Names of those that are wanted.
-        what: For the log line and the error, such as `release digits/3`.
+        session: An `onnxruntime.InferenceSession`.
+        outputs: Names of the outputs to compute.
+        what: Name for the log line and the error, such as `release digits/3`.
 
     Raises:
-        ServingRefused: It took longer.
+        ServingRefused: The limit was exceeded.
     """
     from onnxruntime import RunOptions  # noqa: PLC0415 - its import takes a third of a second
 
@@ -68,15 +68,13 @@ def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any],
     began = time.monotonic()
     runs[id(options)] = began + MOST_RUN_S, options
     try:
-        found: list[Any] = session.run(list(outputs), dict(inputs), options)
+        results: list[Any] = session.run(list(outputs), dict(inputs), options)
     except Exception as error:
         if not options.terminate:
             raise
         seconds = time.monotonic() - began
-        log.warning("%s: a run was ended after %.0f s: its graph may hold a loop without an end", what, seconds)
-        raise ServingRefused(
-            f"{what} ran for {seconds:.0f} s and was ended: its graph may hold a loop without an end"
-        ) from error
+        log.warning("%s: run terminated after %.0f s: its graph may loop without end", what, seconds)
+        raise ServingRefused(f"{what} was terminated after {seconds:.0f} s: its graph may loop without end") from error
     finally:
         del runs[id(options)]
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""Time as an argument: real outside, virtual in replay."""
+"""Clocks: monotonic and calendar time, NTP state, and virtual time for replays."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Clock: TypeAlias = Callable[[], float]
-"""Monotonic seconds; only differences mean anything."""
+"""Monotonic seconds; only differences are meaningful."""
 
 monotonic: Clock = time.monotonic
 
 TIMESYNCD = Path("/run/systemd/timesync/synchronized")
 TIMEX_WORDS = 64
-"""Room for struct timex of adjtimex(2)."""
+"""Size of struct timex of adjtimex(2), in longs."""
 TIME_ERROR = 5
-"""What adjtimex(2) returns of a clock that nobody keeps right."""
+"""Result of adjtimex(2) for an unsynchronised clock."""
 
 ROUNDING_S = 1e-6
-"""What is left of a wait could be less than any clock moves by, and would be waited for without end."""
+"""A shorter remaining wait could be below the clock's resolution, and would never end."""
 MOST_TURNS = 2_000_000
-"""Of a virtual loop at one moment, before that counts as a wait without end; what the tests of sites play takes 150."""
+"""Limit of loop iterations without a time step, before it counts as an endless loop; the tests of sites need 150."""
 
 
-def left_s(until: float, now: float) -> float:
-    """Return the seconds from now until a moment; 0 once it is there, but for the rounding of floats.
+def remaining_s(until: float, now: float) -> float:
+    """Return the seconds from now until a moment; 0 once it has passed, within float rounding.
 
-    Time to wait is never counted up from a beginning: of 60 - (70.1 - 10.1) something may be left at 70.1 that added to
-    70.1 is 70.1. And a loop's timers may go off a little early.
+    Always compare with the end of a wait, never add up from its start: 60 - (70.1 - 10.1) may leave a rest at 70.1 that
+    added to 70.1 is 70.1. And an event loop's timers may fire slightly early.
     """
-    left = until - now
-    return left if left > ROUNDING_S else 0.0
+    remaining = until - now
+    return remaining if remaining > ROUNDING_S else 0.0
 
 
 def utc_stamp() -> str:
-    """Return the calendar time for names of runs and log lines; no duration or deadline is derived from it."""
+    """Return the calendar time for run names and log lines; durations and deadlines use `monotonic`."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # noqa: TID251 - the one place that reads the wall clock
 
 
-def utc_of_stamp(stamp: str) -> float | None:
-    """Return the calendar seconds of a stamp as `utc_stamp` writes them; None for any other text."""
+def parse_utc_stamp(stamp: str) -> float | None:
+    """Parse a stamp of `utc_stamp` to calendar seconds; None for any other text."""
     try:
         return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
@@ -52,13 +52,13 @@ def utc_of_stamp(stamp: str) -> float | None:
 
 
 def utc_seconds() -> float:
-    """Return calendar seconds since 1970, for what outlives a restart; no deadline or measured duration uses it."""
-    return time.time()  # noqa: TID251 - with the above
+    """Return calendar seconds since 1970, for values that outlive a restart; never for durations or deadlines."""
+    return time.time()  # noqa: TID251 - see utc_stamp
 
 
-def is_kept_right() -> bool | None:
-    """Return whether a time server keeps this machine's clock right; None where the kernel does not say."""
-    timex = (ctypes.c_long * TIMEX_WORDS)()  # its first word, 0, says that nothing is to be changed
+def is_disciplined() -> bool | None:
+    """Check whether a time service disciplines the kernel's clock; None where the kernel does not say."""
+    timex = (ctypes.c_long * TIMEX_WORDS)()  # the first word, modes, is 0: a pure query
     try:
         state = ctypes.CDLL(None).adjtimex(timex)
     except (OSError, AttributeError):
@@ -67,25 +67,25 @@ def is_kept_right() -> bool | None:
 
 
 def is_synchronised() -> bool:
-    """Tell whether this machine's clock is right for certain, by systemd-timesyncd's word or the kernel's."""
-    return TIMESYNCD.exists() or is_kept_right() is True
+    """Check that this machine's clock is right, by systemd-timesyncd's or the kernel's state."""
+    return TIMESYNCD.exists() or is_disciplined() is True
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits: where a real selector would sleep, the loop's time moves instead."""
+    """Selector that advances virtual time instead of waiting."""
 
     now = 0.0
     turns = 0
     before: Callable[[], bool] | None = None
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout == 0:  # there is something left to do at this moment: nobody need ask the system first
+        if timeout == 0:  # callbacks are ready: skip the system call
             self.turns += 1
             if self.turns < MOST_TURNS:
                 return []
         turns, self.turns = self.turns, 0
         if turns >= MOST_TURNS:
-            raise RuntimeError(f"virtual time stands still at {self.now!r} s: something waits anew without end")
+            raise RuntimeError(f"virtual time stands still at {self.now!r} s: a task reschedules itself without end")
         ready: list[Any] = super().select(0)
         if not ready and self.before and self.before():
             return ready
@@ -97,20 +97,20 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which `asyncio.sleep(3600)` returns at once and `time()` has moved by an hour."""
+    """Event loop in virtual time: `asyncio.sleep(3600)` returns at once and `time()` has moved by an hour."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
     def before_time_moves(self, call: Callable[[], bool]) -> None:
-        """Have something called whenever nothing is left to do at this moment; time stays if it says it did something.
+        """Register a function to call before time moves; time stays if it returns True, because it did something.
 
-        What runs outside of virtual time, such as another process, is waited for there: it ends at the moment that was
-        set for it, however long it takes.
+        It waits for work outside of virtual time, such as another process, which ends at a fixed virtual moment,
+        however long it really takes.
         """
         self._jumping.before = call
 
     def time(self) -> float:
-        """Return virtual seconds since the loop was made."""
+        """Return virtual seconds since the loop was created."""
         return self._jumping.now

@@ -1,4 +1,4 @@
-"""What the commands of both sides have in common: `--version`, `-v`, and words for what is missing or refused."""
+"""Options and error handling shared by both command lines."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shared.spelling import guess
 log = logging.getLogger(__name__)
 
 MOST_SHOWN = 200
-"""Characters of a text that a message shows."""
+"""Characters of a text that a message quotes."""
 RENAME = "rename the file or folder"
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
-_PATH = "look at the path that was given"
-_RIGHTS = "run this as root, or as the user whose files these are"
+_PATH = "check the path"
+_RIGHTS = "run this as root, or as the user who owns the files"
 REFUSALS: Mapping[int, str] = {
     **REMEDIES,
     **dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS),
@@ -36,28 +36,28 @@ REFUSALS: Mapping[int, str] = {
 
 
 def add_config(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
-    """Add `--config`, which must be given except where a Debian package's own file is there.
+    """Add `--config`, required unless a Debian package has installed its own file.
 
     Args:
-        name: Of the package's file, such as `agent.toml`.
-        help_: What the file says.
+        name: Name of the package's file, such as `agent.toml`.
+        help_: Contents of the file, for `--help`.
     """
     usual = packaged_config(name)
     about = f"{help_}; default: {usual}" if usual else help_
     parser.add_argument("--config", type=Path, default=usual, required=usual is None, metavar="FILE", help=about)
 
 
-def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
-    """Run a command and return its exit code; what the system refuses is told in a line.
+def run_command(program: str, run: Callable[[], int], failed: int) -> int:
+    """Run a command and return its exit code; OS errors are printed in one line.
 
-    Nobody who reads what is printed, as behind `| head`, ends it without a word.
+    A reader that closes the pipe, such as `| head`, ends the command silently.
 
     Args:
-        program: What it is called.
-        run: Does what was asked for, and returns its code.
-        failed: The code where the system refuses something.
+        program: Name for error messages.
+        run: The command; returns its exit code.
+        failed: Exit code for OS errors.
     """
-    settle_streams()
+    ensure_streams()
     _use_utf8_paths()
     try:
         try:
@@ -67,8 +67,8 @@ def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
     except BrokenPipeError:
         _drop_output()
     except OSError as error:
-        log.debug("refused", exc_info=True)
-        sys.stderr.write(f"{program}: {words_of(error)}\n")
+        log.debug("OS error", exc_info=True)
+        sys.stderr.write(f"{program}: {describe_os_error(error)}\n")
     except UnicodeEncodeError as error:
         log.debug("not UTF-8", exc_info=True)
         sys.stderr.write(f"{program}: {error.object[:MOST_SHOWN]!a} is not UTF-8 text; {RENAME}\n")
@@ -76,25 +76,25 @@ def run_to_the_end(program: str, run: Callable[[], int], failed: int) -> int:
 
 
 def _use_utf8_paths() -> None:
-    """Start this process again in Python's UTF-8 mode where the locale says that file names are something else.
+    """Restart this process in Python's UTF-8 mode where the locale has another encoding for file names.
 
-    Names of files are UTF-8 on every Linux of today, and configurations are UTF-8; under the POSIX locale, a service's
-    or a container's, Python could open no file whose name is not ASCII. Processes that are started from here do alike.
+    File names are UTF-8 on every Linux of today, and configurations are UTF-8; under the POSIX locale, a service's or a
+    container's, Python could open no file whose name is not ASCII. Child processes inherit the mode.
     """
     if sys.flags.utf8_mode or sys.getfilesystemencoding().lower() in ("utf-8", "utf8"):
         return
     if (encoding := sys.stdout.encoding.lower()) not in ("ascii", "ansi_x3.4-1968"):
         os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:backslashreplace")  # what the terminal shows
     os.environ["PYTHONUTF8"] = "1"
-    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - this very command
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - the same command
 
 
-def settle_streams() -> None:
-    """Have three standard streams even where some are closed, and let no character end a command.
+def ensure_streams() -> None:
+    """Open closed standard streams, and escape characters that a stream cannot encode.
 
-    What is printed to a closed one is an error, as it is on a full disk; who reads from one finds nothing.
+    Printing to a closed output is an error, as on a full disk; a closed input is empty.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:  # noqa: PLR2004 - whatever is opened later is none of them
+    while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:  # noqa: PLR2004 - later files must not get 0 to 2
         pass
     os.close(descriptor)
     sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115 - until the process ends
@@ -105,22 +105,22 @@ def settle_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def words_of(error: OSError) -> str:
-    """Return what the system refused, and what to do."""
-    told = error.strerror or str(error) or type(error).__name__
+def describe_os_error(error: OSError) -> str:
+    """Describe an OS error with its remedy."""
+    reason = error.strerror or str(error) or type(error).__name__
     remedy = REFUSALS.get(error.errno or 0, "")
     if error.filename is None and _drop_output():
-        return f"standard output: {told}; some of what was to be printed is lost"
+        return f"standard output: {reason}; part of the output is lost"
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{where}{told}" + (f"; {remedy}" if remedy else "")
+    return f"{where}{reason}" + (f"; {remedy}" if remedy else "")
 
 
 def _drop_output() -> bool:
-    """Forget what cannot be printed, so that the interpreter does not try again; tell whether there was such."""
+    """Discard output that cannot be printed, so that the interpreter does not retry; return whether there was any."""
     try:
         sys.stdout.flush()
     except OSError:
-        with suppress(OSError, ValueError):  # one that is no file
+        with suppress(OSError, ValueError):  # a stream that is not a file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.stdout.flush()
         return True
@@ -128,24 +128,24 @@ def _drop_output() -> bool:
 
 
 class ShowVersion(argparse.Action):
-    """Print the version of the distribution and end; it is looked up only then."""
+    """Print the version of the distribution and exit; the lookup is slow, so it happens only then."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="print the version and end")
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="print the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print and end."""
+        """Print and exit."""
         from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - not for an idle agent
 
         try:
-            known = version("fieldfleet")
-        except PackageNotFoundError:  # run from a folder that was never installed
-            known = "unknown"
-        parser.exit(message=f"{parser.prog} {known}\n")
+            installed = version("fieldfleet")
+        except PackageNotFoundError:  # run from a clone that was never installed
+            installed = "unknown"
+        parser.exit(message=f"{parser.prog} {installed}\n")
 
 
 def add_general_options(parser: argparse.ArgumentParser) -> None:
-    """Declare `--version`, and `-v` for the command and for every verb below it."""
+    """Add `--version`, and `-v` for the command and for all its subcommands."""
     parser.add_argument("--version", action=ShowVersion)
     help_ = "log more; twice for everything"
     parser.add_argument("-v", "--verbose", action="count", default=0, help=help_)
@@ -159,28 +159,28 @@ def add_general_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _guess_and_end(end: Callable[[str], NoReturn], message: str) -> NoReturn:
-    """End as argparse does, with the choice that was probably meant."""
-    if found := _CHOICE.search(message):
-        known = re.findall(r"'([^']*)'|([^\s,'()]+)", found[2])
-        message += guess(found[1], [quoted or plain for quoted, plain in known])
+    """Exit as argparse does, with a guess of the intended choice."""
+    if match := _CHOICE.search(message):
+        choices = re.findall(r"'([^']*)'|([^\s,'()]+)", match[2])
+        message += guess(match[1], [quoted or plain for quoted, plain in choices])
     end(message)
 
 
 def parse_all(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return what a command line says; of what is left over, the error shows where it begins and ends.
+    """Parse a command line; the error for unknown arguments quotes them.
 
     Args:
-        arguments: Its words; None for those of this process.
+        arguments: None for those of this process.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    for word in words:
-        if escape_text(word) != word:
-            parser.error(f"{word!a} is not UTF-8 text; {RENAME}")
-    options, rest = parser.parse_known_args(words)
-    if rest:
+    argv = sys.argv[1:] if arguments is None else arguments
+    for argument in argv:
+        if escape_text(argument) != argument:
+            parser.error(f"{argument!a} is not UTF-8 text; {RENAME}")
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
         import shlex  # noqa: PLC0415 - not for an idle agent
 
-        parser.error(f"nothing is known of {shlex.join(rest)}")
+        parser.error(f"unknown arguments: {shlex.join(unknown)}")
     return options
 
 
@@ -190,11 +190,11 @@ def _verbs(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def missing_extra(module: str | None, usual: str) -> str:
-    """Return what to install for a module that is not there; empty for one that no extra brings.
+    """Return the command that installs a missing module; empty where no extra has it.
 
     Args:
-        module: As the import names it, such as `rich.console`.
-        usual: The extra to name where several bring it.
+        module: Module name of the failed import, such as `rich.console`.
+        usual: The extra to name where several have it.
     """
     top = (module or "").partition(".")[0]
     bringing = [extra for extra, modules in EXTRAS.items() if top in modules]

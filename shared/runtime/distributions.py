@@ -1,4 +1,7 @@
-"""Versions of installed distributions, by the names of their folders: `importlib.metadata` takes two megabytes."""
+"""Versions of installed distributions, from folder names on `sys.path`.
+
+`importlib.metadata` would take two megabytes in an idle agent.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ ENDING = ".dist-info"
 
 
 def installed_version(*names: str) -> str:
-    """Return the version of the first distribution that is installed; empty where none is."""
+    """Return the version of the first installed distribution; empty where none is."""
     for name in names:
         start = re.sub(r"[-_.]+", "_", name).lower() + "-"
         for folder in sys.path:
-            with suppress(OSError):  # of what is on the path, a folder may be gone, or a zip file
-                for entry in os.listdir(folder):  # noqa: PTH208 - the names alone
+            with suppress(OSError):  # an entry of the path may not exist, or be a zip file
+                for entry in os.listdir(folder):  # noqa: PTH208 - only the names
                     if entry.endswith(ENDING) and entry.lower().startswith(start):
                         return entry[len(start) : -len(ENDING)]
     return ""

@@ -1,4 +1,4 @@
-"""Make what is written survive a power cut; say what to do where a disk does not take it."""
+"""Durable, atomic file writes and disk errors with remedies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from shared.errors import Unwritable
 
 KEEP_ASIDE = 3
-"""Corrupt files that are kept to be looked at, of one folder."""
+"""Corrupt files per folder that are retained for inspection."""
 
 _READ_ONLY = "it is read-only: look for disk errors in the kernel's log, then mount it writable"
 REMEDIES: Mapping[int, str] = {
@@ -28,7 +28,7 @@ REMEDIES: Mapping[int, str] = {
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's entries, are on the disk."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -45,16 +45,16 @@ def replace_file(
     mode: int | None = None,
     owner: tuple[int, int] | None = None,
 ) -> None:
-    """Write a file so that every reader finds the old content or the new one, whole.
+    """Replace a file atomically: every reader sees the old content or the new one.
 
     Args:
-        durable: Whether to wait until it is on the disk; if not, a power cut may bring the old content back.
+        durable: Whether to flush to the disk; if not, a power cut may bring the old content back.
         concurrent: Whether several processes may write it at once.
-        mode: Its permissions, from its first byte on; None for what the process's mask leaves.
-        owner: User and group; None for this process's.
+        mode: Permissions from the first byte on; None for those of the umask.
+        owner: User and group id; None for this process's.
 
     Raises:
-        Unwritable: The disk takes nothing more; the old content is untouched.
+        Unwritable: The disk is full, read-only or failing; the old content is untouched.
     """
     partial = path.with_name(f".{path.name}.part" + (f"-{os.getpid()}" if concurrent else ""))
     with explain_disk_errors(path):
@@ -65,7 +65,7 @@ def replace_file(
             partial.replace(path)
         except OSError:
             with suppress(OSError):
-                partial.unlink()  # it may be what fills the disk
+                partial.unlink()  # may be what fills the disk
             raise
         if durable:
             sync(path.parent)
@@ -75,16 +75,16 @@ def _write(path: Path, data: bytes, mode: int | None, owner: tuple[int, int] | N
     if mode is None:
         path.write_bytes(data)
         return
-    path.unlink(missing_ok=True)  # what a crash left may be readable to others, and open in their hands
+    path.unlink(missing_ok=True)  # a leftover of a crash may be readable to others, or open in another process
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)
         if owner:
-            os.fchown(file.fileno(), *owner)
+            os.fchown(file.fileno(), owner[0], owner[1])
         file.write(data)
 
 
-class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs three times as much where nothing fails
-    """Turn a disk's refusal inside the block into an error that says where, how much is free, and what to do.
+class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs three times as much without an error
+    """Convert disk errors inside the block into `Unwritable`, with path, free space and remedy.
 
     Raises:
         Unwritable: The disk is full, read-only or failing, or the file may not grow.
@@ -96,7 +96,7 @@ class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs thr
         self._path = path
 
     def __enter__(self) -> None:
-        """Nothing is done before something fails."""
+        """Do nothing: only errors matter."""
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if error is None or isinstance(error, Unwritable) or not isinstance(error, OSError):
@@ -106,24 +106,24 @@ class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs thr
 
 
 def disk_error(path: Path, number: int) -> Unwritable:
-    """Return the error for what the system calls `number`, one of `REMEDIES`."""
+    """Make the error for an errno of `REMEDIES`."""
     return Unwritable(f"{path}: {os.strerror(number)}, {_free(path)}; {REMEDIES[number]}")
 
 
 def _free(path: Path) -> str:
     try:
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        found = os.statvfs(there)
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        disk = os.statvfs(existing)
     except (OSError, StopIteration):
         return "free space unknown"
-    return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"
+    return f"{disk.f_bavail * disk.f_frsize / (1 << 20):.1f} MiB free"
 
 
 def unused_name(path: Path, why: str = "corrupt") -> Path:
-    """Return an unused name beside a file that is set aside, under which it can be looked at and is never read again.
+    """Return an unused name beside a file, under which it is set aside for inspection.
 
     Args:
-        why: Part of the new name: why it is set aside.
+        why: Reason, a part of the new name.
     """
     number = 1
     while (unused := path.with_name(f"{path.name}.{why}-{number}")).exists():
@@ -132,8 +132,8 @@ def unused_name(path: Path, why: str = "corrupt") -> Path:
 
 
 def drop_oldest(paths: Iterable[Path], keep: int = KEEP_ASIDE) -> None:
-    """Remove files and folders but for the `keep` that were renamed last."""
-    for path in sorted(paths, key=lambda one: one.stat().st_ctime_ns)[:-keep]:
+    """Remove files and folders except the `keep` renamed last."""
+    for path in sorted(paths, key=lambda entry: entry.stat().st_ctime_ns)[:-keep]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -1,4 +1,4 @@
-"""Blocking work on a thread in the field, or inline in replay; and tasks that run while a block lasts."""
+"""Run blocking work on a thread, or inline in replays; background tasks for a block."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Worker(Protocol):
 
 
 async def in_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run on a thread: hashing, file writes and torch release the GIL, the loop keeps answering."""
+    """Run on a thread: hashing, file writes and torch release the GIL, so the loop stays responsive."""
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
 async def inline(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run at once, in no virtual time."""
+    """Run on the event loop, in no virtual time."""
     return function(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class Effect(Generic[P, R]):
-    """A calculation with a name, by which a replay charges its time."""
+    """A named calculation, whose time a replay charges by the name."""
 
     cost: str
     function: Callable[P, R]
@@ -43,10 +43,10 @@ class Effect(Generic[P, R]):
 
 
 def build_charging_worker(costs: Mapping[str, Callable[..., float]]) -> Worker:
-    """Return a worker that runs inline, then lets the virtual seconds pass that an effect's name costs.
+    """Return a worker that runs inline, then sleeps for the effect's virtual cost.
 
     Args:
-        costs: Seconds by name, as a function of the arguments that the effect is given; other work takes no time.
+        costs: Seconds by effect name, as a function of the effect's arguments; other work takes no time.
     """
 
     async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,8 +59,8 @@ def build_charging_worker(costs: Mapping[str, Callable[..., float]]) -> Worker:
     return run
 
 
-async def uninterrupted(work: Awaitable[R]) -> R:
-    """Wait for work; when cancelled, until it has ended: nobody else may draw or use its tensors meanwhile."""
+async def run_uninterrupted(work: Awaitable[R]) -> R:
+    """Await work; if cancelled, only after it has finished, because its tensors must not be used meanwhile."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -71,9 +71,9 @@ async def uninterrupted(work: Awaitable[R]) -> R:
 
 @asynccontextmanager
 async def background(*routines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines beside the block and cancel them after it; one that fails ends the block.
+    """Run coroutines beside the block and cancel them after it; a failing one ends the block.
 
-    A single error leaves as itself, not in a group, whether the block raised it or a coroutine.
+    A single error is raised as itself, not in a group, whether from the block or a coroutine.
     """
     try:
         async with backports.TaskGroup() as group:
@@ -84,5 +84,5 @@ async def background(*routines: Coroutine[Any, Any, None]) -> AsyncIterator[None
     except backports.BaseExceptionGroup as errors:
         if len(errors.exceptions) == 1:
             error = errors.exceptions[0]
-            raise error from error.__cause__  # "from None" would take away its own cause
+            raise error from error.__cause__  # "from None" would drop its cause
         raise

@@ -1,4 +1,4 @@
-"""Commands that install an optional part of the distribution, for the installation that this process runs in.
+"""Install commands for optional parts (extras) of the distribution, fitting this installation.
 
 The distribution is on no package index: a clone installs itself, and a Debian package has its `setup` commands.
 """
@@ -19,7 +19,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "demo": ("sklearn",),
     "ray": ("ray",),
 }
-"""Top-level modules that an extra of the distribution brings, see `pyproject.toml`."""
+"""Top-level modules of each extra, see `pyproject.toml`."""
 
 SETUP_COMMANDS: Mapping[str, str] = {
     "server": "sudo edge-server setup",
@@ -28,41 +28,41 @@ SETUP_COMMANDS: Mapping[str, str] = {
     "infer": "sudo device-agent setup infer",
     "images": "sudo device-agent setup train",
 }
-"""Commands of the Debian packages that bring an extra; the packages have no others."""
+"""Commands of the Debian packages that install an extra; for other extras there is no command."""
 
 CONFIG_FOLDER = Path("/etc/fieldfleet")
 PTH = "_setup.pth"
-"""File in a Debian package's Python that names the folder where `setup` installs."""
+"""File in a Debian package's Python that names the folder of `setup`."""
 
 
 def pth_path() -> Path:
-    """Return where the `_setup.pth` of this Python is if it belongs to a Debian package of ours.
+    """Return the path that this Python's `_setup.pth` has in a Debian package of ours.
 
-    `sysconfig` knows the folder, too, but would keep 0.4 MB in an agent that waits.
+    `sysconfig` knows the folder, too, but would take 0.4 MB in an idle agent.
     """
     major, minor = sys.version_info[:2]
     return Path(sys.prefix, "lib", f"python{major}.{minor}", "site-packages", PTH)
 
 
 def is_packaged() -> bool:
-    """Return whether this is the Python of a Debian package of ours."""
+    """Check whether this is the Python of a Debian package of ours."""
     return pth_path().is_file()
 
 
 def packaged_config(name: str) -> Path | None:
-    """Return the file that the service of a Debian package runs with, such as `agent.toml`; None if there is none."""
+    """Return the service's configuration in a Debian package, such as `agent.toml`; None if there is none."""
     path = CONFIG_FOLDER / name
     return path if is_packaged() and os.path.lexists(path) else None
 
 
 def readable_packaged_config(name: str) -> Path | None:
-    """Return the same file for a command that can do without it; None where this user may not read it."""
+    """Return the same file for a command that can do without it; None if this user may not read it."""
     path = packaged_config(name)
     return path if path and os.access(path, os.R_OK) else None
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra here, ready to be copied from a message."""
+    """Return the command that installs an extra here, ready to copy from a message."""
     if is_packaged() and extra in SETUP_COMMANDS:
         return f"`{SETUP_COMMANDS[extra]}`"
     root = Path(__file__).parents[2]

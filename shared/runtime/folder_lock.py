@@ -1,4 +1,4 @@
-"""Hold a folder, one process at a time: by a file in it, and by itself where nobody else may open it."""
+"""Exclusive lock on a folder, by flock on a file in it and on the folder itself."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ log = logging.getLogger(__name__)
 FOLDER_LOCK = "lock"
 PRIVATE, OTHERS = 0o600, 0o077
 LOOK_S = 1.0
-"""Between two looks at whether the file is still there."""
+"""Interval of checks that the lock file still exists."""
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that others may not even open to read: that is enough to hold its lock."""
+    """Open a file that other users may not even open to read: opening is enough to lock it."""
     descriptor = os.open(path, flags, PRIVATE)
-    with suppress(OSError):  # of another user, who lets us write in it
-        os.fchmod(descriptor, PRIVATE)  # of versions before
+    with suppress(OSError):  # another user's file, in which we may write
+        os.fchmod(descriptor, PRIVATE)  # earlier versions created it readable
     return descriptor
 
 
 class FolderLock:
-    """A folder that is this process's.
+    """Exclusive lock of this process on a folder.
 
-    A file that was deleted keeps nobody out; the folder itself does then, until the file is made anew.
+    A deleted lock file protects nothing; then the lock on the folder itself does, until the file is created again.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._held = folder, dict[tuple[int, int], int]()
 
     def take(self) -> None:
-        """Take it.
+        """Acquire the lock.
 
         Raises:
-            ConfigError: Another process holds it, or another user made it.
+            ConfigError: Another process holds it, or the file belongs to another user.
         """
         try:
             self._lock()
         except PermissionError as error:
-            hint = f"give what lies in {self._folder} to this user, or name another folder"
+            hint = f"give the files in {self._folder} to this user, or name another folder"
             raise ConfigError(f"{error}; {hint}") from error
         except BlockingIOError:
             raise ConfigError(self._in_use()) from None
 
     def renew(self) -> None:
-        """Take it anew where its file was deleted, and the folder too perhaps.
+        """Lock again if the lock file was deleted, perhaps with the folder.
 
         Raises:
-            ConfigError: Another process holds it by now.
-            OSError: The file cannot be made.
+            ConfigError: Another process holds the lock now.
+            OSError: The file cannot be created.
         """
         file = self._folder / FOLDER_LOCK
         try:
-            found = file.stat()
-            if (found.st_dev, found.st_ino) in self._held:
+            status = file.stat()
+            if (status.st_dev, status.st_ino) in self._held:
                 return
         except FileNotFoundError:
             pass
@@ -71,35 +71,35 @@ class FolderLock:
             self._lock()
         except BlockingIOError:
             raise ConfigError(f"{file} was deleted while this process held it, and {self._in_use()}") from None
-        log.warning("%s was deleted: it is made anew, and this process holds the folder still", file)
+        log.warning("%s was deleted: created again, and the folder is still locked by this process", file)
 
     def _in_use(self) -> str:
         return f"{self._folder} is in use by another process; end that one, or name another folder"
 
     def _lock(self) -> None:
-        """Lock what is not held yet."""
-        self._hold(_open_private(str(self._folder / FOLDER_LOCK), os.O_RDWR | os.O_CREAT | os.O_APPEND))
+        """Lock the file and the folder unless they are locked already."""
+        self._lock_descriptor(_open_private(str(self._folder / FOLDER_LOCK), os.O_RDWR | os.O_CREAT | os.O_APPEND))
         itself = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         if os.fstat(itself).st_mode & OTHERS:
-            os.close(itself)  # whoever may open it could keep us out
+            os.close(itself)  # any user who can open it could lock us out
         else:
-            self._hold(itself)
+            self._lock_descriptor(itself)
 
-    def _hold(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        if (found.st_dev, found.st_ino) in self._held:
+    def _lock_descriptor(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) in self._held:
             os.close(descriptor)
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if isinstance(error, BlockingIOError) or not stat.S_ISDIR(found.st_mode):
-                os.close(descriptor)  # some file systems lock files alone
+            if isinstance(error, BlockingIOError) or not stat.S_ISDIR(status.st_mode):
+                os.close(descriptor)  # some file systems can lock only files
                 raise
-        self._held[found.st_dev, found.st_ino] = descriptor
+        self._held[status.st_dev, status.st_ino] = descriptor
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
@@ -107,10 +107,10 @@ class FolderLock:
 
 @contextmanager
 def hold_lock(folder: Path) -> Iterator[FolderLock]:
-    """Hold a folder's lock while the block lasts; it falls with the process, however that ends.
+    """Hold a folder's lock while the block lasts; the system releases it when the process ends.
 
     Raises:
-        ConfigError: Another process holds it, or another user made it.
+        ConfigError: Another process holds it, or the file belongs to another user.
     """
     lock = FolderLock(folder)
     try:
@@ -121,7 +121,7 @@ def hold_lock(folder: Path) -> Iterator[FolderLock]:
 
 
 def is_held(folder: Path, *, unknown: bool = False) -> bool:
-    """Tell whether a process holds a folder's lock; `unknown` where this user may not know."""
+    """Check whether a process holds a folder's lock; return `unknown` if this user has no right to check."""
     try:
         with (folder / FOLDER_LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -135,12 +135,12 @@ def is_held(folder: Path, *, unknown: bool = False) -> bool:
 
 
 async def keep_lock(lock: FolderLock) -> None:
-    """Keep a lock until cancelled, whatever becomes of its file.
+    """Maintain a lock until cancelled, even if its file is deleted.
 
     Raises:
-        ConfigError: Another process holds the folder by now.
+        ConfigError: Another process holds the folder now.
     """
     while True:
         await asyncio.sleep(LOOK_S)
-        with suppress(OSError):  # a disk that refuses is told of by who writes there
+        with suppress(OSError):  # disk errors are reported by those who write there
             lock.renew()

@@ -1,4 +1,4 @@
-"""Delay loading a module that a third-party library imports and hardly ever uses."""
+"""Lazy loading of modules that a third-party library imports and hardly ever uses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 
-class _Unloaded(ModuleType):
-    """Stands for a module until something of it is used; `importlib.util.LazyLoader` loads it when it is imported."""
+class _LazyModule(ModuleType):
+    """Placeholder for a module until an attribute is used; `importlib.util.LazyLoader` would load it on import."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -20,16 +20,16 @@ class _Unloaded(ModuleType):
         return getattr(import_module(self.__name__), name)
 
 
-def load_when_used(name: str) -> None:
-    """Have an import of a module bind it, and its code run when something of it is used.
+def load_lazily(name: str) -> None:
+    """Replace a module by a placeholder, so that its code runs only when an attribute is used.
 
     Args:
-        name: Of the module, with its package's, which is imported.
+        name: Full name; its package is imported.
     """
     if name in sys.modules:
         return
-    package, _, own = name.rpartition(".")
-    module = sys.modules[name] = _Unloaded(name)
+    package, _, attribute = name.rpartition(".")
+    module = sys.modules[name] = _LazyModule(name)
     module.__spec__ = ModuleSpec(name, None)
     if package:
-        setattr(import_module(package), own, module)
+        setattr(import_module(package), attribute, module)

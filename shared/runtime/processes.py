@@ -1,7 +1,7 @@
-"""A process and its children: its start, its log, and the end of those it started.
+"""Start, log and terminate processes.
 
-A log is one line an event on standard error: level, logger, key=value; under systemd the journal adds the time.
-Children are ended by SIGTERM or by what they were told, and by SIGKILL where that does not help in time.
+A log has one line per event on standard error: level, logger, key=value; under systemd the journal adds the time.
+Child processes get SIGTERM or another request to end, and SIGKILL after a timeout.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from asyncio.subprocess import Process
 from collections.abc import Iterator
 
 from shared.runtime import backports
-from shared.runtime.logs import JournalLines, LimitRepeats, writes_to_journal
+from shared.runtime.logs import JournalLines, RepeatFilter, writes_to_journal
 
 EXIT_PATIENCE_S = 5.0
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 HEAVY = "torch"
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 EXIT_THREAD = 71
-"""Of a process in which a thread has failed."""
+"""Exit code of a process in which a thread has failed."""
 
 
 async def terminate(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
-    """End a child process that was started here: politely, then not; return when it is gone."""
+    """Terminate a child process with SIGTERM, then SIGKILL; return when it has ended."""
     if process.returncode is None:
         _send(process, signal.SIGTERM)
         await wait_or_kill(process, patience_s)
 
 
 async def wait_or_kill(process: Process, patience_s: float = EXIT_PATIENCE_S) -> None:
-    """Wait for the end of a process that was told to end, for instance by closing its input; kill it if it does not."""
+    """Wait for a process that was asked to end, for instance by closing its input; kill it after a timeout."""
     try:
         async with backports.timeout(patience_s):
             await process.wait()
@@ -50,50 +50,50 @@ async def wait_or_kill(process: Process, patience_s: float = EXIT_PATIENCE_S) ->
 
 
 async def kill(process: Process) -> None:
-    """End a process as a power cut does; return when it is gone."""
+    """Kill a process and wait for its end."""
     if process.returncode is None:
         _send(process, signal.SIGKILL)
         await process.wait()
 
 
 def _send(process: Process, number: signal.Signals) -> None:
-    """Send a signal to a child that asyncio has not told the end of.
+    """Send a signal to a child whose end asyncio has not noticed.
 
-    Not by the child's own method: that looks first whether it has ended, and takes the exit status away from asyncio,
-    which then tells 255 of a process that a signal killed (CPython, `Popen.send_signal`).
+    `Popen.send_signal` would first poll the child and take the exit status away from asyncio, which then reports 255
+    for a process that a signal killed.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)
 
 
 def configure(level: str, more: int = 0) -> None:
-    """Set up logging for a process.
+    """Configure logging for a process.
 
     Args:
-        level: Name of a level: debug, info, warning, error.
-        more: By how many levels more is logged.
+        level: debug, info, warning or error.
+        more: Number of levels by which to log more.
     """
     if (usual := LEVELS.get(level.lower())) is None:
-        raise ValueError(f"no level {level.upper()!r}: use debug, info, warning or error")
-    asked = max(logging.DEBUG, usual - more * (logging.WARNING - logging.INFO))
+        raise ValueError(f"log level {level.upper()!r} does not exist: use debug, info, warning or error")
+    threshold = max(logging.DEBUG, usual - more * (logging.WARNING - logging.INFO))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalLines() if writes_to_journal() else _stamped_lines())
-    handler.addFilter(LimitRepeats())
-    logging.basicConfig(level=asked, handlers=[handler], force=True)
-    logging.getLogger("mqtt").setLevel(logging.ERROR)  # its reconnects are told by our own transport, once a state
+    handler.addFilter(RepeatFilter())
+    logging.basicConfig(level=threshold, handlers=[handler], force=True)
+    logging.getLogger("mqtt").setLevel(logging.ERROR)  # our own transport logs its reconnects, once per state
 
 
 def _stamped_lines() -> logging.Formatter:
     line = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
     formatter = logging.Formatter(line, datefmt="%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime  # noqa: TID251 - only converts what the record holds
+    formatter.converter = time.gmtime  # noqa: TID251 - only converts the record's time
     return formatter
 
 
 def end_on_thread_failure() -> None:
-    """End this process, with a traceback, at an error that a thread does not handle.
+    """End this process, with a traceback, if a thread fails.
 
-    By default only the thread ends, and what waits for it waits for ever.
+    By default only the thread ends, and whatever waits for it waits for ever.
     """
 
     def end(failed: threading.ExceptHookArgs) -> None:
@@ -103,23 +103,23 @@ def end_on_thread_failure() -> None:
         name = failed.thread.name if failed.thread else "unknown"
         logging.getLogger("process").critical("thread %r failed; ending", name, exc_info=what)
         logging.shutdown()
-        os._exit(EXIT_THREAD)  # from a thread nothing less would; the main thread may be deep in a library
+        os._exit(EXIT_THREAD)  # a thread cannot raise SystemExit in the main thread, which may be deep in a library
 
     threading.excepthook = end
 
 
 def keep_private() -> None:
-    """Have what this process writes from now on be for its user alone: updates, states and models are nobody else's."""
+    """Restrict files that this process creates to its user: updates, states and models are private."""
     os.umask(0o077)
 
 
 def die_with_parent(pipe: int | None = None) -> None:
-    """Have the system kill this process when the one that started it is gone, however busy it is then.
+    """Let the kernel kill this process when its parent ends, however busy it is then.
 
-    To the system that is the thread that started it: an event loop on a main thread lives as long as its process.
+    The kernel watches the parent's thread; an event loop on a main thread lives as long as its process.
 
     Args:
-        pipe: Descriptor of a pipe whose other end that one alone has: where it is gone already, this process ends now.
+        pipe: Descriptor of a pipe whose other end only the parent has: if that is closed already, exit now.
     """
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
@@ -132,11 +132,11 @@ def die_with_parent(pipe: int | None = None) -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Import heavy modules in the block: nothing is collected meanwhile, nor ever looked for among what they made.
+    """Import heavy modules in the block with the garbage collector off, then exempt their objects from collection.
 
-    Importing torch makes half a million objects that stay. The collector goes through them again and again while they
-    come, and once more at the end of the process: a third of the CPU seconds of a start, which a board counts in tens.
-    Where torch is loaded already, or collecting is off, nothing changes: what lives then may become garbage.
+    Importing torch makes half a million permanent objects. The collector scans them again and again during the import,
+    and once more at exit: a third of the CPU seconds of a start, which a board counts in tens. No effect if torch is
+    loaded already or collection is off, since existing objects may become garbage.
     """
     if HEAVY in sys.modules or not gc.isenabled():
         yield

@@ -1,7 +1,7 @@
-"""Tell systemd how this process is: its work has begun, its event loop still turns, it stops.
+"""systemd notifications (sd_notify): ready, watchdog pings, stopping.
 
-Datagrams to the socket that NOTIFY_SOCKET names, after sd_notify(3) and sd_watchdog_enabled(3). A loop that hangs no
-longer pings: systemd ends the process and starts another.
+Datagrams to the socket in NOTIFY_SOCKET, see sd_notify(3) and sd_watchdog_enabled(3). A blocked event loop stops
+pinging, so systemd restarts the process.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ MICRO = 1e-6
 
 @dataclass(frozen=True)
 class Supervisor:
-    """What started this process and watches it.
+    """Notification socket of the service manager that started this process.
 
     Attributes:
-        address: Of its socket; a leading zero byte is that of an abstract one. Empty where nobody listens.
-        watchdog_s: Seconds without a ping after which it ends this process; 0 for never.
+        address: Socket address; a leading zero byte marks an abstract one. Empty where there is no manager.
+        watchdog_s: Seconds without a ping after which the process is killed; 0 for never.
     """
 
     address: str = ""
     watchdog_s: float = 0.0
 
     def tell(self, state: bytes) -> None:
-        """Send a state; one that cannot be sent is logged, since nobody else would know why the watchdog bites."""
+        """Send a state; a failure is logged, since it explains a later kill by the watchdog."""
         if not self.address:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as out:
             try:
                 out.sendto(state, self.address)
             except OSError as error:
-                log.warning("systemd is not told %s: %s", state.decode(), error.strerror)
+                log.warning("cannot notify systemd of %s: %s", state.decode(), error.strerror)
 
     async def ping(self) -> None:
-        """Say twice in the time of the watchdog that this event loop turns, until cancelled."""
+        """Ping twice per watchdog period, until cancelled."""
         while self.watchdog_s:
             self.tell(ALIVE)
             await asyncio.sleep(self.watchdog_s / 2)
 
 
 def find_supervisor(environment: MutableMapping[str, str] = os.environ) -> Supervisor:
-    """Return who wants to be told, and take it out of the environment: no child of ours speaks for us."""
+    """Read the supervisor from the environment and remove it there, so that child processes do not notify it."""
     address = environment.pop("NOTIFY_SOCKET", "")
     span, owner = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")):
@@ -62,11 +62,11 @@ def find_supervisor(environment: MutableMapping[str, str] = os.environ) -> Super
 
 
 @asynccontextmanager
-async def supervised(supervisor: Supervisor | None = None) -> AsyncIterator[None]:
-    """Tell who started this process, if it wants to know, that the block has begun, goes on, and ends.
+async def notify_supervisor(supervisor: Supervisor | None = None) -> AsyncIterator[None]:
+    """Notify the supervisor, if any, that the block has begun, is alive, and ends.
 
     Args:
-        supervisor: Who wants to know; None for what the environment says.
+        supervisor: None for the one in the environment.
     """
     to = supervisor or find_supervisor()
     to.tell(READY)

@@ -1,9 +1,9 @@
-"""In what form versions write each kind of state file, and whether one can read what another left.
+"""Format versions of state files; protects state from downgrades.
 
-`formats.json` in a folder of state holds the newest form of each kind that was ever written there. A version that knows
-an older one alone does not begin: it would take what it finds for damage, and set it aside or throw it away. A folder
-without that file is of versions before there was one, whose forms are the first. What kinds there are, agent and server
-say each for itself.
+`formats.json` in a state folder holds the newest format of each kind that was ever written there. A version that only
+knows an older one refuses to start: it would take the files for damaged, and set them aside or delete them. A folder
+without that file is of versions before there was one, whose formats are all 1. Agent and server each define their
+kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.runtime.durable import replace_file
 
 FILE = "formats.json"
 MOST_BYTES = 64 << 10
-"""Of this file, and of any other small one that `decode_small` reads."""
+"""Limit for this file and other small JSON files read by `decode_small`."""
 READABLE = 0o644
 
 T = TypeVar("T")
@@ -32,8 +32,8 @@ class StateKind:
     """A kind of state file.
 
     Attributes:
-        files: Their names in the folder.
-        holds: What is lost with them.
+        files: Names in the folder.
+        holds: Description of what is lost with them, for the error.
     """
 
     files: tuple[str, ...]
@@ -41,10 +41,10 @@ class StateKind:
 
 
 class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest forms in a folder.
+    """Newest format of each kind in a folder.
 
     Attributes:
-        version: Which version raised one last.
+        version: Software version that raised a format last.
     """
 
     formats: dict[str, int]
@@ -52,35 +52,35 @@ class WrittenFormats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def writer(self) -> str:
-        """Who wrote there, for people."""
+        """The software that wrote last, for messages."""
         return f"version {self.version}" if self.version else "a newer version"
 
 
 def decode_small(data: bytes, kind: type[T], place: str) -> T:
-    """Return what a small JSON file says.
+    """Decode a small JSON file.
 
     Args:
-        place: Where it lies, for the error.
+        place: Path for the error.
 
     Raises:
-        CorruptFile: It says no such thing, or is longer than any of these files.
+        CorruptFile: It is not valid, or too long.
     """
     if len(data) > MOST_BYTES:
-        raise CorruptFile(f"{place}: {len(data)} bytes or more, {MOST_BYTES} at most are looked at")
+        raise CorruptFile(f"{place}: {len(data)} bytes or more, the limit is {MOST_BYTES}")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{place}: it is not as it was written ({str(error)[:200]})") from error
+        raise CorruptFile(f"{place}: damaged ({str(error)[:200]})") from error
 
 
 def decode_formats(data: bytes, place: str) -> WrittenFormats:
-    """Return what a file of forms says.
+    """Decode a formats file.
 
     Args:
-        place: Where it lies, for the error.
+        place: Path for the error.
 
     Raises:
-        ConfigError: It is damaged, so that nobody knows whether this version may write there.
+        ConfigError: It is damaged, so that it is unknown whether this version may write there.
     """
     try:
         return decode_small(data, WrittenFormats, place)
@@ -89,15 +89,15 @@ def decode_formats(data: bytes, place: str) -> WrittenFormats:
 
 
 def encode_formats(formats: Mapping[str, int], version: str) -> bytes:
-    """Return the file's content: forms by kind, and which version raised one last."""
+    """Encode a formats file: format by kind, and the version that raised one last."""
     return msgspec.json.encode(WrittenFormats(formats=dict(formats), version=version), order="deterministic") + b"\n"
 
 
 def read_formats(folder: Path) -> WrittenFormats:
-    """Return what a folder holds; no forms where no version wrote any down, or there is no such folder.
+    """Read a folder's formats; empty where no version recorded any, or the folder does not exist.
 
     Raises:
-        ConfigError: As `decode_formats`; or the file cannot be read.
+        ConfigError: The file is damaged or cannot be read.
     """
     path = folder / FILE
     try:
@@ -109,53 +109,55 @@ def read_formats(folder: Path) -> WrittenFormats:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def find_losses(written: Mapping[str, int], known: Mapping[str, int], kinds: Mapping[str, StateKind]) -> dict[str, str]:
+def find_losses(
+    written: Mapping[str, int], supported: Mapping[str, int], kinds: Mapping[str, StateKind]
+) -> dict[str, str]:
     """Return the kinds that a version cannot read, and what is lost with each.
 
-    A kind that the version does not know at all is none of these: it leaves such files alone.
+    Kinds that the version does not know at all are not included: it leaves such files alone.
 
     Args:
-        written: The newest forms in a folder, by kind.
-        known: Those that the version writes.
-        kinds: What each kind holds.
+        written: Newest format in a folder, by kind.
+        supported: Newest format that the version reads, by kind.
     """
-    unreadable = [name for name, number in written.items() if name in known and number > known[name]]
+    unreadable = [name for name, number in written.items() if name in supported and number > supported[name]]
     return {name: kinds[name].holds if name in kinds else f"files of the kind {name}" for name in sorted(unreadable)}
 
 
-def require_readable(folder: Path, known: Mapping[str, int], kinds: Mapping[str, StateKind], otherwise: str) -> None:
-    """Refuse to work in a folder that a newer version wrote in so that this one cannot read it.
+def require_readable(
+    folder: Path, supported: Mapping[str, int], kinds: Mapping[str, StateKind], otherwise: str
+) -> None:
+    """Refuse to work in a folder whose state a newer version wrote in a format that this one cannot read.
 
     Args:
-        known: What this version writes.
-        kinds: What each kind holds.
-        otherwise: What else can be done than to install the version that wrote there.
+        supported: Newest format that this version reads, by kind.
+        otherwise: Alternative remedy to installing the newer version.
 
     Raises:
-        ConfigError: It did: what would be lost, and which version to take; or as `read_formats`.
+        ConfigError: It did: what would be lost, and which version to install; or the file of formats is unreadable.
     """
     written = read_formats(folder)
-    if losses := find_losses(written.formats, known, kinds):
-        kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
+    if losses := find_losses(written.formats, supported, kinds):
+        unreadable = "; ".join(f"{name}: {what}" for name, what in losses.items())
         raise ConfigError(
-            f"{folder} was written by {written.writer}, and this one cannot read ({kept}); install {written.writer} or "
-            f"a later one, or {otherwise}"
+            f"{folder} was written by {written.writer}, and this one cannot read ({unreadable}); "
+            f"install {written.writer} or a later one, or {otherwise}"
         )
 
 
-def raise_formats(folder: Path, version: str, known: Mapping[str, int], *, several: bool = False) -> bool:
-    """Write down that a version writes here; returns whether a form was raised.
+def raise_formats(folder: Path, version: str, supported: Mapping[str, int], *, several: bool = False) -> bool:
+    """Record that this version writes here; return whether a format was raised.
 
     Args:
-        several: Whether processes of several users may work there: all may read the file then, and root leaves it to
-            whose folder it is.
+        several: Whether processes of several users share the folder: then all may read the file, and root gives it to
+            the folder's owner.
 
     Raises:
-        ConfigError: As `read_formats`.
-        Unwritable: The disk takes nothing more.
+        ConfigError: The file of formats is damaged or cannot be read.
+        Unwritable: The disk is full, read-only or failing.
     """
     written = read_formats(folder).formats
-    highest = written | {name: max(number, written.get(name, 0)) for name, number in known.items()}
+    highest = written | {name: max(number, written.get(name, 0)) for name, number in supported.items()}
     if highest == written:
         return False
     path, data = folder / FILE, encode_formats(highest, version)

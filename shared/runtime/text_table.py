@@ -1,8 +1,8 @@
-"""Tables and paragraphs of plain text, laid out for a terminal's width without cutting a figure.
+"""Plain-text tables and paragraphs, laid out for a terminal's width.
 
-Where a table is wider than the terminal, columns of words are folded first; then the columns are set in several groups
-below each other, every group with the key columns again; at last each row stands by itself, a line a figure.
-What is written to a file or a pipe has no width: one line a row, whatever its length.
+Where a table is wider than the terminal, text columns are folded first; then the columns are split into groups below
+each other, every group with the key columns again; as a last resort each row becomes a list of heading and cell.
+Numbers are never cut. Output to a file or a pipe has no width limit: one line per row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GAP = "  "
 NARROW_GAP = " "
 USUAL_COLUMNS, LEAST_COLUMNS = 80, 20
 BREAKS = re.compile(r"[^\-/_.,:=]*[\-/_.,:=]+|[^\-/_.,:=]+")
-"""Pieces of a word that is longer than its line: they end behind a separator."""
+"""Pieces of a word that is longer than its line, split after separators."""
 
 Style: TypeAlias = Literal["bold", "dim"]
 CODES: Mapping[Style, str] = {"bold": "\x1b[1m", "dim": "\x1b[2m"}
@@ -31,9 +31,9 @@ class TextColumn(NamedTuple):
     """A column of a table.
 
     Attributes:
-        heading: What stands above it; may have several lines.
-        right: Whether its cells stand at its right side, as figures do.
-        least: The width down to which its cells may be folded to several lines; None where they must stay whole.
+        heading: May have several lines.
+        right: Whether cells are right-aligned, as numbers are.
+        least: Minimum width down to which cells may be folded; None for no folding.
     """
 
     heading: str = ""
@@ -43,16 +43,15 @@ class TextColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows of cells with what stands around them.
+    """Rows of cells with title, caption and layout hints.
 
     Attributes:
-        columns: From left to right.
         rows: As many cells each as there are columns.
-        title: A line above; empty for none.
-        caption: Lines below; empty for none.
-        keys: How many columns at the left say what a row is; they are repeated where the columns are set in groups.
-        seam: The column that a new group begins with where not all fit into one; 0 for none.
-        styles: By row, how a terminal shows it.
+        title: Line above the table; empty for none.
+        caption: Lines below the table; empty for none.
+        keys: Number of key columns at the left, which are repeated in every group of columns.
+        seam: Preferred first column of a second group where not all columns fit; 0 for none.
+        styles: Terminal style by row number.
     """
 
     columns: Sequence[TextColumn]
@@ -72,7 +71,7 @@ def terminal_columns(stream: TextIO) -> int | None:
 
 
 def write_text(stream: TextIO, *parts: TextTable | str) -> None:
-    """Write tables and paragraphs for the stream's width, with bold headings on a terminal that shows them."""
+    """Write tables and paragraphs for the stream's width, with bold headings if the terminal supports them."""
     width = terminal_columns(stream)
     styled = width is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
     for number, part in enumerate(parts):
@@ -84,166 +83,184 @@ def write_text(stream: TextIO, *parts: TextTable | str) -> None:
 
 
 def fits(table: TextTable, width: int) -> bool:
-    """Tell whether every row of a table is one line of a terminal, none of its words folded."""
+    """Check whether every row of a table fits on one line without folding."""
     columns = range(len(table.columns))
-    whole = (_natural(table.columns[one].heading.split("\n"), [row[one] for row in table.rows]) for one in columns)
-    return sum(whole) + len(GAP) * (len(columns) - 1) <= width
+    widths = (
+        _natural_width(table.columns[column].heading.split("\n"), [row[column] for row in table.rows])
+        for column in columns
+    )
+    return sum(widths) + len(GAP) * (len(columns) - 1) <= width
 
 
 def table_lines(table: TextTable, width: int | None, *, styled: bool = False) -> list[str]:
-    """Return a table as lines that are no longer than a width.
+    """Lay out a table as lines of at most `width` columns.
 
     Args:
-        width: Of the terminal in columns; None for any.
-        styled: Whether to mark headings and rows with a terminal's control sequences.
+        width: None for no limit.
+        styled: Whether to emit a terminal's control sequences for headings and styled rows.
     """
     rows = [[printable_text(cell) for cell in row] for row in table.rows]
-    wide, narrow = (_groups(table, rows, len(gap), width) for gap in (GAP, NARROW_GAP))
+    wide, narrow = (_group_columns(table, rows, len(gap), width) for gap in (GAP, NARROW_GAP))
     gap, groups = (NARROW_GAP, narrow) if len(narrow) < len(wide) or not wide else (GAP, wide)
     lines = fold_text(table.title, width) if table.title else []
     for number, widths in enumerate(groups):
         lines += [""] * bool(number)
-        lines += _block(table, rows, widths, gap, styled=styled)
+        lines += _render_group(table, rows, widths, gap, styled=styled)
     if not groups:
-        lines += _records(table, rows, width or USUAL_COLUMNS)
+        lines += _render_records(table, rows, width or USUAL_COLUMNS)
     return lines + (fold_text(table.caption, width) if table.caption else [])
 
 
 def fold_text(text: str, width: int | None) -> list[str]:
-    """Return paragraphs as lines that are no longer than a width; what follows of one is indented as it is."""
+    """Fold paragraphs to a width; continuation lines get a hanging indent."""
     lines = []
     for line in text.split("\n"):
-        kept = line.lstrip(" ")
-        indent = " " * (len(line) - len(kept))
-        shown = printable_text(kept)
+        body = line.lstrip(" ")
+        indent = " " * (len(line) - len(body))
+        printable = printable_text(body)
         if width is None or display_width(line) <= width:
-            lines.append((indent + shown).rstrip())
+            lines.append((indent + printable).rstrip())
         else:
-            first, *more = fold_words(shown, max(1, width - len(indent) - 2))
-            lines += [indent + first, *(f"{indent}  {one}" for one in more)]
+            first, *more = fold_words(printable, max(1, width - len(indent) - 2))
+            lines += [indent + first, *(f"{indent}  {folded}" for folded in more)]
     return lines
 
 
 def fold_words(text: str, width: int) -> list[str]:
-    """Return a text as lines of whole words; a word that is longer than a line is broken behind a separator."""
+    """Fold a text between words; a word longer than a line is broken after a separator."""
     if display_width(text) <= width:
         return [text]
-    lines, here = [], ""
+    lines, current = [], ""
     for word in text.split(" "):
-        joined = f"{here} {word}" if here else word
+        joined = f"{current} {word}" if current else word
         if display_width(joined) <= width:
-            here = joined
+            current = joined
             continue
-        lines += [here] * bool(here)
-        *whole, here = _broken(word, width)
-        lines += whole
-    return [*lines, here]
+        lines += [current] * bool(current)
+        *full, current = _break_word(word, width)
+        lines += full
+    return [*lines, current]
 
 
 def display_width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the number of terminal columns of a text."""
     if text.isascii():
         return len(text)
-    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "WF") for one in text)
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )
 
 
 def printable_text(text: str) -> str:
-    """Return a text with `?` for whatever could drive the terminal."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+    """Replace characters that could control the terminal by `?`."""
+    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _broken(word: str, width: int) -> list[str]:
-    """Return a word in parts that fit a width."""
+def _break_word(word: str, width: int) -> list[str]:
+    """Break a word into parts that fit a width."""
     if display_width(word) <= width:
         return [word]
-    parts, here = [], ""
+    parts, current = [], ""
     for piece in BREAKS.findall(word):
-        if display_width(here + piece) > width:
-            parts += [here] * bool(here)
-            here = ""
-        for one in piece if display_width(piece) > width else (piece,):
-            if display_width(here + one) > width:
-                parts.append(here)
-                here = ""
-            here += one
-    return [*parts, here]
+        if display_width(current + piece) > width:
+            parts += [current] * bool(current)
+            current = ""
+        for fragment in piece if display_width(piece) > width else (piece,):
+            if display_width(current + fragment) > width:
+                parts.append(current)
+                current = ""
+            current += fragment
+    return [*parts, current]
 
 
-def _widths(
+def _fit_widths(
     table: TextTable, rows: Sequence[Sequence[str]], columns: Sequence[int], gap: int, width: int | None
 ) -> dict[int, int] | None:
-    """Return the width of each column, with words folded where they must be; None where they do not fit."""
-    whole = {one: _natural(table.columns[one].heading.split("\n"), [row[one] for row in rows]) for one in columns}
-    least = {one: _least(table.columns[one], whole[one]) for one in columns}
+    """Return the width of each column, folding where needed; None where they do not fit."""
+    widths = {
+        column: _natural_width(table.columns[column].heading.split("\n"), [row[column] for row in rows])
+        for column in columns
+    }
+    least = {column: _minimum_width(table.columns[column], widths[column]) for column in columns}
     room = None if width is None else width - gap * (len(columns) - 1)
-    if room is None or sum(whole.values()) <= room:
-        return whole
+    if room is None or sum(widths.values()) <= room:
+        return widths
     if sum(least.values()) > room:
         return None
-    while (over := sum(whole.values()) - room) > 0:
-        widest = max((one for one in columns if whole[one] > least[one]), key=lambda one: whole[one] - least[one])
-        whole[widest] -= max(1, min(over, whole[widest] - least[widest]) // len(columns))
-    return whole
+    while (over := sum(widths.values()) - room) > 0:
+        widest = max(
+            (column for column in columns if widths[column] > least[column]),
+            key=lambda column: widths[column] - least[column],
+        )
+        widths[widest] -= max(1, min(over, widths[widest] - least[widest]) // len(columns))
+    return widths
 
 
-def _natural(heading: Sequence[str], cells: Sequence[str]) -> int:
+def _natural_width(heading: Sequence[str], cells: Sequence[str]) -> int:
     return max(map(display_width, (*heading, *cells)), default=0)
 
 
-def _least(column: TextColumn, natural: int) -> int:
+def _minimum_width(column: TextColumn, natural: int) -> int:
     if column.least is None:
         return natural
-    return min(natural, max(column.least, _natural(column.heading.split("\n"), ())))
+    return min(natural, max(column.least, _natural_width(column.heading.split("\n"), ())))
 
 
-def _groups(table: TextTable, rows: Sequence[Sequence[str]], gap: int, width: int | None) -> list[dict[int, int]]:
-    """Return the widths of the columns in groups that fit, each with the key columns; none where one does not fit."""
-    if widths := _widths(table, rows, range(len(table.columns)), gap, width):
+def _group_columns(
+    table: TextTable, rows: Sequence[Sequence[str]], gap: int, width: int | None
+) -> list[dict[int, int]]:
+    """Return column widths in groups that fit, each with the key columns; empty where one does not fit."""
+    if widths := _fit_widths(table, rows, range(len(table.columns)), gap, width):
         return [widths]
     keys = list(range(table.keys))
-    groups, here = [], keys
-    for one in range(table.keys, len(table.columns)):
-        if one != table.seam and _widths(table, rows, [*here, one], gap, width):
-            here = [*here, one]
+    groups, current = [], keys
+    for column in range(table.keys, len(table.columns)):
+        if column != table.seam and _fit_widths(table, rows, [*current, column], gap, width):
+            current = [*current, column]
             continue
-        groups.append(here)
-        here = [*keys, one]
-    found = [_widths(table, rows, group, gap, width) for group in (*groups, here)]
-    return [one for one in found if one] if all(found) else []
+        groups.append(current)
+        current = [*keys, column]
+    layouts = [_fit_widths(table, rows, group, gap, width) for group in (*groups, current)]
+    return [layout for layout in layouts if layout] if all(layouts) else []
 
 
-def _block(
+def _render_group(
     table: TextTable, rows: Sequence[Sequence[str]], widths: Mapping[int, int], gap: str, *, styled: bool
 ) -> Iterator[str]:
     """Yield headings and rows of a group of columns."""
-    headings = [table.columns[one].heading.split("\n") for one in widths]
+    headings = [table.columns[column].heading.split("\n") for column in widths]
     if any(map(any, headings)):
         tall = max(map(len, headings))
-        level = [[""] * (tall - len(one)) + one for one in headings]
-        yield from (_styled(line, "bold" if styled else None) for line in _lines(table, level, widths, gap))
+        level = [[""] * (tall - len(heading)) + heading for heading in headings]
+        yield from (_apply_style(line, "bold" if styled else None) for line in _render_lines(table, level, widths, gap))
     for number, row in enumerate(rows):
-        cells = [fold_words(row[one], width) for one, width in widths.items()]
+        cells = [fold_words(row[column], width) for column, width in widths.items()]
         style = table.styles.get(number) if styled else None
-        yield from (_styled(line, style) for line in _lines(table, cells, widths, gap))
+        yield from (_apply_style(line, style) for line in _render_lines(table, cells, widths, gap))
 
 
-def _lines(table: TextTable, cells: Sequence[Sequence[str]], widths: Mapping[int, int], gap: str) -> Iterator[str]:
+def _render_lines(
+    table: TextTable, cells: Sequence[Sequence[str]], widths: Mapping[int, int], gap: str
+) -> Iterator[str]:
     for parts in zip_longest(*cells, fillvalue=""):
-        placed = (_placed(part, widths[one], table.columns[one]) for part, one in zip(parts, widths, strict=True))
-        yield gap.join(placed).rstrip()
+        aligned = (
+            _align(part, widths[column], table.columns[column]) for part, column in zip(parts, widths, strict=True)
+        )
+        yield gap.join(aligned).rstrip()
 
 
-def _placed(text: str, width: int, column: TextColumn) -> str:
+def _align(text: str, width: int, column: TextColumn) -> str:
     room = " " * (width - display_width(text))
     return room + text if column.right else text + room
 
 
-def _styled(line: str, style: Style | None) -> str:
+def _apply_style(line: str, style: Style | None) -> str:
     return f"{CODES[style]}{line}{PLAIN}" if style and line else line
 
 
-def _records(table: TextTable, rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield each row by itself: a line a cell behind its heading, folded where it is longer."""
+def _render_records(table: TextTable, rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield each row as a list: one line per cell behind its heading, folded where it is longer."""
     names = [column.heading.replace("\n", " ") for column in table.columns]
     indent = max(map(display_width, names), default=0) + len(GAP)
     for number, row in enumerate(rows):
@@ -252,4 +269,4 @@ def _records(table: TextTable, rows: Sequence[Sequence[str]], width: int) -> Ite
         for name, cell in zip(names, row, strict=True):
             first, *more = fold_words(cell, max(LEAST_COLUMNS, width - indent))
             yield (name + " " * (indent - display_width(name)) + first).rstrip()
-            yield from (" " * indent + one for one in more)
+            yield from (" " * indent + line for line in more)

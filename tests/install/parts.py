@@ -13,7 +13,7 @@ from shutil import which
 import numpy as np
 
 from shared.runtime.support.command import find_usual_index
-from shared.runtime.support.fetch import bring
+from shared.runtime.support.fetch import download_wheels
 from shared.runtime.support.table import Purpose, Wheel, choose, read_table, read_wheels
 from shared.runtime.support.table import System as Kind
 from tests.install.roots import BUILD, CPUS, ROOT, System
@@ -97,7 +97,7 @@ def fetch_wheels(kind: Kind, purpose: Purpose) -> Path:
     """Return a folder that has them."""
     folder = BUILD / f"{kind.machine}.wheels"
     sources = [*os.environ.get("PIP_FIND_LINKS", "").split(), find_usual_index()]
-    bring(chosen_wheels(kind, purpose), folder, sources, lambda _line: None)
+    download_wheels(chosen_wheels(kind, purpose), folder, sources, lambda _line: None)
     return folder
 
 

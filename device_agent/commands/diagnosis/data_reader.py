@@ -41,8 +41,8 @@ def main() -> None:
     logging.disable(logging.WARNING)  # the notes say the same
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    memory.limit_data(int(sys.argv[1]) or memory.usual_limit())
-    memory.die_first()
+    memory.limit_data(int(sys.argv[1]) or memory.default_limit())
+    memory.prefer_oom_kill()
     with out:
         out.write(msgspec.json.encode(read_examples(data)))
 

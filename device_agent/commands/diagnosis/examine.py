@@ -33,7 +33,7 @@ from shared.protocol.measurements import Absent, Reading
 from shared.protocol.topics import topic
 from shared.protocol.units import format_figure
 from shared.runtime import backports
-from shared.runtime.clock import is_kept_right, monotonic
+from shared.runtime.clock import is_disciplined, monotonic
 from shared.runtime.extras import is_packaged
 from shared.runtime.folder_lock import is_held
 from shared.runtime.interpreter import find_interpreter
@@ -81,7 +81,7 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
     """
     yield checks.check_system(read_table(), this_system())
     yield from examine_container(LIVE_ROOT)
-    yield checks.check_clock(is_kept_right())
+    yield checks.check_clock(is_disciplined())
     limit = config.trainer.memory_mb * checks.MIB if config else 0
     yield checks.check_memory(_ask_probe(memory.read, LIVE_ROOT, profile), limit)
     if config:

@@ -13,7 +13,14 @@ from edge_server.cli.gateway.examine import secret_files
 from edge_server.journal.runs import all_runs, summarise_run
 from edge_server.plan.server_config import ServerConfig
 from shared.runtime.clock import utc_stamp
-from shared.runtime.diagnosis.bundle import MOST_LINES, last_lines, listing, running_versions, words_in, write_bundle
+from shared.runtime.diagnosis.bundle import (
+    MOST_LINES,
+    last_lines,
+    list_files,
+    read_secret_lines,
+    running_versions,
+    write_bundle,
+)
 
 UNITS = ("fieldfleet-server", "mosquitto")
 JOURNAL = ("journalctl", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
@@ -38,7 +45,7 @@ def support_bundle(options: argparse.Namespace) -> int:
     if not logs:
         files |= {f"log-{unit}.txt": asyncio.run(_journal(unit)) for unit in UNITS}
     secrets = [*(secret_files(config) if config else []), *(site.rglob("*.key") if site else [])]
-    write_bundle(path, files, words_in(secrets))
+    write_bundle(path, files, read_secret_lines(secrets))
     sys.stdout.write(f"{path}\n")
     return 0
 
@@ -53,7 +60,7 @@ def _configured(config: ServerConfig) -> dict[str, object]:
 def _of_site(site: Path) -> dict[str, object]:
     """Return the files of a site that hold no secret, and a list of all."""
     texts = {name: site / name for name in PUBLIC_FILES if (site / name).is_file()}
-    return {"site.txt": listing(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
+    return {"site.txt": list_files(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
 
 
 async def _journal(unit: str) -> str:

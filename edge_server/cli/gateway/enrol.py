@@ -36,7 +36,7 @@ from edge_server.gateway.state import SiteState, read_state
 from shared.errors import ConfigError
 from shared.protocol.enrolment import format_token
 from shared.runtime.durable import replace_file
-from shared.runtime.service import supervised
+from shared.runtime.service import notify_supervisor
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with service.running(host, port) as bound, supervised():
+    async with service.running(host, port) as bound, notify_supervisor():
         try:
             write_address(site.folder, Address(host=host, port=bound))
         except OSError as error:  # boards are answered all the same

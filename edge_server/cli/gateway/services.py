@@ -26,7 +26,9 @@ async def examine_services(config: ServerConfig | None, site: Path | None) -> li
         site: Folder of the site that boards join here; None where there is none.
     """
     names = (SERVER, *([ENROLMENT] if site else []), BROKER)
-    found = [judge_unit(*one) for one in (await units.states(*names)).items()] if units.is_booted() else []
+    found = (
+        [judge_unit(*one) for one in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
+    )
     if config and not found:
         found.append(_server(Path(config.data_dir)))
     return [*found, *([_enrolment_service(read_address(site))] if site else [])]

@@ -124,7 +124,7 @@ def _init(options: argparse.Namespace) -> int:
         write_text(sys.stdout, f"site {state.site} in {folder.path} is as it was: nothing was changed")
         return 0
     lines = [f"site {state.site} in {folder.path}: wrote {', '.join(wrote)}"]
-    runs = not before and folder.path == USUAL_FOLDER and units.may_start()
+    runs = not before and folder.path == USUAL_FOLDER and units.can_start_services()
     refusal = units.restart(*SERVICES) if runs else ""
     if refusal:
         sys.stderr.write(f"edge-server: {' and '.join(SERVICES)} are not both running: {refusal}\n")

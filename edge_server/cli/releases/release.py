@@ -22,7 +22,7 @@ from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime import processes
 from shared.runtime.processes import loading
-from shared.runtime.service import supervised
+from shared.runtime.service import notify_supervisor
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with suppress(asyncio.CancelledError):
-        async with supervised():
+        async with notify_supervisor():
             await task
 
 

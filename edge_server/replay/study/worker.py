@@ -39,7 +39,7 @@ def main() -> None:
     faulthandler.enable()
     processes.configure("warning")
     registry.allow(os.environ.get(registry.VARIABLE, "").split())
-    memory.die_first()  # under memory pressure, kill the cell rather than the study
+    memory.prefer_oom_kill()  # under memory pressure, kill the cell rather than the study
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
     orders: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True, name="orders").start()

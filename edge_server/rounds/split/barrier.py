@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from edge_server.rounds.split.device_session import DeviceSession, Event
-from shared.runtime.clock import left_s
+from shared.runtime.clock import remaining_s
 
 
 class Reply(Enum):
@@ -129,7 +129,7 @@ class Barrier:
         """Return the seconds until the open step is due; 0 if it is, infinite before the first delivery."""
         if not self._begun:
             return math.inf
-        return left_s(self._since + self.deadline_s, now) if self._waited_for else 0.0
+        return remaining_s(self._since + self.deadline_s, now) if self._waited_for else 0.0
 
     def serve(self) -> tuple[list[str], list[str]]:
         """Advance to the next step.

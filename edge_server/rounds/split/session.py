@@ -28,7 +28,7 @@ from shared.models.base import Model
 from shared.protocol.messages import Assignment, Features, Update, Want
 from shared.registry import build
 from shared.runtime.clock import Clock
-from shared.runtime.executor import Effect, Worker, background, uninterrupted
+from shared.runtime.executor import Effect, Worker, background, run_uninterrupted
 from shared.tensors.placement import CPU, Device
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
@@ -215,7 +215,7 @@ class SplitRound:
         """Exclude features from the open step that far exceed the median and the usual size."""
         median, large = self._find_oversized()
         if large and self._usual_size is None and not self._has_robust_median():
-            self._usual_size = await uninterrupted(self.worker(self.top.usual_size))
+            self._usual_size = await run_uninterrupted(self.worker(self.top.usual_size))
             median, large = self._find_oversized()  # offers have come meanwhile
         least = 0.0 if self._has_robust_median() else self.most_size * (self._usual_size or 0.0)
         for session in large:
@@ -278,7 +278,7 @@ class SplitRound:
     async def _compute(self, number: int, features: dict[str, Tree]) -> dict[str, Sender]:
         """Compute a step off the event loop; on cancellation, wait: state and random draws must not be shared."""
         step = Effect(SPLIT_STEP, self.top.serve)
-        return await uninterrupted(self.worker(step, number, features, self.payloads.frame_bytes))
+        return await run_uninterrupted(self.worker(step, number, features, self.payloads.frame_bytes))
 
     async def _wait_until_due(self) -> None:
         """Wait for a message or the step's deadline."""

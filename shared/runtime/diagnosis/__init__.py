@@ -1,1 +1,1 @@
-"""What both sides tell of themselves to whoever helps."""
+"""Support bundles of agent and server, with secrets and identities redacted."""

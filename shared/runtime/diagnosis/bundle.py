@@ -1,4 +1,4 @@
-"""One file for whoever helps: what this machine runs and what is wrong with it, without what is secret or tells who."""
+"""Support bundle: versions, logs and findings of a machine, without secrets or identities."""
 
 from __future__ import annotations
 
@@ -34,57 +34,58 @@ LIBRARIES = (
     "torch",
 )
 MOST_LINES, MOST_BYTES = 1000, 1 << 20
-"""Of one log, its end."""
+"""Limits of a log, counted from its end."""
 MOST_FILES = 2000
 
 PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}(?:.{0,8192}?-----END [A-Z0-9 ]{0,40}-----|.{0,8192})", re.DOTALL)
 TOKEN = re.compile(r"\bff1,[^\s'\"]+")
 LOGIN = re.compile(r"(://)[^/@\s]+@")
 LABEL = r"(?:pass(?:word|wd|phrase)?|secret|credential)s?"
-SAID = re.compile(rf"({LABEL}[\"']?\s*[:=]\s*)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',}}]+)", re.IGNORECASE)
+LABELLED_SECRET = re.compile(rf"({LABEL}[\"']?\s*[:=]\s*)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',}}]+)", re.IGNORECASE)
 IS_LABEL = re.compile(LABEL, re.IGNORECASE)
 SHORTEST = 4
-"""Of a secret that is looked for as it is: a shorter one stands everywhere."""
+"""Shorter secrets are not searched for literally: they would match everywhere."""
 
 
 def without_secrets(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text without keys, tokens, passwords, addresses, serial numbers and this machine's name.
+    """Redact keys, tokens, passwords, addresses, serial numbers and this machine's name.
 
     Args:
-        text: Of a log, a file, a finding.
-        secrets: What is known to be secret, word by word.
+        secrets: Known secrets, searched for literally.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "(secret)") if len(secret) >= SHORTEST else text
-    for pattern, put in ((PEM, "(PEM)"), (TOKEN, "(token)"), (LOGIN, r"\1"), (SAID, r"\1-")):
+    for pattern, put in ((PEM, "(PEM)"), (TOKEN, "(token)"), (LOGIN, r"\1"), (LABELLED_SECRET, r"\1-")):
         text = pattern.sub(put, text)
     name = os.uname().nodename
     return redact(text, {name, name.partition(".")[0]})
 
 
-def words_in(files: Iterable[Path]) -> set[str]:
-    """Return the lines of secret files, by which they are known wherever they stand; what cannot be read has none."""
-    found = set[str]()
+def read_secret_lines(files: Iterable[Path]) -> set[str]:
+    """Read the lines of secret files, to redact them elsewhere; unreadable files are skipped."""
+    lines = set[str]()
     for path in files:
         with suppress(OSError, UnicodeDecodeError):
-            found |= {line.strip() for line in path.read_text().splitlines() if not line.startswith("-----")}
-    return found
+            lines |= {line.strip() for line in path.read_text().splitlines() if not line.startswith("-----")}
+    return lines
 
 
-def _cleaned(value: object, secrets: Collection[str]) -> object:
-    """Return what is to be written as JSON, each text of it without secrets."""
+def _redact_values(value: object, secrets: Collection[str]) -> object:
+    """Redact all texts of a JSON value."""
     if isinstance(value, str):
         return without_secrets(value, secrets)
     if isinstance(value, list):
-        return [_cleaned(one, secrets) for one in value]
+        return [_redact_values(item, secrets) for item in value]
     if isinstance(value, dict):
-        return {key: "-" if IS_LABEL.fullmatch(str(key)) else _cleaned(one, secrets) for key, one in value.items()}
+        return {
+            key: "-" if IS_LABEL.fullmatch(str(key)) else _redact_values(item, secrets) for key, item in value.items()
+        }
     return value
 
 
 def running_versions() -> dict[str, str]:
-    """Return what this machine runs: system, interpreter, libraries."""
-    found = {
+    """Return the versions of system, interpreter and libraries."""
+    versions = {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "python": sys.version.split()[0],
@@ -92,10 +93,10 @@ def running_versions() -> dict[str, str]:
     }
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def last_lines(path: Path) -> str:
@@ -114,12 +115,12 @@ def last_lines(path: Path) -> str:
     return "\n".join(lines[-MOST_LINES:]) + "\n"
 
 
-def listing(folder: Path) -> str:
-    """Return modes, sizes and names of all files below a folder, and nothing of what is in them."""
-    return "".join(f"{line}\n" for line in _lines(folder))
+def list_files(folder: Path) -> str:
+    """List modes, sizes and names of all files below a folder, without contents."""
+    return "".join(f"{line}\n" for line in _format_entries(folder))
 
 
-def _lines(folder: Path) -> Iterator[str]:
+def _format_entries(folder: Path) -> Iterator[str]:
     for number, path in enumerate(sorted(folder.rglob("*"))):
         if number == MOST_FILES:
             yield "and more"
@@ -133,18 +134,18 @@ def _lines(folder: Path) -> Iterator[str]:
 
 
 def write_bundle(path: Path, files: Mapping[str, object], secrets: Collection[str] = ()) -> None:
-    """Write texts, and what else there is as JSON, into one tar.gz for this user alone, without secrets.
+    """Write texts, and other values as JSON, into one private tar.gz, without secrets.
 
     Args:
-        path: Of the bundle; must not be there.
-        secrets: What is known to be secret, see `words_in`.
+        path: Bundle to create; must not exist.
+        secrets: Known secrets, see `read_secret_lines`.
 
     Raises:
-        ConfigError: It is there, or cannot be written.
-        Unwritable: The disk takes nothing more.
+        ConfigError: It exists, or cannot be written.
+        Unwritable: The disk is full, read-only or failing.
     """
     if path.exists():
-        raise ConfigError(f"{path} is there; name another file by --out")
+        raise ConfigError(f"{path} exists; name another file by --out")
     packed, top = io.BytesIO(), path.name.partition(".")[0]
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, content in sorted(files.items()):
@@ -161,5 +162,5 @@ def write_bundle(path: Path, files: Mapping[str, object], secrets: Collection[st
 def _as_text(content: object, secrets: Collection[str]) -> str:
     if isinstance(content, str):
         return without_secrets(content, secrets)
-    cleaned = _cleaned(msgspec.to_builtins(content), secrets)
+    cleaned = _redact_values(msgspec.to_builtins(content), secrets)
     return msgspec.json.format(msgspec.json.encode(cleaned), indent=1).decode() + "\n"

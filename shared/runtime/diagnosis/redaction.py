@@ -1,4 +1,4 @@
-"""Texts without what tells whose they are: what is left goes on to parse."""
+"""Redact identifying data in texts that must stay parseable."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ LABELLED = re.compile(
 
 
 def redact(text: str, private: Iterable[str] = ()) -> str:
-    """Return `text` without serial numbers, MAC and IP addresses, network names, UUIDs and machine ids.
+    """Redact serial numbers, MAC and IP addresses, network names, UUIDs and machine ids.
 
-    Each is replaced by zeros of its form, or by a dash after its label, so that what parses the text goes on to parse.
+    Each is replaced by zeros of its format, or by a dash after its label, so that parsers of the text still work.
 
     Args:
-        text: Of a file, of a command, or of a path.
-        private: Words that must go too, such as the host's name; only where they stand alone, for `raspberrypi` is
-            also half of `raspberrypi,4-model-b`.
+        private: Further names to redact, such as the host's; only as whole words, for `raspberrypi` is also half of
+            `raspberrypi,4-model-b`.
     """
     text = LABELLED.sub(r"\1-", text)
     text = UUID.sub("00000000-0000-0000-0000-000000000000", text)
@@ -35,15 +34,15 @@ def redact(text: str, private: Iterable[str] = ()) -> str:
     text = LONG_HEX.sub(_mask_digest, text)
     text = IPV4.sub(_mask_ipv4, text)
     text = IPV6.sub(_mask_ipv6, text)
-    for word in private:
-        if word:
-            text = re.sub(rf"(?<![\w,.-]){re.escape(word)}(?![\w,.-])", "host", text)
+    for name in private:
+        if name:
+            text = re.sub(rf"(?<![\w,.-]){re.escape(name)}(?![\w,.-])", "host", text)
     return text
 
 
 def _mask_digest(match: re.Match[str]) -> str:
     digits = match[0]
-    return digits if digits.isdecimal() else "0" * len(digits)  # a counter may be as long, but has no letters
+    return digits if digits.isdecimal() else "0" * len(digits)  # a long counter is not a digest
 
 
 def _mask_ipv4(match: re.Match[str]) -> str:
@@ -51,7 +50,7 @@ def _mask_ipv4(match: re.Match[str]) -> str:
         ipaddress.IPv4Address(match[0])
     except ValueError:
         return match[0]
-    return "0.0.0.0"  # noqa: S104 - an address that is nobody's
+    return "0.0.0.0"  # noqa: S104 - a placeholder, not a bind address
 
 
 def _mask_ipv6(match: re.Match[str]) -> str:
@@ -59,4 +58,4 @@ def _mask_ipv6(match: re.Match[str]) -> str:
         address = ipaddress.IPv6Address(match[0].rstrip("."))
     except ValueError:
         return match[0]
-    return match[0] if address.is_unspecified else "::"  # `0::` begins every line of a control group
+    return match[0] if address.is_unspecified else "::"  # `0::` begins every line of /proc/self/cgroup

@@ -1,5 +1,5 @@
-"""What a system needs to train, to serve or to run a site: which wheels fit it, and how they come onto it.
+"""Support for operating systems: select and install the wheels for training, serving or a site.
 
-Packages bring the light part. The heavy one is chosen by `table.toml` for the very system, checked against the hashes
-of `wheels.toml`, and unpacked beside the package by `device-agent setup` and `edge-server setup`.
+Debian packages contain the light part. `device-agent setup` and `edge-server setup` choose the heavy libraries for the
+system by `table.toml`, check them against the hashes of `wheels.toml`, and unpack them beside the package.
 """

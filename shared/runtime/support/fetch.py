@@ -1,6 +1,6 @@
-"""Bring the files of wheels into a folder, from a folder or an index: each whole, and resumed where it was cut off.
+"""Copy or download wheel files from folders and package indexes, verified and resumable.
 
-An index is one that pip can use (PEP 503, PEP 691): a page a project with the addresses of its files.
+An index is one that pip can use (PEP 503, PEP 691): a page per project with the addresses of its files.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Say = Callable[[str], None]
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S, ATTEMPTS = 60.0, 5
 MOST_WAIT_S = 60.0
-"""For a gateway that says that it has too many readers."""
+"""Longest wait for a gateway that is busy (Retry-After)."""
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
-"""X509_V_FLAG_NO_CHECK_TIME: a board without a clock sets itself up too; chain and name are checked."""
+"""X509_V_FLAG_NO_CHECK_TIME, for boards without a clock; chain and name are still verified."""
 MAX_PAGE_BYTES = 64 << 20
 MOST_BYTES = 4 << 30
-"""Of a wheel whose size is not known."""
+"""Size limit of a wheel whose size is not known."""
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 PART = ".part"
 ABSENT = (http.client.NOT_FOUND, http.client.FORBIDDEN, http.client.GONE)
-"""Answers of an index without the project; object stores, PyTorch's index among them, answer 403."""
+"""Answers of an index without the project; object stores such as PyTorch's index answer 403."""
 MOST_WORDS = 400
 AWAY = "connect this system to the internet, or bring the files that --list names in a folder and name it by --from"
 
 
-def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say, ca: str = "") -> None:
-    """Bring wheels into a folder; those that are there already, whole, stay.
+def download_wheels(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say, ca: str = "") -> None:
+    """Download wheels into a folder, skipping complete ones.
 
     Args:
-        sources: Folders, and addresses of indexes, in the order in which they are asked.
-        say: Is told of each file that comes.
+        sources: Folders and addresses of indexes, in order of preference.
+        say: Receives a message for each file.
         ca: File of the certificates that indexes must be signed by, such as a site's root; empty for the system's.
 
     Raises:
@@ -56,41 +56,41 @@ def bring(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say,
     into.mkdir(parents=True, exist_ok=True)
     for wheel in wheels:
         place = into / wheel.file
-        if not is_whole(place, wheel):
-            _bring_one(wheel, place, sources, say, ca)
+        if not matches_wheel(place, wheel):
+            _fetch_wheel(wheel, place, sources, say, ca)
 
 
-def is_whole(path: Path, wheel: Wheel) -> bool:
-    """Return whether a file is the wheel, by its hash."""
+def matches_wheel(path: Path, wheel: Wheel) -> bool:
+    """Check a file against a wheel's size and hash."""
     if not path.is_file() or (wheel.bytes and path.stat().st_size != wheel.bytes):
         return False
     with path.open("rb") as file:
         return backports.file_digest(file, "sha256").hexdigest() == wheel.sha256
 
 
-def _bring_one(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca: str) -> None:
+def _fetch_wheel(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca: str) -> None:
     for source in sources:
         if "://" not in source:
-            found = Path(source) / wheel.file
-            if found.is_file():
-                if not is_whole(found, wheel):
-                    raise ConfigError(f"{found} is not the file of that name: its SHA-256 is another; fetch it anew")
+            local = Path(source) / wheel.file
+            if local.is_file():
+                if not matches_wheel(local, wheel):
+                    raise ConfigError(f"{local} is not {wheel.file}: its SHA-256 differs; download it again")
                 place.unlink(missing_ok=True)
-                place.symlink_to(found.resolve())
+                place.symlink_to(local.resolve())
                 return
         elif url := find_url(source, wheel, ca):
-            say(f"{wheel.file}, {f'{wheel.bytes / 1e6:.1f} MB' if wheel.bytes else 'of a size that the index tells'}")
+            say(f"{wheel.file}, {f'{wheel.bytes / 1e6:.1f} MB' if wheel.bytes else 'size unknown'}")
             _download(url, wheel, place, ca)
             return
-    asked = ", ".join(sources) or "no source was named"
-    raise ConfigError(f"{wheel.file} is in none of them: {asked}; name its folder by --from, or an index by --index")
+    places = ", ".join(sources) or "no source was named"
+    raise ConfigError(f"{wheel.file} was not found in: {places}; name its folder by --from, or an index by --index")
 
 
 def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
-    """Return the address of a wheel's file at an index; empty where it has no such file.
+    """Find the address of a wheel's file at an index; empty where it has no such file.
 
     Args:
-        ca: As `bring`.
+        ca: See `download_wheels`.
 
     Raises:
         Unreachable: The index does not answer.
@@ -98,67 +98,67 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     name = re.sub(r"[-_.]+", "-", wheel.name).lower()
     page = f"{index.rstrip('/')}/{name}/"
     try:
-        with _open(page, {"Accept": ACCEPT}, ca) as answer:
+        with _open_url(page, {"Accept": ACCEPT}, ca) as answer:
             text = answer.read(MAX_PAGE_BYTES).decode(errors="replace")
             base = answer.geturl()
     except urllib.error.HTTPError as error:
         if error.code in ABSENT:
             return ""
-        raise Unreachable(f"{page}: {_words(error)}; {AWAY}") from error
+        raise Unreachable(f"{page}: {_describe_error(error)}; {AWAY}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{page}: {_words(error)}; {AWAY}") from error
-    found = find_on_page(text, wheel.file)
+        raise Unreachable(f"{page}: {_describe_error(error)}; {AWAY}") from error
+    href = find_on_page(text, wheel.file)
     try:
-        return urllib.parse.urljoin(base, found) if found else ""
+        return urllib.parse.urljoin(base, href) if href else ""
     except ValueError as error:
-        raise Unreachable(f"{page}: it names no address of {wheel.file} ({_words(error)})") from error
+        raise Unreachable(f"{page}: the address of {wheel.file} is invalid ({_describe_error(error)})") from error
 
 
 def find_on_page(text: str, file: str) -> str:
-    """Return the address of a file on a project's page, JSON or HTML; empty where the page names none."""
+    """Find the address of a file on a project's page, JSON or HTML; empty where it has none."""
     if text.lstrip().startswith("{"):
         try:
             files = json.loads(text)["files"]
-            return next((str(one["url"]) for one in files if one["filename"] == file), "")
+            return next((str(entry["url"]) for entry in files if entry["filename"] == file), "")
         except (ValueError, KeyError, TypeError, RecursionError):
             return ""
-    for found in re.finditer(r"""\shref\s*=\s*["']([^"']+)["']""", text, re.IGNORECASE):
-        url = html.unescape(found[1]).partition("#")[0]
+    for match in re.finditer(r"""\shref\s*=\s*["']([^"']+)["']""", text, re.IGNORECASE):
+        url = html.unescape(match[1]).partition("#")[0]
         if urllib.parse.unquote(url.rpartition("/")[2]) == file:
             return url
     return ""
 
 
 def _download(url: str, wheel: Wheel, place: Path, ca: str) -> None:
-    """Download a file, each attempt from where the last one ended, also that of an earlier process.
+    """Download a file, resuming after each failure, also that of an earlier process.
 
     Raises:
-        ConfigError: What came is not the wheel.
-        Unreachable: It did not come whole.
+        ConfigError: The result is not the wheel.
+        Unreachable: The download is incomplete.
     """
     part = place.with_name(place.name + PART)
-    had, size, left, cause = _size(part), wheel.bytes or MOST_BYTES, ATTEMPTS, ""
-    if not wheel.bytes and is_whole(part, wheel):
-        left = 0  # an earlier process was cut off just then
-    while left and had < size:
-        left, wait_s = left - 1, 0.0
+    had, size, attempts, cause = _size(part), wheel.bytes or MOST_BYTES, ATTEMPTS, ""
+    if not wheel.bytes and matches_wheel(part, wheel):
+        attempts = 0  # an earlier process was killed just before the rename
+    while attempts and had < size:
+        attempts, wait_s = attempts - 1, 0.0
         try:
-            size = _go_on(url, wheel, part, ca)
+            size = _resume_download(url, wheel, part, ca)
         except urllib.error.HTTPError as error:
-            cause, wait_s = _words(error), _asked_to_wait_s(error)
+            cause, wait_s = _describe_error(error), _retry_after_s(error)
         except (OSError, http.client.HTTPException) as error:
-            cause = _words(error)
+            cause = _describe_error(error)
         before, had = had, _size(part)
-        left = ATTEMPTS if had > before else left  # a gateway with many boards gives each its turn
-        if wait_s and left:
-            threading.Event().wait(wait_s)  # a command, without an event loop
-    if had < size and not is_whole(part, wheel):
-        told = f"{had} of {size} bytes came and are kept: the same command goes on"
-        told = told if size < MOST_BYTES else told.replace(f" of {size}", "")
-        raise Unreachable(f"{printable_text(url)}: {cause or 'it ended too soon'}; {told}")
-    if not is_whole(part, wheel):
+        attempts = ATTEMPTS if had > before else attempts  # a busy gateway serves many boards in turn
+        if wait_s and attempts:
+            threading.Event().wait(wait_s)  # no event loop in this command
+    if had < size and not matches_wheel(part, wheel):
+        progress = f"{had} of {size} bytes came and are kept; repeat the command to resume"
+        progress = progress if size < MOST_BYTES else progress.replace(f" of {size}", "")
+        raise Unreachable(f"{printable_text(url)}: {cause or 'it ended too soon'}; {progress}")
+    if not matches_wheel(part, wheel):
         part.unlink()
-        what = f"what came is not {wheel.file}: its SHA-256 or size is another; nothing was installed"
+        what = f"the download is not {wheel.file}: its SHA-256 or size differs; nothing was installed"
         raise ConfigError(f"{printable_text(url)}: {what}")
     part.replace(place)
 
@@ -167,59 +167,59 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _words(error: Exception) -> str:
-    """Return what is wrong, of which a stranger may have said a part."""
+def _describe_error(error: Exception) -> str:
+    """Describe an error for the terminal; parts may come from a remote host."""
     return printable_text(str(error))[:MOST_WORDS]
 
 
-def _asked_to_wait_s(error: urllib.error.HTTPError) -> float:
-    """Return the seconds after which a gateway that has too many readers may be asked again."""
-    told = error.headers.get("Retry-After", "") if error.headers else ""
-    return min(float(told), MOST_WAIT_S) if told.isdecimal() else 0.0
+def _retry_after_s(error: urllib.error.HTTPError) -> float:
+    """Return the seconds to wait before retrying a busy gateway, by its Retry-After header."""
+    value = error.headers.get("Retry-After", "") if error.headers else ""
+    return min(float(value), MOST_WAIT_S) if value.isdecimal() else 0.0
 
 
-def _go_on(url: str, wheel: Wheel, part: Path, ca: str) -> int:
-    """Read what is missing of a file; return its size, by the wheel or else by the answer."""
+def _resume_download(url: str, wheel: Wheel, part: Path, ca: str) -> int:
+    """Download the missing part of a file; return its full size, by the wheel or else by the answer."""
     had = _size(part)
-    with _open(url, {"Range": f"bytes={had}-"} if had else {}, ca) as answer:
+    with _open_url(url, {"Range": f"bytes={had}-"} if had else {}, ca) as answer:
         is_rest = getattr(answer, "status", http.client.OK) == http.client.PARTIAL_CONTENT
-        told = answer.headers.get("Content-Length", "")
-        size = wheel.bytes or (int(told) + had * is_rest if told.isdecimal() else MOST_BYTES)
+        length = answer.headers.get("Content-Length", "")
+        size = wheel.bytes or (int(length) + had * is_rest if length.isdecimal() else MOST_BYTES)
         with part.open("ab" if is_rest else "wb") as file:
             while (block := answer.read(BLOCK_BYTES)) and file.tell() <= size:
                 file.write(block)
             return size if size < MOST_BYTES else file.tell()
 
 
-def _open(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPResponse:
-    """Ask for what is behind an address.
+def _open_url(url: str, headers: dict[str, str], ca: str) -> http.client.HTTPResponse:
+    """Open a URL.
 
     Raises:
-        ConfigError: It is none, or the file of certificates is none.
-        OSError: Nobody answers, or not so; http.client.HTTPException too.
+        ConfigError: The address or the file of certificates is invalid.
+        OSError: The host does not answer, or with an error; http.client.HTTPException too.
     """
-    told, context = printable_text(url), _trusting(ca)
+    address, context = printable_text(url), _tls_context(ca)
     if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{told}: no address of an index; it begins with https://, and --from names a folder")
+        raise ConfigError(f"{address}: not an index address; it begins with https://, and --from names a folder")
     try:
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - told just above
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is checked above
         answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310 - as above
             request, timeout=TIMEOUT_S, context=context
         )
-    except (ValueError, http.client.InvalidURL) as error:  # a host without its bracket, a port of words, a blank
-        raise ConfigError(f"{told}: no address of an index ({_words(error)})") from error
+    except (ValueError, http.client.InvalidURL) as error:  # a host without its bracket, a bad port, a blank
+        raise ConfigError(f"{address}: not an index address ({_describe_error(error)})") from error
     return answer
 
 
-def _trusting(ca: str) -> ssl.SSLContext:
-    """Return how an index is known; what comes is compared with its digest in any case.
+def _tls_context(ca: str) -> ssl.SSLContext:
+    """Build the TLS context for an index; downloads are verified by hash in any case.
 
     Raises:
         ConfigError: The file holds no certificate.
     """
     try:
-        made = ssl.create_default_context(cafile=ca or None)
+        context = ssl.create_default_context(cafile=ca or None)
     except OSError as error:  # ssl.SSLError too
         raise ConfigError(f"--ca {ca}: {error}; name the file of the site's root certificate") from error
-    made.verify_flags |= NO_CHECK_TIME
-    return made
+    context.verify_flags |= NO_CHECK_TIME
+    return context

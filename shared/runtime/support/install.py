@@ -1,9 +1,9 @@
-"""Unpack wheels beside a package's own Python, all of a purpose at once: whatever is cut off, the earlier ones stay.
+"""Install a set of wheels beside a package's Python, atomically.
 
-    extras/current -> train-1a2b3c…      what the package's Python looks into, by a line of its `_setup.pth`
-    extras/wheels/                       what has come so far; gone when all is in place
+    extras/current -> train-1a2b3c…      on the Python's path, by a line of its `_setup.pth`
+    extras/wheels/                       downloads so far; removed when all are installed
 
-A wheel is a zip file whose folders are as they shall be (PEP 427); scripts and headers in it are of no use here.
+A wheel is a zip file with the final folder layout (PEP 427); its scripts and headers are not needed here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from shared.errors import ConfigError
 from shared.runtime.extras import install_command, is_packaged, pth_path
 from shared.runtime.interpreter import NOTE, OWN
-from shared.runtime.support.fetch import Say, bring
+from shared.runtime.support.fetch import Say, download_wheels
 from shared.runtime.support.table import MIB, Choice, Purpose
 
 CURRENT, WHEELS, NEW = "current", "wheels", ".new"
@@ -31,60 +31,60 @@ LIBRARIES = ("purelib", "platlib")
 
 
 def find_extras() -> Path:
-    """Return the folder that a package's Python looks into.
+    """Return the folder on a package's Python path.
 
     Raises:
-        ConfigError: This is no package's Python: in a clone, pip installs what is wanted.
+        ConfigError: This is not a package's Python: in a clone, use pip.
     """
     if not is_packaged():
         remedy = f"in a clone: make setup, or {', '.join(map(install_command, ('device', 'infer', 'server')))}"
-        raise ConfigError(f"{sys.prefix} is not of a fieldfleet package; {remedy}")
+        raise ConfigError(f"{sys.prefix} does not belong to a fieldfleet package; {remedy}")
     return Path(pth_path().read_text().strip()).parent
 
 
-def name_of(choice: Choice, purpose: Purpose) -> str:
-    """Return the name of the folder that holds just these wheels."""
-    digest = hashlib.sha256("".join(sorted(one.sha256 for one in choice.wheels)).encode())
+def folder_name(choice: Choice, purpose: Purpose) -> str:
+    """Return the folder name for exactly these wheels."""
+    digest = hashlib.sha256("".join(sorted(wheel.sha256 for wheel in choice.wheels)).encode())
     return f"{purpose}-{digest.hexdigest()[:12]}"
 
 
 def is_current(extras: Path, name: str) -> bool:
-    """Return whether the folder of that name is in use."""
+    """Check whether the folder of that name is in use."""
     link = extras / CURRENT
     return link.is_symlink() and link.readlink().name == name and link.is_dir()
 
 
 def require_disk(extras: Path, choice: Choice, *, downloads: bool) -> None:
-    """Refuse what would not fit on the disk, before anything comes.
+    """Refuse to install what does not fit on the disk.
 
     Args:
-        downloads: Whether their files come here as well.
+        downloads: Whether the wheels are downloaded as well.
 
     Raises:
-        ConfigError: It would not.
+        ConfigError: The disk has too little space.
     """
-    place = next(one for one in (extras, *extras.parents) if one.exists())
+    place = next(folder for folder in (extras, *extras.parents) if folder.exists())
     free, needs = shutil.disk_usage(place).free, choice.unpacked + SPARE_BYTES + choice.bytes * downloads
     if free < needs:
-        remedy = "make room there, or bring the files on another disk and name it by --from"
-        raise ConfigError(f"{extras}: it takes {needs // MIB} MiB and {free // MIB} MiB are free; {remedy}")
+        remedy = "free some space, or put the files on another disk and name it by --from"
+        raise ConfigError(f"{extras}: needs {needs // MIB} MiB and {free // MIB} MiB are free; {remedy}")
 
 
 def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[str], say: Say, *, ca: str = "") -> None:
-    """Bring wheels and put them in place of what was there.
+    """Download wheels and replace the installed ones.
 
     Args:
-        sources: As `bring`.
-        say: Is told what is done.
-        ca: As `bring`.
+        sources: See `download_wheels`.
+        say: Receives progress messages.
+        ca: See `download_wheels`.
 
     Raises:
-        ConfigError: As `bring`, or this user may not write there.
-        Unreachable: As `bring`.
+        ConfigError: A wheel is missing or wrong, or this user may not write there.
+        Unreachable: An index does not answer.
     """
-    name = name_of(choice, purpose)
+    name = folder_name(choice, purpose)
     try:
-        bring(choice.wheels, extras / WHEELS, sources, say, ca)
+        download_wheels(choice.wheels, extras / WHEELS, sources, say, ca)
         new = extras / NEW
         shutil.rmtree(new, ignore_errors=True)
         say(f"unpacking {choice.unpacked / 1e6:.0f} MB")
@@ -92,19 +92,19 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
             unpack(extras / WHEELS / wheel.file, new)
         (new / NOTE).write_text(f"{choice.interpreter}\n")
         _compile(new, choice.interpreter)
-        put_in_use(extras, new, name)
+        activate(extras, new, name)
     except PermissionError as error:
         raise ConfigError(f"{error.filename or extras}: {error.strerror}; run it as root: sudo") from error
     except OSError as error:
-        raise ConfigError(f"{error.filename or extras}: {error.strerror}; make room, then again") from error
+        raise ConfigError(f"{error.filename or extras}: {error.strerror}; free some space and repeat") from error
 
 
 def _compile(folder: Path, interpreter: str) -> None:
-    """Compile libraries for the interpreter that will load them: the service may write nothing there."""
+    """Compile libraries for the interpreter that will load them: the service has no right to write there."""
     if Path(interpreter).name == OWN or not shutil.which(interpreter):
         compileall.compile_dir(folder, quiet=2)
         return
-    subprocess.run(  # noqa: S603 - a Python of the system
+    subprocess.run(  # noqa: S603 - the system's Python
         [interpreter, "-I", "-m", "compileall", "-qq", folder], check=False, stdin=subprocess.DEVNULL
     )
 
@@ -113,36 +113,36 @@ def unpack(wheel: Path, into: Path) -> None:
     """Unpack a wheel's libraries into a folder.
 
     Raises:
-        ConfigError: It holds a path that leads out of the folder.
+        ConfigError: A path leads out of the folder.
     """
     with zipfile.ZipFile(wheel) as packed:
-        for one in packed.infolist():
-            place = _place_of(one.filename)
-            if place is None or one.is_dir():
+        for member in packed.infolist():
+            place = _library_path(member.filename)
+            if place is None or member.is_dir():
                 continue
-            if place.is_absolute() or ".." in place.parts or stat.S_ISLNK(one.external_attr >> 16):
-                raise ConfigError(f"{wheel.name}: it holds {one.filename!r}, which no wheel should")
+            if place.is_absolute() or ".." in place.parts or stat.S_ISLNK(member.external_attr >> 16):
+                raise ConfigError(f"{wheel.name}: it holds {member.filename!r}, which is not allowed in a wheel")
             target = into / place
             target.parent.mkdir(parents=True, exist_ok=True)
-            with packed.open(one) as source, target.open("wb") as file:
+            with packed.open(member) as source, target.open("wb") as file:
                 shutil.copyfileobj(source, file, MIB)
             target.chmod(0o644)
 
 
-def _place_of(filename: str) -> PurePosixPath | None:
-    """Return where a member of a wheel belongs among the libraries; None for what is none."""
+def _library_path(filename: str) -> PurePosixPath | None:
+    """Return a wheel member's path among the libraries; None for scripts, headers and data."""
     path = PurePosixPath(filename)
     if path.parts and path.parts[0].endswith(".data"):
         return PurePosixPath(*path.parts[2:]) if len(path.parts) > 2 and path.parts[1] in LIBRARIES else None  # noqa: PLR2004
     return path
 
 
-def put_in_use(extras: Path, new: Path, name: str) -> None:
-    """Have a folder of libraries used in place of the one before, in one step; what nobody uses then is removed.
+def activate(extras: Path, new: Path, name: str) -> None:
+    """Switch atomically to a new folder of libraries, and remove the old ones.
 
     Args:
-        new: The folder, on the same disk.
-        name: What it is called from now on.
+        new: Folder on the same disk.
+        name: Its final name.
     """
     for folder, _, _ in os.walk(new):
         Path(folder).chmod(0o755)
@@ -154,6 +154,6 @@ def put_in_use(extras: Path, new: Path, name: str) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(name)
     link.replace(extras / CURRENT)
-    for one in extras.iterdir():
-        if one.name not in (CURRENT, name):
-            shutil.rmtree(one, ignore_errors=True)
+    for entry in extras.iterdir():
+        if entry.name not in (CURRENT, name):
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Choose the wheels for a system: the table, the system's facts, and the row that fits. Pure but for `this_system`."""
+"""Select the wheels for a system: support table, system facts, matching row."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Purpose: TypeAlias = Literal["train", "infer", "server"]
 
 WANTED = {"train": "PyTorch and ONNX Runtime", "infer": "ONNX Runtime", "server": "PyTorch, CVXPY and ONNX"}
 LEAST_MEMORY_MB = {"train": 900, "infer": 350, "server": 1500}
-"""Of the whole system: importing torch takes 250 MB, and a step of a small network as much again."""
+"""Least memory of the whole system: importing torch takes 250 MB, and a step of a small network as much again."""
 
 MIB = 1 << 20
 IS_64_BIT = sys.maxsize > 1 << 32
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of an index.
+    """A file of a package index.
 
     Attributes:
-        bytes: Its size; 0 where it is not known.
-        unpacked: Bytes that its content takes.
-        sha256: Of the file, hexadecimal.
+        bytes: Size of the file; 0 where unknown.
+        unpacked: Size of its content in bytes.
+        sha256: Hexadecimal hash of the file.
     """
 
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.whl$")]
@@ -42,17 +42,17 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def name(self) -> str:
-        """Its distribution's name, as PEP 503 compares it."""
+        """Name of the distribution, normalised by PEP 503."""
         return re.sub(r"[-_.]+", "-", self.file.split("-")[0]).lower()
 
     @property
     def version(self) -> str:
-        """Its distribution's version."""
+        """Version of the distribution."""
         return self.file.split("-")[1]
 
 
 class WheelSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The files of the wheels that each purpose takes on one kind of system; none for what is not possible there."""
+    """Wheel files for each purpose on one kind of system; empty where a purpose is not supported."""
 
     train: tuple[str, ...] = ()
     infer: tuple[str, ...] = ()
@@ -63,17 +63,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A kind of system.
 
     Attributes:
-        machine: As `uname -m` prints it.
-        python: Its version; empty for any.
-        l4t: Major version of Jetson's system; 0 for what is no Jetson.
-        lacks: What its processor does not have: `atomics` for those of ARMv8.0.
-        wheels: The set that fits; empty where none does.
-        refused: Why none does, and what to do.
-        index: Address of the index with what pip's own index lacks for this row.
-        worker: The system's Python that these wheels are for, where that is not the agent's; empty where it is.
+        machine: Accepted outputs of `uname -m`.
+        python: Python version; empty for any.
+        l4t: Major version of Jetson's system; 0 for other systems.
+        lacks: Missing CPU feature: `atomics` for ARMv8.0.
+        wheels: Name of the set that fits; empty where none does.
+        refused: Reason why no set fits, and the remedy.
+        index: Address of an index with files that pip's own index lacks for this row.
+        worker: Version of the system's Python that these wheels are for; empty for the agent's own.
         gpu: Whether these wheels compute on the board's GPU.
-        note: What else is to be known.
-        tested: How it was tried.
+        note: Further advice for the user.
+        tested: Kind of test that this row had.
     """
 
     systems: str
@@ -91,32 +91,32 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SupportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All kinds of systems, of which the first that fits counts."""
+    """All kinds of systems; the first match counts."""
 
     row: tuple[Row, ...]
 
 
 class WheelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All wheels, and the sets by name."""
+    """All wheels, and sets of them by name."""
 
     wheels: tuple[Wheel, ...]
     sets: dict[str, WheelSet]
 
     def take(self, name: str, purpose: Purpose) -> tuple[Wheel, ...]:
-        """Return the wheels of a set that a purpose takes, the largest last."""
+        """Return a set's wheels for a purpose, the largest last."""
         files: tuple[str, ...] = getattr(self.sets[name], purpose)
-        return tuple(sorted((one for one in self.wheels if one.file in files), key=lambda one: one.bytes))
+        return tuple(sorted((wheel for wheel in self.wheels if wheel.file in files), key=lambda wheel: wheel.bytes))
 
 
 @dataclass(frozen=True)
 class System:
-    """What decides which wheels fit.
+    """Facts that decide which wheels fit.
 
     Attributes:
-        machine: As `uname -m` prints it; of a 32-bit Python on a 64-bit kernel that of its own word.
-        python: Such as 3.11.
-        l4t: Major version of Jetson's system; 0 for what is no Jetson.
-        lacks: `atomics` on a 64-bit ARM whose processor does not have these instructions.
+        machine: Output of `uname -m`; for a 32-bit Python on a 64-bit kernel the 32-bit name.
+        python: Version such as 3.11.
+        l4t: Major version of Jetson's system; 0 for other systems.
+        lacks: `atomics` on a 64-bit ARM processor without these instructions.
     """
 
     machine: str
@@ -125,17 +125,17 @@ class System:
     lacks: str = ""
 
     def fits(self, row: Row) -> bool:
-        """Return whether a row is of this kind of system, whatever its Python."""
+        """Check whether a row is for this kind of system, regardless of its Python."""
         return self.machine in row.machine and row.l4t == self.l4t and row.lacks in ("", self.lacks)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a system is given.
+    """Wheels selected for a system.
 
     Attributes:
-        wheels: The files, the largest last.
-        interpreter: The Python that they are for.
+        wheels: Sorted by size, the largest last.
+        interpreter: Path of the Python that they are for.
     """
 
     row: Row
@@ -144,27 +144,27 @@ class Choice:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
-        return sum(one.bytes for one in self.wheels)
+        """Total size of all files."""
+        return sum(wheel.bytes for wheel in self.wheels)
 
     @property
     def unpacked(self) -> int:
-        """Bytes of all that they hold."""
-        return sum(one.unpacked for one in self.wheels)
+        """Total size of all contents, in bytes."""
+        return sum(wheel.unpacked for wheel in self.wheels)
 
 
 def read_table() -> SupportTable:
-    """Return the table of this version."""
+    """Read the support table of this version."""
     return msgspec.toml.decode((HERE / "table.toml").read_bytes(), type=SupportTable)
 
 
 def read_wheels() -> WheelFile:
-    """Return the wheels of this version."""
+    """Read the wheel list of this version."""
     return msgspec.toml.decode((HERE / "wheels.toml").read_bytes(), type=WheelFile)
 
 
 def this_system(root: Path = Path("/")) -> System:
-    """Return what this process runs on; below another root, what its files say of a Jetson."""
+    """Detect this system; the Jetson version is read below `root`."""
     machine = platform.machine()
     if machine == "aarch64" and not IS_64_BIT:
         machine = "armv8l"
@@ -173,27 +173,27 @@ def this_system(root: Path = Path("/")) -> System:
 
 
 def read_lack(root: Path) -> str:
-    """Return `atomics` where a CPU of the board has none, of which libraries die by SIGILL; empty where all have."""
+    """Return `atomics` if a CPU of the board lacks them, since libraries then die by SIGILL; else empty."""
     try:
         text = (root / "proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return ""
-    told = re.findall(r"^Features\s*:(.*)$", text, re.MULTILINE)
-    return "" if all("atomics" in line.split() for line in told) else "atomics"
+    features = re.findall(r"^Features\s*:(.*)$", text, re.MULTILINE)
+    return "" if all("atomics" in line.split() for line in features) else "atomics"
 
 
 def read_l4t(root: Path) -> int:
-    """Return the major version of Jetson's system, by `# R36 (release), REVISION: ...`; 0 where it is none."""
+    """Read the major version of Jetson's system, by `# R36 (release), REVISION: ...`; 0 for other systems."""
     try:
         text = (root / "etc/nv_tegra_release").read_text(errors="replace")
     except OSError:
         return 0
-    found = re.match(r"# R(\d+) ", text)
-    return int(found[1]) if found else 0
+    match = re.match(r"# R(\d+) ", text)
+    return int(match[1]) if match else 0
 
 
 def find_row(table: SupportTable, system: System) -> Row:
-    """Return the row of a system.
+    """Find the row of a system.
 
     Raises:
         ConfigError: There is none.
@@ -204,17 +204,14 @@ def find_row(table: SupportTable, system: System) -> Row:
     pythons = sorted({row.python for row in table.row if system.fits(row)} - {""})
     kind = f"{system.machine} with Python {system.python}" + (f" and L4T {system.l4t}" if system.l4t else "")
     remedy = f"use Python {' or '.join(pythons)}" if pythons else "use a system of deploy/SUPPORT.md"
-    raise ConfigError(f"nothing is known to run on {kind}; {remedy}")
+    raise ConfigError(f"{kind} is not supported; {remedy}")
 
 
 def choose(table: SupportTable, wheels: WheelFile, system: System, purpose: Purpose) -> Choice:
-    """Return the wheels that a system takes for a purpose.
-
-    Args:
-        table: Of all kinds of systems.
+    """Select the wheels of a system for a purpose.
 
     Raises:
-        ConfigError: None fit, and why.
+        ConfigError: None fit, with the reason.
     """
     row = find_row(table, system)
     if row.refused:
@@ -226,7 +223,7 @@ def choose(table: SupportTable, wheels: WheelFile, system: System, purpose: Purp
 
 
 def require_memory(purpose: Purpose, total_bytes: int | None = None) -> None:
-    """Refuse a system that would be killed for want of memory; `total_bytes` is its own where it is None.
+    """Refuse a system with too little memory; `total_bytes` defaults to its own.
 
     Raises:
         ConfigError: It has too little.
@@ -237,6 +234,6 @@ def require_memory(purpose: Purpose, total_bytes: int | None = None) -> None:
     if total_bytes < least * MIB:
         other = "`device-agent setup infer` fits a board of 512 MB; " if purpose == "train" else ""
         raise ConfigError(
-            f"{WANTED[purpose]} want {least} MB of memory and this system has {total_bytes // MIB}; "
-            f"{other}--anyway tries all the same"
+            f"{WANTED[purpose]} need {least} MB of memory and this system has {total_bytes // MIB}; "
+            f"{other}--anyway tries regardless"
         )

@@ -168,7 +168,7 @@ def until_libraries(config: Path) -> list[Check]:
 
 
 def test_it_asks_the_kernel_whether_the_calendar_is_right() -> None:
-    assert examine.is_kept_right() in (True, False)
+    assert examine.is_disciplined() in (True, False)
 
 
 def test_who_may_not_read_a_sensor_gets_the_commands_that_mend_it() -> None:

@@ -13,7 +13,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
 from shared.errors import TaskFailed, TrainerDied
 from shared.protocol.messages import Assignment, Hyper, Spec, Transfer
-from shared.runtime.memory import usual_limit
+from shared.runtime.memory import default_limit
 from tests.device_agent.agent_side import START_S, Host, is_alive, until
 
 
@@ -88,7 +88,7 @@ def test_a_trainer_takes_four_fifths_of_the_board_at_most(tmp_path) -> None:
 
     usual, given = asyncio.run(asyncio.wait_for(story(), START_S))
     assert given == 1234 << 20
-    assert usual == usual_limit() <= 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert usual == default_limit() <= 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_limit_too_small_for_torch_itself_fails_the_task(tmp_path, make_job, make_task) -> None:

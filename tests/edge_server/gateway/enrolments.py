@@ -40,7 +40,7 @@ from edge_server.gateway.enrolment.service import EnrolmentService, service_cont
 from edge_server.gateway.enrolment.tokens import EnrolmentEndpoint, make_token
 from shared.errors import EnrolmentFailed
 from shared.protocol.enrolment import Token
-from shared.runtime.clock import utc_of_stamp, utc_seconds, utc_stamp
+from shared.runtime.clock import parse_utc_stamp, utc_seconds, utc_stamp
 from shared.transport.tls import Tls
 
 NOW = float(int(utc_seconds()))
@@ -240,7 +240,7 @@ def killed_after(steps: int) -> Iterator[list[int]]:
 
 
 DAY = dt.timedelta(days=1)
-ISSUED = dt.datetime.fromtimestamp(utc_of_stamp(utc_stamp()) or 0.0, dt.UTC)
+ISSUED = dt.datetime.fromtimestamp(parse_utc_stamp(utc_stamp()) or 0.0, dt.UTC)
 PRIVATE = 0o600
 
 

@@ -200,12 +200,12 @@ def test_services_as_systemd_has_them(name, state, judged, words):
 
 @pytest.mark.parametrize("booted", [False, True])
 def test_a_server_is_seen_by_systemd_or_by_the_run_that_it_holds(tmp_path, monkeypatch, booted):
-    monkeypatch.setattr(units, "is_booted", lambda: booted)
+    monkeypatch.setattr(units, "is_systemd_running", lambda: booted)
 
     async def told(*names):
         return dict.fromkeys(names, "active")
 
-    monkeypatch.setattr(units, "states", told)
+    monkeypatch.setattr(units, "query_states", told)
     config, run = ServerConfig(plan="p", data_dir=str(tmp_path)), tmp_path / "run-1"
     run.mkdir()
     (run / JOURNAL).touch()

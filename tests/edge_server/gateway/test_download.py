@@ -30,7 +30,7 @@ from edge_server.gateway.packages.store import PACKAGES, add_packages, add_wheel
 from edge_server.gateway.site_folder import SiteFolder
 from shared.errors import Unreachable
 from shared.protocol.enrolment import parse_head
-from shared.runtime.support.fetch import bring
+from shared.runtime.support.fetch import download_wheels
 from shared.runtime.support.table import Wheel
 from tests.edge_server.gateway.enrolments import Gateway, authorities, new_key, request_of, server_context
 from tests.edge_server.gateway.sites import put_deb
@@ -223,7 +223,7 @@ def test_setup_takes_its_wheels_from_the_gateway_and_goes_on_where_it_was(tmp_pa
     async def go():
         async with running(Gateway(), tmp_path, site) as (service, port):
             index = f"https://127.0.0.1:{port}/packages/wheels"
-            await asyncio.to_thread(bring, [wheel], into, [index], said.append, str(tmp_path / "root.pem"))
+            await asyncio.to_thread(download_wheels, [wheel], into, [index], said.append, str(tmp_path / "root.pem"))
             return service.downloads.sent
 
     assert asyncio.run(go()) == len(body) - 1234

@@ -29,7 +29,7 @@ def little_memory() -> Iterator[None]:
     """Leave this process 64 MiB."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     try:
-        while not 0 < memory.bytes_left() <= LEFT:  # a thread that another test left behind may end meanwhile
+        while not 0 < memory.available_bytes() <= LEFT:  # a thread that another test left behind may end meanwhile
             leave(LEFT)
         yield
     finally:

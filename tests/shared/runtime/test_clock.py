@@ -66,9 +66,9 @@ def test_what_is_left_is_nothing_or_more_than_time_moves_by():
     for _ in range(10_000):
         began, wait_s = draws.uniform(0, 100), draws.choice([2.0, 60.0, 4000.0])
         for now in (began, began + wait_s / 3, began + wait_s, math.nextafter(began + wait_s, 0)):
-            left = clock.left_s(began + wait_s, now)
+            left = clock.remaining_s(began + wait_s, now)
             assert now + left > now or left == 0.0
-        assert clock.left_s(began + wait_s, began + wait_s) == 0.0
+        assert clock.remaining_s(began + wait_s, began + wait_s) == 0.0
 
 
 def test_timeouts_are_virtual(virtually):

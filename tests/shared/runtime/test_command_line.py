@@ -95,22 +95,22 @@ def test_a_word_that_nobody_knows_can_be_seen_in_the_error(monkeypatch, capsys):
     assert "'' 'two words'" in capsys.readouterr().err
 
 
-PRINTING = "import sys; from shared.runtime.command_line import run_to_the_end as run; sys.exit(run('prog', {run}, 7))"
+PRINTING = "import sys; from shared.runtime.command_line import run_command as run; sys.exit(run('prog', {run}, 7))"
 PRINT = "lambda: print(chr(177)) or 0"
 
 
 @pytest.mark.parametrize(
     ("run", "redirection", "code", "words"),
     [
-        (PRINT, ">&-", 7, "prog: standard output: Bad file descriptor; some of what was to be printed is lost\n"),
+        (PRINT, ">&-", 7, "prog: standard output: Bad file descriptor; part of the output is lost\n"),
         (PRINT, ">/dev/full", 7, "prog: No space left on device; "),
         (PRINT, "| true", 0, ""),
         ("lambda: print('x' * 10**6) or 0", "| true", 0, ""),
         (PRINT, "<&-", 0, ""),
         (PRINT, "2>&-", 0, ""),
         ("lambda: sys.exit(print(1) or 3)", ">/dev/full", 7, "prog: No space left"),
-        ("lambda: open('/dev/null/x')", "", 7, "prog: /dev/null/x: Not a directory; look at the path that was given\n"),
-        ("lambda: open('/proc/1/no') and 0", "", 7, "prog: /proc/1/no: No such file or directory; look at the path"),
+        ("lambda: open('/dev/null/x')", "", 7, "prog: /dev/null/x: Not a directory; check the path\n"),
+        ("lambda: open('/proc/1/no') and 0", "", 7, "prog: /proc/1/no: No such file or directory; check the path"),
         ("lambda: int(sys.stdin.read() != '')", "<&-", 0, ""),
     ],
 )

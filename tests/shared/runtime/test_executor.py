@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shared.runtime.executor import Effect, build_charging_worker, in_thread, inline, uninterrupted
+from shared.runtime.executor import Effect, build_charging_worker, in_thread, inline, run_uninterrupted
 
 
 def work(a: int, *, b: int) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def test_what_may_not_be_interrupted_ends_before_whoever_waits_for_it_does(virtu
             await asyncio.sleep(5.0)
             told.append("ended")
 
-        waiting = asyncio.create_task(uninterrupted(work()))
+        waiting = asyncio.create_task(run_uninterrupted(work()))
         await asyncio.sleep(1.0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

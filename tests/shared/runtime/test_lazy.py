@@ -21,8 +21,8 @@ def test_an_agent_loads_nothing_that_it_does_not_use_while_it_waits():
 
 def test_what_is_used_is_loaded_then():
     code = """
-from shared.runtime.lazy import load_when_used
-load_when_used("urllib.request")
+from shared.runtime.lazy import load_lazily
+load_lazily("urllib.request")
 import sys, urllib.request
 print("http.client" in sys.modules)
 print(urllib.request.Request("http://x/").host, "http.client" in sys.modules)
@@ -36,8 +36,8 @@ def test_what_is_loaded_already_stays():
     code = """
 import urllib.request
 was = urllib.request
-from shared.runtime.lazy import load_when_used
-load_when_used("urllib.request")
+from shared.runtime.lazy import load_lazily
+load_lazily("urllib.request")
 print(urllib.request is was)
 """
     assert run(code) == "True"

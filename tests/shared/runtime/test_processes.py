@@ -76,7 +76,10 @@ def test_of_a_child_that_was_killed_just_now_the_signal_is_told(monkeypatch) -> 
 
 def test_where_memory_runs_out_a_child_offers_itself() -> None:
     """The kernel takes a process of 500 rather than the one that started it, however much that has."""
-    script = "from shared.runtime.memory import die_first; die_first(); print(open('/proc/self/oom_score_adj').read())"
+    script = (
+        "from shared.runtime.memory import prefer_oom_kill; prefer_oom_kill(); "
+        "print(open('/proc/self/oom_score_adj').read())"
+    )
 
     async def story() -> int:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)

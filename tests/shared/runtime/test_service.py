@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared.runtime.clock import VirtualLoop
-from shared.runtime.service import ALIVE, READY, STOPPING, Supervisor, find_supervisor, supervised
+from shared.runtime.service import ALIVE, READY, STOPPING, Supervisor, find_supervisor, notify_supervisor
 from shared.runtime.support import units
 
 NUMBERS = count()
@@ -47,7 +47,7 @@ def test_it_has_begun_goes_on_and_stops(ear):
     said = []
 
     async def story() -> None:
-        async with supervised(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"})):
+        async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"})):
             await asyncio.sleep(0)
             said.extend(heard(listening))
             for _ in range(100):
@@ -65,7 +65,7 @@ def test_a_loop_that_hangs_does_not_ping(ear):
     listening, address = ear
 
     async def story() -> None:
-        async with supervised(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})):
+        async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})):
             await asyncio.sleep(0)
             heard(listening)
             sum(range(100_000))  # longer than the watchdog's microsecond
@@ -80,7 +80,7 @@ def test_an_error_leaves_as_itself_and_the_stop_is_told(ear):
     listening, address = ear
 
     async def story() -> None:
-        async with supervised(find_supervisor({"NOTIFY_SOCKET": address})):
+        async with notify_supervisor(find_supervisor({"NOTIFY_SOCKET": address})):
             raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
@@ -110,7 +110,7 @@ def test_without_systemd_nothing_is_told(monkeypatch, caplog):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
 
     async def story() -> None:
-        async with supervised():
+        async with notify_supervisor():
             await asyncio.sleep(3600)
 
     in_virtual_time(story)
@@ -119,7 +119,7 @@ def test_without_systemd_nothing_is_told(monkeypatch, caplog):
 
 def test_a_socket_that_is_gone_is_logged_and_nothing_else(tmp_path, caplog):
     async def story() -> None:
-        async with supervised(Supervisor(str(tmp_path / "gone"))):
+        async with notify_supervisor(Supervisor(str(tmp_path / "gone"))):
             pass
 
     in_virtual_time(story)
@@ -129,9 +129,9 @@ def test_a_socket_that_is_gone_is_logged_and_nothing_else(tmp_path, caplog):
 
 def test_services_are_started_where_systemd_runs_and_what_it_says_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(units, "RUNNING", tmp_path)
-    assert units.may_start() == (os.geteuid() == 0)
+    assert units.can_start_services() == (os.geteuid() == 0)
     monkeypatch.setattr(units, "RUNNING", tmp_path / "none")
-    assert not units.may_start()
+    assert not units.can_start_services()
     monkeypatch.setattr(units, "SYSTEMCTL", str(tmp_path / "systemctl"))
     assert "No such file" in units.restart("a")
     (tmp_path / "systemctl").write_text(f"""#!/bin/sh
@@ -149,10 +149,10 @@ case $3 in b) echo "Unit b.service
 
 def test_systemd_is_asked_how_services_are(tmp_path, monkeypatch):
     monkeypatch.setattr(units, "SYSTEMCTL", str(tmp_path / "systemctl"))
-    assert asyncio.run(units.states("a", "b")) == {"a": "", "b": ""}
+    assert asyncio.run(units.query_states("a", "b")) == {"a": "", "b": ""}
     (tmp_path / "systemctl").write_text("""#!/bin/sh
 case "$*" in *" is-active a b") printf 'active\\nfailed\\n'; exit 3 ;; *) echo lost ;; esac
 """)
     (tmp_path / "systemctl").chmod(0o755)
-    assert asyncio.run(units.states("a", "b")) == {"a": "active", "b": "failed"}
-    assert asyncio.run(units.states("a", "c")) == {"a": "", "c": ""}
+    assert asyncio.run(units.query_states("a", "b")) == {"a": "active", "b": "failed"}
+    assert asyncio.run(units.query_states("a", "c")) == {"a": "", "c": ""}

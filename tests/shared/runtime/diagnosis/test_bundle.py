@@ -11,10 +11,10 @@ import pytest
 from shared.errors import ConfigError
 from shared.runtime.diagnosis.bundle import (
     last_lines,
-    listing,
+    list_files,
+    read_secret_lines,
     running_versions,
     without_secrets,
-    words_in,
     write_bundle,
 )
 from tests.naming import naming
@@ -41,7 +41,7 @@ def test_what_looks_secret_is_taken_out(text, gone):
 def test_what_is_known_to_be_secret_is_taken_out_wherever_it_stands(tmp_path):
     (tmp_path / "word").write_text("correct horse\n")
     (tmp_path / "key").write_text("-----BEGIN PRIVATE KEY-----\nMIGHxyz\n-----END PRIVATE KEY-----\n")
-    words = words_in([tmp_path / "word", tmp_path / "key", tmp_path / "none"])
+    words = read_secret_lines([tmp_path / "word", tmp_path / "key", tmp_path / "none"])
     assert words == {"correct horse", "MIGHxyz"}
     assert without_secrets("is it correct horse, or MIGHxyz?", words) == "is it (secret), or (secret)?"
 
@@ -76,5 +76,5 @@ def test_the_end_of_a_log_and_the_names_of_files(tmp_path):
     with pytest.raises(ConfigError):
         last_lines(tmp_path / "none")
     (tmp_path / "key").touch(mode=0o600)
-    assert "-rw-------            0 key\n" in listing(tmp_path)
+    assert "-rw-------            0 key\n" in list_files(tmp_path)
     assert {"python", "machine", "msgspec"} <= running_versions().keys()

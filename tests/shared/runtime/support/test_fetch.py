@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from shared.errors import ConfigError, Unreachable
-from shared.runtime.support.fetch import ATTEMPTS, bring, find_on_page, find_url
+from shared.runtime.support.fetch import ATTEMPTS, download_wheels, find_on_page, find_url
 from shared.runtime.support.table import Wheel
 from tests.naming import naming
 
@@ -93,7 +93,7 @@ def form(request):
 def test_a_wheel_comes_from_an_index(tmp_path, form):
     said = []
     with Index(form) as index:
-        bring([wheel_of()], tmp_path / "wheels", [str(tmp_path / "none"), index.url], said.append)
+        download_wheels([wheel_of()], tmp_path / "wheels", [str(tmp_path / "none"), index.url], said.append)
     assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
     assert said == [f"{FILE}, 1.0 MB"]
 
@@ -102,7 +102,7 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path, form):
     """As often as it takes, while something comes each time, and after an earlier process: no byte comes twice."""
     (tmp_path / f"{FILE}.part").write_bytes(CONTENT[:1000])
     with Index(form, cut=100_000) as index:
-        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path, [index.url], lambda _line: None)
     spans = [span for path, span in index.asked if path.startswith("/files")]
     assert spans == [f"bytes={one}-" for one in range(1000, len(CONTENT), 100_000)]
     assert len(spans) > 2 * ATTEMPTS
@@ -115,11 +115,11 @@ def test_a_wheel_of_unknown_size_comes_whole(tmp_path, cut):
     """NVIDIA's index tells no sizes: the answer's own counts, and the digest decides."""
     unknown = msgspec.structs.replace(wheel_of(), bytes=0)
     with Index("html", cut=cut) as index:
-        bring([unknown], tmp_path, [index.url], lambda _line: None)
+        download_wheels([unknown], tmp_path, [index.url], lambda _line: None)
         assert (tmp_path / FILE).read_bytes() == CONTENT
         (tmp_path / FILE).rename(tmp_path / f"{FILE}.part")
         asked = len(index.asked)
-        bring([unknown], tmp_path, [index.url], lambda _line: None)
+        download_wheels([unknown], tmp_path, [index.url], lambda _line: None)
         assert len(index.asked) == asked + 1, "an earlier process was cut off just before the end"
     assert (tmp_path / FILE).read_bytes() == CONTENT
 
@@ -127,7 +127,7 @@ def test_a_wheel_of_unknown_size_comes_whole(tmp_path, cut):
 def test_another_content_of_unknown_size_is_refused(tmp_path):
     unknown = msgspec.structs.replace(wheel_of(), bytes=0)
     with Index("html", CONTENT[:-1]) as index, pytest.raises(ConfigError, match=naming(FILE, "SHA-256")):
-        bring([unknown], tmp_path, [index.url], lambda _line: None)
+        download_wheels([unknown], tmp_path, [index.url], lambda _line: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -150,9 +150,11 @@ def test_a_board_whose_clock_stands_in_1970_downloads(tmp_path, monkeypatch):
     with Index("json") as index:
         index.socket = context.wrap_socket(index.socket, server_side=True)
         url = index.url.replace("http://127.0.0.1", "https://localhost")
-        bring([wheel_of()], tmp_path / "wheels", [url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path / "wheels", [url], lambda _line: None)
         with pytest.raises(Unreachable, match="certificate"):
-            bring([wheel_of()], tmp_path / "others", [url.replace("localhost", "127.0.0.1")], lambda _line: None)
+            download_wheels(
+                [wheel_of()], tmp_path / "others", [url.replace("localhost", "127.0.0.1")], lambda _line: None
+            )
     assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
 
 
@@ -162,7 +164,7 @@ def test_of_a_download_that_stands_still_what_came_is_kept(tmp_path):
         Index("json", cut=0) as index,
         pytest.raises(Unreachable, match=naming(1000, len(CONTENT))),
     ):
-        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert len(index.asked) == 1 + ATTEMPTS
     assert (tmp_path / f"{FILE}.part").read_bytes() == CONTENT[:1000]
 
@@ -192,7 +194,7 @@ def test_a_page_that_names_no_address_is_told_so(tmp_path, monkeypatch, place, n
     page = json.dumps({"files": [{"filename": FILE, "url": place}]}).encode()
     monkeypatch.setattr(Index, "page", lambda self: page)
     with Index("json") as index, pytest.raises((ConfigError, Unreachable), match=naming(named)):
-        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,33 +205,33 @@ def test_a_page_that_is_too_deep_names_nothing():
 def test_a_server_without_ranges_begins_anew(tmp_path):
     (tmp_path / f"{FILE}.part").write_bytes(b"what came before")
     with Index("json", ranges=False) as index:
-        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert (tmp_path / FILE).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"!", CONTENT + b"more"], ids=["changed", "longer"])
 def test_another_content_is_refused_and_forgotten(tmp_path, content):
     with Index("json", content) as index, pytest.raises(ConfigError, match=naming(FILE, "SHA-256")):
-        bring([wheel_of()], tmp_path, [index.url], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path, [index.url], lambda _line: None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_whole_is_not_asked_for(tmp_path):
     (tmp_path / FILE).write_bytes(CONTENT)
-    bring([wheel_of()], tmp_path, [], lambda _line: None)
+    download_wheels([wheel_of()], tmp_path, [], lambda _line: None)
 
 
 def test_a_folder_serves_without_a_network(tmp_path):
     (tmp_path / "stick").mkdir()
     (tmp_path / "stick" / FILE).write_bytes(CONTENT)
-    bring([wheel_of()], tmp_path / "wheels", [str(tmp_path / "stick")], lambda _line: None)
+    download_wheels([wheel_of()], tmp_path / "wheels", [str(tmp_path / "stick")], lambda _line: None)
     assert (tmp_path / "wheels" / FILE).read_bytes() == CONTENT
 
 
 def test_a_damaged_file_of_a_folder_is_named(tmp_path):
     (tmp_path / FILE).write_bytes(CONTENT[:-1])
     with pytest.raises(ConfigError, match=naming(tmp_path / FILE, "SHA-256")):
-        bring([wheel_of()], tmp_path / "wheels", [str(tmp_path)], lambda _line: None)
+        download_wheels([wheel_of()], tmp_path / "wheels", [str(tmp_path)], lambda _line: None)
 
 
 def test_a_wheel_that_nobody_has_is_named_with_a_way_out(tmp_path):
@@ -237,7 +239,9 @@ def test_a_wheel_that_nobody_has_is_named_with_a_way_out(tmp_path):
         Index("json") as index,
         pytest.raises(ConfigError, match=naming("other-1-py3-none-any.whl", tmp_path, "--from")),
     ):
-        bring([wheel_of(file="other-1-py3-none-any.whl")], tmp_path, [str(tmp_path), index.url], lambda _line: None)
+        download_wheels(
+            [wheel_of(file="other-1-py3-none-any.whl")], tmp_path, [str(tmp_path), index.url], lambda _line: None
+        )
 
 
 def test_an_index_that_is_away_is_no_missing_file(tmp_path):

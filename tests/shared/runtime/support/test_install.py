@@ -19,7 +19,7 @@ import pytest
 from shared.errors import ConfigError, Unreachable
 from shared.runtime.interpreter import NOTE
 from shared.runtime.support import command, install
-from shared.runtime.support.install import find_extras, is_current, name_of, require_disk, unpack
+from shared.runtime.support.install import find_extras, folder_name, is_current, require_disk, unpack
 from shared.runtime.support.install import install as put
 from shared.runtime.support.table import Choice, Row, Wheel, WheelFile
 from tests.machine import free_port
@@ -56,8 +56,8 @@ def test_wheels_are_unpacked_compiled_and_put_in_use(tmp_path, stick, choice):
     current = extras / "current"
     assert (current / "one/__init__.py").read_text() == "VALUE = 1"
     assert list(current.glob("__pycache__/two.*.pyc"))
-    assert is_current(extras, name_of(choice, "train"))
-    assert sorted(path.name for path in extras.iterdir()) == ["current", name_of(choice, "train")]
+    assert is_current(extras, folder_name(choice, "train"))
+    assert sorted(path.name for path in extras.iterdir()) == ["current", folder_name(choice, "train")]
     assert (current / "one").stat().st_mode & 0o777 == 0o755
 
 
@@ -66,7 +66,7 @@ def test_other_wheels_take_their_place_in_one_step(tmp_path, stick, choice):
     put(choice, "infer", extras, [str(stick)], lambda _line: None)
     other = Choice(ROW, (make_wheel(stick, "three", {"three.py": ""}),))
     put(other, "train", extras, [str(stick)], lambda _line: None)
-    assert not is_current(extras, name_of(choice, "infer"))
+    assert not is_current(extras, folder_name(choice, "infer"))
     assert [path.name for path in (extras / "current").glob("*.py")] == ["three.py"]
 
 
@@ -75,15 +75,15 @@ def test_what_is_cut_off_leaves_what_was_there(tmp_path, stick, choice, monkeypa
     extras = tmp_path / "extras"
     put(choice, "train", extras, [str(stick)], lambda _line: None)
     other = Choice(ROW, (make_wheel(stick, "three", {"three.py": ""}),))
-    for step in ("bring", "unpack", "put_in_use"):
+    for step in ("download_wheels", "unpack", "activate"):
         with monkeypatch.context() as cut:
             cut.setattr(install, step, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 put(other, "train", extras, [str(stick)], lambda _line: None)
-        assert is_current(extras, name_of(choice, "train"))
+        assert is_current(extras, folder_name(choice, "train"))
         assert (extras / "current/two.py").exists()
     put(other, "train", extras, [str(stick)], lambda _line: None)
-    assert is_current(extras, name_of(other, "train"))
+    assert is_current(extras, folder_name(other, "train"))
 
 
 def test_libraries_of_a_wheel_s_data_folder_are_libraries_and_scripts_are_not(tmp_path):
@@ -113,7 +113,7 @@ def test_a_folder_that_is_root_s_says_so(tmp_path, stick, choice, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied", "/opt/x")
 
-    monkeypatch.setattr(install, "bring", denied)
+    monkeypatch.setattr(install, "download_wheels", denied)
     with pytest.raises(ConfigError, match=naming("/opt/x", "Permission denied")):
         put(choice, "train", tmp_path / "extras", [str(stick)], lambda _line: None)
 
