@@ -19,7 +19,7 @@ from edge_server.__main__ import main as server_main
 from edge_server.cli.chaos import Outcome, total
 from edge_server.cli.chaos import show as show_kills
 from edge_server.journal.report_history import KeptReport, ReportHistory
-from edge_server.trial.chaos.study import Struck
+from edge_server.trial.chaos.study import KillResult
 from edge_server.trial.chaos.verify import Account
 from shared.protocol.measurements import Absent
 from shared.protocol.messages import Report
@@ -168,7 +168,7 @@ def test_a_study_of_kills_and_a_calibration_fit_the_terminal(tmp_path):
     """Both take minutes, so here is what they print at their end."""
     counts = dict.fromkeys(("counted_twice", "duplicates", "retrained", "trained_twice", "rounds_lost"), 123456)
     runs = [Account(run=f"tiny-{n}", updates=99999, accepted=99999, difference=0.123456, **counts) for n in (1, 2)]
-    struck = [Struck(run="r", kind="server", name="server", phase="storing", marked=False)] * 1234567
+    struck = [KillResult(run="r", kind="server", name="server", phase="storing", marked=False)] * 1234567
     outcome = Outcome(
         record="runs/x", kills=1, struck=struck, runs=runs, total=total(runs), problem="a board ended " * 9, holds=False
     )

@@ -30,7 +30,7 @@ from edge_server.report.progress_bar import print_line
 from edge_server.rounds.check_plan import load
 from edge_server.trial.chaos.kills import DECIDING, KINDS, MARKS, MIXING, Marks, schedule
 from edge_server.trial.chaos.site import Site, sweep
-from edge_server.trial.chaos.study import ChaosStudy, Expected, Struck
+from edge_server.trial.chaos.study import ChaosStudy, Expected, KillResult
 from edge_server.trial.chaos.verify import Account, decisions
 from edge_server.trial.local import Local
 from edge_server.trial.local_sites import local_sites
@@ -81,7 +81,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     record: str
     kills: int
-    struck: list[Struck]
+    struck: list[KillResult]
     runs: list[Account]
     total: Account
     problem: str
@@ -264,12 +264,12 @@ async def conduct(study: ChaosStudy, record: str, kills: int) -> Outcome:
     )
 
 
-def line_printer(console: Console, kills: int) -> Callable[[Struck | Account], None]:
+def line_printer(console: Console, kills: int) -> Callable[[KillResult | Account], None]:
     """Return what prints a line for every kill and for every run that has ended."""
     made = itertools.count(1)
 
-    def tell(news: Struck | Account) -> None:
-        if isinstance(news, Struck):
+    def tell(news: KillResult | Account) -> None:
+        if isinstance(news, KillResult):
             what = f"{news.kind} of {news.name}" if news.kind in ("agent", "trainer") else news.kind
             line = f"{next(made)}/{kills}  {news.run}  {what}, {news.phase}"
         else:
@@ -289,7 +289,7 @@ def show(outcome: Outcome, stream: TextIO) -> None:
     stream.write(f"{verdict}; record: {outcome.record}, logs: {outcome.record}/{SITE}\n")
 
 
-def kills_table(struck: Sequence[Struck]) -> TextTable:
+def kills_table(struck: Sequence[KillResult]) -> TextTable:
     """Return one row a phase, one column a kind of victim, with sums."""
     kinds = tuple(dict.fromkeys([*KINDS, *sorted({one.kind for one in struck} - set(KINDS))]))
     columns = (TextColumn("phase"), *(TextColumn(heading, right=True) for heading in (*kinds, "all")))

@@ -80,7 +80,7 @@ def _here(
     if share is None:
         return go(plan)
     measured_budget.require_share(share)
-    took = measured_budget.taken(records for _, records in go(measured_budget.baseline_of(plan)))
+    took = measured_budget.measure_baseline(records for _, records in go(measured_budget.baseline_of(plan)))
     print_line(Console(stderr=True), measured_budget.describe(share, took))
     return go(measured_budget.with_budget(plan, share, took))
 

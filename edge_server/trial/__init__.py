@@ -1,1 +1,1 @@
-"""A trial: its plan, its run, its record."""
+"""Trials: live runs of a plan, on a site or on this machine."""

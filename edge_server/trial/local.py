@@ -1,4 +1,4 @@
-"""A live trial on this machine: a private broker, one edge server and N device agents, each its own process."""
+"""Local trial: private broker, edge server and N device agents as processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edge_server.plan.devices import DevicePlan
 from edge_server.plan.emulation import emulated_link, emulated_power
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.trial.progress import follow
-from edge_server.trial.relay import relaying
+from edge_server.trial.relay import run_relay
 from shared import registry
 from shared.errors import TaskFailed
 from shared.runtime.logs import last_line
@@ -36,14 +36,14 @@ MEGA = 1e6
 
 @dataclass(frozen=True)
 class Local:
-    """Where and how a local trial runs.
+    """Settings of a local trial.
 
     Attributes:
-        data_root: Where relative data paths of the plan start.
-        embedded: Use the embedded broker even where mosquitto is installed.
-        log_level: What the processes write into their logs.
-        device: What server and agents compute with: `cpu`, which gives the bits of a replay, `cuda` or `auto`.
-        writes_plan: Whether the plan is not that of the file: servers then read one that is written for them.
+        data_root: Base of the plan's relative data paths.
+        embedded: Use the embedded broker even if mosquitto is installed.
+        log_level: Of the processes.
+        device: Computing device of server and agents: `cpu`, which reproduces a replay bit by bit, `cuda` or `auto`.
+        writes_plan: Whether the plan differs from the file; a server then reads a copy written for it.
     """
 
     plan_path: Path
@@ -60,17 +60,17 @@ class Local:
 
     @property
     def folder(self) -> Path:
-        """Where this trial's files lie: the run's own folder."""
+        """The run's folder."""
         return self.data_dir / self.run
 
     @property
     def place(self) -> Path:
-        """Where those of its processes lie."""
+        """Folder of the processes' files and logs."""
         return self.folder / LOCAL
 
 
 async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClosed:
-    """Run a trial to its end; every process is gone when this returns or is cancelled.
+    """Run a trial to its end; no process is left when this returns or is cancelled.
 
     Raises:
         TaskFailed: The server or an agent ended before the run did.
@@ -80,11 +80,11 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
     place.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(run_private_broker(place, embedded=local.embedded))
-        children = {SERVER: await stack.enter_async_context(server(local, place, broker))}
+        children = {SERVER: await stack.enter_async_context(run_server(local, place, broker))}
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):
-            reached = await stack.enter_async_context(emulated(local.plan, device, broker))
-            children[device.name] = await stack.enter_async_context(agent(local, place, reached, fleet, index))
+            reached = await stack.enter_async_context(emulate_link(local.plan, device, broker))
+            children[device.name] = await stack.enter_async_context(run_agent(local, place, reached, fleet, index))
         return await until_closed(local.folder, children, tell, place)
 
 
@@ -94,12 +94,12 @@ async def until_closed(
     """Follow a run until its last record.
 
     Args:
-        children: The processes that it needs until then.
-        tell: Is told of every record.
-        place: Where their logs lie.
+        children: Processes that must stay alive until then.
+        tell: Receives every record.
+        place: Folder of their logs.
 
     Raises:
-        TaskFailed: One of them ended before.
+        TaskFailed: A process ended early.
     """
     following = asyncio.create_task(follow(folder, tell), name="follow")
     deaths = {asyncio.create_task(child.wait(), name=name): name for name, child in children.items()}
@@ -117,18 +117,18 @@ async def until_closed(
             task.cancel()
         await asyncio.gather(following, *deaths, return_exceptions=True)
     name = next(name for name, child in children.items() if child.returncode is not None)
-    said = place / f"{name}.log"
-    raise TaskFailed(f"{name} ended with exit code {children[name].returncode}: {last_line(said)}; see {said}")
+    log_path = place / f"{name}.log"
+    raise TaskFailed(f"{name} ended with exit code {children[name].returncode}: {last_line(log_path)}; see {log_path}")
 
 
-def server(
+def run_server(
     local: Local, place: Path, broker: PrivateBroker, peers: Mapping[str, PrivateBroker] | None = None
 ) -> AbstractAsyncContextManager[Process]:
-    """Run the server of a trial; its files lie in `place`.
+    """Run the server of a trial.
 
     Args:
         place: Folder of its files.
-        peers: Those of the other sites of its plan; None where it has one.
+        peers: Brokers of the plan's other sites by name; None for a single site.
     """
     config = {
         "plan": str((write_plan(local.plan, place) if local.writes_plan else local.plan_path).resolve()),
@@ -144,49 +144,49 @@ def server(
         "models": registry.allowed_entries(),
         "log_level": local.log_level,
     }
-    return _child(place, SERVER, "edge_server", config)
+    return _run_process(place, SERVER, "edge_server", config)
 
 
 @asynccontextmanager
-async def emulated(plan: Plan, device: DevicePlan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
-    """Yield the broker as a device reaches it: behind the device's link, where the plan has agents held to that.
+async def emulate_link(plan: Plan, device: DevicePlan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
+    """Yield the broker as a device reaches it, through its emulated link if the plan asks for that.
 
     Args:
-        device: One of its devices.
+        device: A device of the plan.
     """
     if not (plan.emulation and plan.emulation.links):
         yield broker
         return
     link = emulated_link(device)
-    async with relaying(broker.port, megabit_rate(link.up_mbit_s, link.down_mbit_s, link.delay_s)) as port:
+    async with run_relay(broker.port, megabit_rate(link.up_mbit_s, link.down_mbit_s, link.delay_s)) as port:
         yield replace(broker, port=port)
 
 
 def write_plan(plan: Plan, folder: Path) -> Path:
-    """Write a plan, its paths placed, as a file that a server reads; return its path."""
+    """Write a plan with resolved paths to a file for a server; return its path."""
     path = folder / "plan.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
     return path
 
 
 def megabit_rate(up_mbit_s: float | None, down_mbit_s: float | None, delay_s: float) -> Rate:
-    """Return what a link of fixed rates does to bytes.
+    """Return a link of fixed rates.
 
     Args:
-        up_mbit_s: None for no limit.
+        up_mbit_s: None for no limit; down as well.
     """
-    up, down = (None if one is None else one * MEGA for one in (up_mbit_s, down_mbit_s))
+    up, down = (None if rate is None else rate * MEGA for rate in (up_mbit_s, down_mbit_s))
     return Rate(up, down, delay_s)
 
 
-def agent(
+def run_agent(
     local: Local, place: Path, broker: PrivateBroker, fleet: list[DevicePlan], index: int
 ) -> AbstractAsyncContextManager[Process]:
-    """Run the agent of a fleet's device; its files lie in `place`.
+    """Run the agent of a fleet's device.
 
     Args:
         place: Folder of its files.
-        index: Of the one that this agent is.
+        index: Of its device in `fleet`.
     """
     device, data = fleet[index], share(local.plan, fleet, index)
     if data.path:  # the agent's file lies elsewhere, and its relative paths start there
@@ -201,11 +201,11 @@ def agent(
         "board": _board(local.plan, device),
         "log_level": local.log_level,
     }
-    return _child(place, device.name, "device_agent", config)
+    return _run_process(place, device.name, "device_agent", config)
 
 
 def _board(plan: Plan, device: DevicePlan) -> dict[str, Any]:
-    """Return how an agent measures: by this machine, or by the power that its device draws, where the plan says so."""
+    """Return how an agent measures power: on this machine, or emulated as its device draws it."""
     watts = emulated_power(device) if plan.emulation and plan.emulation.power else None
     return {"emulated": watts._asdict()} if watts else {}
 
@@ -215,8 +215,8 @@ def _address(broker: PrivateBroker) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _child(place: Path, name: str, module: str, config: dict[str, Any]) -> AsyncIterator[Process]:
-    """Run a command of ours as a process of its own session, so that Ctrl-C reaches us alone and we end it."""
+async def _run_process(place: Path, name: str, module: str, config: dict[str, Any]) -> AsyncIterator[Process]:
+    """Run a command in its own session, so that Ctrl-C reaches only this process, which ends it."""
     path = place / f"{name}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
     with (place / f"{name}.log").open("ab") as output:

@@ -1,6 +1,6 @@
-"""A live trial of several sites on this machine: for each its own broker, server and agents, all of them processes.
+"""Local trial of several sites: each with its broker, server and agents as processes.
 
-The servers speak to each other over these brokers as they do from site to site; each records a run of its own.
+The servers communicate over these brokers as between real sites; each records its own run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import SITES, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sites import devices_by_site
-from edge_server.trial.local import SERVER, Local, agent, emulated, megabit_rate, server, until_closed
-from edge_server.trial.relay import relaying
+from edge_server.trial.local import SERVER, Local, emulate_link, megabit_rate, run_agent, run_server, until_closed
+from edge_server.trial.relay import run_relay
 from shared.errors import ConfigError
 
 LONGEST_NAME, LONGEST_SITE = 64, 32
-"""Letters of a run's name, and of its site's in it."""
+"""Letters of a run's name, and of the site's name in it."""
 
 
 def local_sites(local: Local) -> dict[str, Local]:
-    """Return the trial of each site of a plan, in its order: one run each, in a folder of runs of the site's own.
+    """Return the trial of each site of a plan, in its order, each with its own folder of runs.
 
     Args:
-        local: The trial of all; its `run` is the beginning of theirs.
+        local: The common trial; its `run` is the prefix of the sites' runs.
 
     Raises:
-        ConfigError: A site has a name that is too long for that of a run.
+        ConfigError: A site's name is too long for a run's name.
     """
     sites = local.plan.sites
     assert sites
@@ -48,7 +48,7 @@ def local_sites(local: Local) -> dict[str, Local]:
 
 
 def new_names(plan: Plan) -> str:
-    """Return what the names of a trial's runs begin with; a site's name finds room behind it."""
+    """Return the common prefix of a trial's runs, short enough for the sites' names to follow."""
     assert plan.sites
     over = len(new_name(plan)) + 1 + max(map(len, plan.sites.names)) - LONGEST_NAME
     short = plan.name[: max(1, len(plan.name[:32]) - max(0, over))]
@@ -56,11 +56,11 @@ def new_names(plan: Plan) -> str:
 
 
 async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord], None]) -> dict[str, RunClosed]:
-    """Run a trial of several sites until all their runs have ended; every process is gone afterwards.
+    """Run a trial of several sites until all their runs have ended; no process is left afterwards.
 
     Args:
-        sites: By `local_sites`.
-        tell: Is told of every record and of its site.
+        sites: Result of `local_sites`.
+        tell: Receives every record with its site.
 
     Raises:
         TaskFailed: A server or an agent ended before its site's run did.
@@ -78,44 +78,44 @@ async def run_sites(sites: Mapping[str, Local], tell: Callable[[str, AnyRecord],
             site: until_closed(local.folder, children[site], partial(tell, site), local.place)
             for site, local in sites.items()
         }
-        return await _all_of(ends)
+        return await _await_all(ends)
 
 
 async def _server(stack: AsyncExitStack, local: Local, brokers: Mapping[str, PrivateBroker]) -> Process:
     others = {
-        site: await stack.enter_async_context(behind_backhaul(local.plan, broker))
+        site: await stack.enter_async_context(emulate_backhaul(local.plan, broker))
         for site, broker in brokers.items()
         if site != local.site
     }
-    return await stack.enter_async_context(server(local, local.place, brokers[local.site], others))
+    return await stack.enter_async_context(run_server(local, local.place, brokers[local.site], others))
 
 
 @asynccontextmanager
-async def behind_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
-    """Yield a broker as another site's server reaches it: over the backhaul, where the plan has links emulated."""
+async def emulate_backhaul(plan: Plan, broker: PrivateBroker) -> AsyncIterator[PrivateBroker]:
+    """Yield a broker as another site's server reaches it, through the emulated backhaul if the plan asks for that."""
     if not (plan.sites and plan.emulation and plan.emulation.links):
         yield broker
         return
     rate = plan.sites.backhaul_mbit_s
-    async with relaying(broker.port, megabit_rate(rate, rate, plan.sites.backhaul_delay_s)) as port:
+    async with run_relay(broker.port, megabit_rate(rate, rate, plan.sites.backhaul_delay_s)) as port:
         yield replace(broker, port=port)
 
 
 async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) -> dict[str, Process]:
-    """Start the agents of a site; each has its share of the data that all sites' devices have together."""
+    """Start the agents of a site; the data is shared among the devices of all sites."""
     assert local.plan.sites
     fleet = devices(local.plan)
-    names = [one.name for one in fleet]
+    names = [device.name for device in fleet]
     started = dict[str, Process]()
     for name in devices_by_site(local.plan.sites, names)[local.site]:
         index = names.index(name)
-        reached = await stack.enter_async_context(emulated(local.plan, fleet[index], broker))
-        started[name] = await stack.enter_async_context(agent(local, local.place, reached, fleet, index))
+        reached = await stack.enter_async_context(emulate_link(local.plan, fleet[index], broker))
+        started[name] = await stack.enter_async_context(run_agent(local, local.place, reached, fleet, index))
     return started
 
 
-async def _all_of(ends: Mapping[str, Coroutine[None, None, RunClosed]]) -> dict[str, RunClosed]:
-    """Await all; the first that fails ends the others."""
+async def _await_all(ends: Mapping[str, Coroutine[None, None, RunClosed]]) -> dict[str, RunClosed]:
+    """Await all; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {site: group.create_task(end, name=f"site {site}") for site, end in ends.items()}

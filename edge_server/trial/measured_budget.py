@@ -1,7 +1,7 @@
-"""A budget that is a share of what a plan's baseline was measured to take: a run of it by `cef` comes first.
+"""Budgets as a share of the measured cost of a plan's `cef` baseline.
 
-HCEF's budgets are six tenths of what the same rounds take where every device takes all its steps and sends its whole
-change; no figure of a link or a board has to be known for that.
+HCEF's budgets are six tenths of the cost of the same rounds when every device takes all its steps and sends its whole
+change. Running that baseline first needs no model of links or boards.
 """
 
 from __future__ import annotations
@@ -21,61 +21,63 @@ from shared.errors import ConfigError, TaskFailed
 BASELINE = "cef"
 
 
-class Taken(NamedTuple):
-    """What a run took: seconds of its slowest site; joules of all sites, None where no device told any."""
+class BaselineCost(NamedTuple):
+    """Cost of a baseline run: seconds of its slowest site; joules of all sites, None unless all report them."""
 
     seconds: float
     joules: float | None
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """Return the plan as its baseline: everything of every device in every round, without a budget.
+    """Return the plan's baseline: all steps and full updates of every device in every round, without a budget.
 
     Raises:
-        ConfigError: Its optimizer is not `hcef`, which alone has such a baseline.
+        ConfigError: Its optimizer is not `hcef`, the only one with such a baseline.
     """
     if plan.optimizer is None or plan.optimizer.name != "hcef":
-        raise ConfigError(
-            f"plan {plan.name!r}: --{BASELINE}-share is for plans whose [optimizer] is hcef, which has that baseline"
-        )
+        raise ConfigError(f"plan {plan.name!r}: --{BASELINE}-share needs a plan with optimizer hcef")
     replace = msgspec.structs.replace
     optimizer = replace(plan.optimizer, options={**plan.optimizer.options, "baseline": BASELINE})
-    options = {name: one for name, one in plan.algorithm.options.items() if name != "gradients"}  # decide nothing here
+    options = {
+        name: value for name, value in plan.algorithm.options.items() if name != "gradients"
+    }  # a baseline decides nothing
     algorithm = replace(plan.algorithm, options={**options, "gradients": 0})
     return replace(plan, name=f"{plan.name}-{BASELINE}", optimizer=optimizer, algorithm=algorithm, budget=BudgetPlan())
 
 
-def taken(runs: Iterable[Sequence[AnyRecord]]) -> Taken:
-    """Return what the runs of a plan's sites took together, by their journals.
+def measure_baseline(runs: Iterable[Sequence[AnyRecord]]) -> BaselineCost:
+    """Return the cost of the runs of a plan's sites, from their journals.
 
     Raises:
-        TaskFailed: One of them did not end.
+        TaskFailed: One of them did not finish.
     """
-    spent = []
+    spendings = []
     for records in runs:
-        if not any(isinstance(one, RunClosed) and one.outcome == "finished" for one in records):
-            raise TaskFailed(f"the run by {BASELINE} is not whole, and says nothing of what all rounds take")
+        if not any(isinstance(record, RunClosed) and record.outcome == "finished" for record in records):
+            raise TaskFailed(f"the {BASELINE} run did not finish, so the cost of all rounds is unknown; see its log")
         ledger = Ledger()
         ledger.take(records)
-        spent.append(ledger.spending())
-    told = [one.joules for one in spent if one.joules is not None]
-    return Taken(max(one.seconds for one in spent), math.fsum(told) if len(told) == len(spent) else None)
+        spendings.append(ledger.spending())
+    joules = [spending.joules for spending in spendings if spending.joules is not None]
+    return BaselineCost(
+        max(spending.seconds for spending in spendings), math.fsum(joules) if len(joules) == len(spendings) else None
+    )
 
 
-def with_budget(plan: Plan, share: float, took: Taken) -> Plan:
-    """Return the plan with a share of what was taken as its budget.
+def with_budget(plan: Plan, share: float, took: BaselineCost) -> Plan:
+    """Return the plan with a share of the measured cost as its budget.
 
     Args:
-        share: Above 0.
+        share: Fraction of the cost, above 0.
     """
     joules = None if took.joules is None else share * took.joules
     return msgspec.structs.replace(plan, budget=BudgetPlan(time_s=share * took.seconds, joules=joules))
 
 
-def describe(share: float, took: Taken) -> str:
-    """Return in a line what was taken and what the budgets are."""
+def describe(share: float, took: BaselineCost) -> str:
+    """Return a line with the measured cost and the resulting budgets."""
     if took.joules is None:
-        return f"{BASELINE} took {took.seconds:.1f} s, and no device told its joules: time_s is {share:g} of that"
+        return f"{BASELINE} took {took.seconds:.1f} s, no device reported joules; time_s is {share:g} of that"
     return (
         f"{BASELINE} took {took.seconds:.1f} s and {took.joules:.1f} J: "
         f"time_s = {share * took.seconds:.1f} and joules = {share * took.joules:.1f} are {share:g} of that"
@@ -83,10 +85,10 @@ def describe(share: float, took: Taken) -> str:
 
 
 def require_share(share: float) -> None:
-    """Refuse a share that is none.
+    """Check a share from the command line.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: It is not a positive finite number.
     """
     if not 0 < share < math.inf:
         raise ConfigError(f"--{BASELINE}-share: {share:g}; give a share above 0, such as 0.6")

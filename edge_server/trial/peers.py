@@ -1,4 +1,4 @@
-"""A live site among its peers: its connections to their brokers and to its own, for a plan with several sites."""
+"""Connections of a live site to its own broker and its peers' brokers."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.session_probe import SERVER_EVERY_S, SessionProbe
 
 MOST_MODEL_BYTES = 8 << 30
-"""Of a neighbour's model; what it may have at most beside ours is bounded by ours."""
+"""Absolute limit of a neighbour's model; relative to the local model, a second limit applies."""
 
 
 def members_of(config: ServerConfig, plan: Plan) -> Members:
-    """Return the devices that may take part at a server's site; None for whoever connects.
+    """Return the devices that may take part at a server's site; None for any device that connects.
 
     Raises:
-        ConfigError: The plan has sites, and the server's file does not fit them.
+        ConfigError: The plan has sites, and the server's configuration does not match them.
     """
     if plan.sites:
         require_peers(plan, config.site, [peer.site for peer in config.peer])
-        return frozenset(devices_by_site(plan.sites, [one.name for one in expanded(plan.device)])[config.site])
+        return frozenset(devices_by_site(plan.sites, [device.name for device in expanded(plan.device)])[config.site])
     return None if config.strangers else devices_of_plan(plan)
 
 
 @asynccontextmanager
-async def among_peers(
+async def connect_peers(
     config: ServerConfig, plan: Plan, run: str, store: SqliteStore
 ) -> AsyncIterator[Neighbours | None]:
-    """Connect to the peers of a plan's site while the block lasts; None where the plan has one site alone."""
+    """Connect to the peers of a plan's site while the block lasts; None if the plan has a single site."""
     if not plan.sites:
         yield None
         return
     async with AsyncExitStack() as stack:
         described, instance = encode_plan(plan), uuid.uuid4().hex
         home = MqttTransport(config.broker, f"{config.site}.{PEERS}", probe=SessionProbe.of_server(config.site))
-        away, born = {}, dict[str, SitePresence]()
+        remote, presences = {}, dict[str, SitePresence]()
         for peer in config.peer:
-            born[peer.site] = births = SitePresence(config.site, peer.site, run, instance, described)
+            presences[peer.site] = presence = SitePresence(config.site, peer.site, run, instance, described)
             known_as = f"{peer.site}.{PEER}{config.site}"
             probe = SessionProbe(peer_topic(peer.site, config.site, "probe"), every_s=SERVER_EVERY_S)
-            away[peer.site] = MqttTransport(peer.broker, known_as, births.presence, probe=probe)
-        for transport in (home, *away.values()):
+            remote[peer.site] = MqttTransport(peer.broker, known_as, presence.presence, probe=probe)
+        for transport in (home, *remote.values()):
             await stack.enter_async_context(transport.running())
 
         async def note_rounds(rounds: Mapping[str, int]) -> None:
             await in_thread(write_rounds, store.folder, dict(rounds))
 
-        links = Links(config.site, home, away, described, born, note_rounds=note_rounds)
-        us = SiteIdentity(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
+        links = Links(config.site, home, remote, described, presences, note_rounds=note_rounds)
+        identity = SiteIdentity(config.site, plan.sites.names, run, store.folder, plan.sites.deadline_s)
 
         async def keep(record: AnyRecord) -> None:
             await persist(in_thread, RETRY_S, store.append, record)
@@ -80,4 +80,4 @@ async def among_peers(
             clock=monotonic,
             worker=in_thread,
         )
-        yield await stack.enter_async_context(join_peers(plan, us, links, means, store.records()))
+        yield await stack.enter_async_context(join_peers(plan, identity, links, means, store.records()))

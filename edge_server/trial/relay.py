@@ -1,7 +1,7 @@
-"""A relay on loopback that passes the bytes of TCP connections at a link's rate, and as late as it delivers them.
+"""TCP relay on loopback that emulates a link's rate and delay.
 
-It needs no rights, and the processes at both ends stay what they are: they see a slow connection, whose bytes are not
-acknowledged before the link has taken them, but for the few that its buffers hold. Nothing is lost, as to TCP.
+It needs no privileges, and both ends run unmodified: they see a slow connection whose bytes are acknowledged only when
+the link has taken them, except for the few in its buffers. Losses are not emulated, since TCP hides them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ log = logging.getLogger(__name__)
 
 LOOPBACK, WAITING = "127.0.0.1", 16
 CHUNK_S, SEGMENT_BYTES, MOST_CHUNK_BYTES = 0.005, 1448, 1 << 16
-"""What passes at once, in seconds of the rate; a segment at the least, since with loopback's own of 64 KiB a window as
-small as this relay's would stall."""
+"""Size of a chunk, in seconds of the rate, and its limits. With loopback's own segments of 64 KiB, a window as small as
+this relay's would stall.
+"""
 MOST_UNDER_WAY = 4096
-"""Chunks in the air."""
+"""Chunks in flight."""
 BURST_S = 0.02
-"""What a link that was idle takes at once, in seconds of its rate, so that a loop which wakes late loses none of it."""
+"""Burst that an idle link accepts, in seconds of its rate, to make up for late wake-ups of the event loop."""
 
 
 class _Direction:
-    """One way of the link, which all its connections share."""
+    """One direction of the link, shared by all connections."""
 
     def __init__(self, bits_per_second: float | Flow | None, delay_s: float) -> None:
         self.way, self.delay_s = Way(lambda: monotonic() - BURST_S, bits_per_second, 0.0), delay_s
@@ -37,43 +38,43 @@ class _Direction:
         self.chunk_bytes = int(min(MOST_CHUNK_BYTES, max(SEGMENT_BYTES, passed)))
 
     def socket(self) -> socket.socket:
-        """Return a socket that holds few bytes on their way in, so that a sender waits for the link."""
-        made = socket.socket()
-        made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * self.chunk_bytes)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        return made
+        """Return a socket with a small receive buffer, so that senders wait for the link."""
+        new_socket = socket.socket()
+        new_socket.setblocking(False)
+        new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * self.chunk_bytes)
+        new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+        return new_socket
 
 
 @asynccontextmanager
-async def relaying(port: int, rate: Rate) -> AsyncIterator[int]:
-    """Relay connections to a port of loopback while the block lasts; yield the port at which to reach it.
+async def run_relay(port: int, rate: Rate) -> AsyncIterator[int]:
+    """Relay connections to a loopback port while the block lasts; yield the port of the relay.
 
     Args:
-        rate: Of the link; up is towards that port. Its losses are left out.
+        rate: Of the link; up is towards `port`. Losses are ignored.
     """
     up, down = _Direction(rate.up_bits_per_second, rate.delay_s), _Direction(rate.down_bits_per_second, rate.delay_s)
-    with up.socket() as here:
-        here.bind((LOOPBACK, 0))
-        here.listen(WAITING)
-        async with background(_accept(here, port, up, down)):
-            yield here.getsockname()[1]
+    with up.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(WAITING)
+        async with background(_accept(listener, port, up, down)):
+            yield listener.getsockname()[1]
 
 
-async def _accept(here: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
-    """Serve connections for ever."""
+async def _accept(listener: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
+    """Serve connections forever."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as connections:
         while True:
-            near, _ = await loop.sock_accept(here)
+            near, _ = await loop.sock_accept(listener)
             connections.create_task(_serve(near, port, up, down))
 
 
 async def _serve(near: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
-    """Pass the bytes of a connection both ways, until either end closes it."""
+    """Pass the bytes of a connection in both directions until either end closes it."""
     with near, down.socket() as far:
-        for one in (near, far):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for end in (near, far):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().sock_connect(far, (LOOPBACK, port))
             async with asyncio.TaskGroup() as both:
@@ -84,7 +85,7 @@ async def _serve(near: socket.socket, port: int, up: _Direction, down: _Directio
 
 
 async def _pass(source: socket.socket, target: socket.socket, direction: _Direction) -> None:
-    """Pass bytes one way until they end; then the other end is told so."""
+    """Pass bytes in one direction until they end, then shut down the other end's input."""
     air, loop = asyncio.Queue[tuple[float, bytes]](MOST_UNDER_WAY), asyncio.get_running_loop()
 
     async def arrive() -> None:
@@ -100,9 +101,9 @@ async def _pass(source: socket.socket, target: socket.socket, direction: _Direct
         data = b"begun"
         while data:
             data = await loop.sock_recv(source, direction.chunk_bytes)
-            left, _ = direction.way.enter(len(data))
-            await air.put((max(left, monotonic()) + direction.delay_s, data))
-            await _until(left)
+            departure_s, _ = direction.way.enter(len(data))
+            await air.put((max(departure_s, monotonic()) + direction.delay_s, data))
+            await _until(departure_s)
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)
 

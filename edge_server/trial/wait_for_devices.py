@@ -1,4 +1,4 @@
-"""The fleet that is connected: waited for before a trial begins, with somebody at the terminal who can help."""
+"""Wait for a plan's devices to connect before a trial begins."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ MOST_NAMED = 8
 async def wait_for_fleet(
     server: Server, plan: Plan, members: Membership, config: ServerConfig, say: Callable[[str], None]
 ) -> None:
-    """Wait for the broker and for as many devices as the plan asks for, `cohort.wait_s` for each.
+    """Wait for the broker and for the minimum cohort, at most `cohort.wait_s` each.
 
     Args:
-        plan: How many, and whom.
-        config: Where the site is, for those who must be told.
-        say: Shows a line whenever there is news.
+        plan: Defines the cohort.
+        config: Broker and site for messages.
+        say: Shows a line whenever the state changes.
 
     Raises:
         ConfigError: The plan names fewer devices than it waits for.
-        Unreachable: There is no broker, or they did not come; the message says who did, and what helps.
+        Unreachable: No broker or too few devices; the message names those online and the remedy.
     """
     least, wait_s = plan.cohort.min_devices, plan.cohort.wait_s
     _require_enough(plan, members)
     where = f"{config.broker.host}:{config.broker.port}"
     await _broker(server, where, wait_s, say)
-    said = [""]
+    lines = [""]
 
-    def tell(here: tuple[str, ...]) -> None:
-        line = f"{len(here)} of {least} devices are connected{_list(here, ': ')}"
-        if line != said[-1]:
+    def tell(online: tuple[str, ...]) -> None:
+        line = f"{len(online)} of {least} devices are connected{_list(online, ': ')}"
+        if line != lines[-1]:
             say(line)
-            said.append(line)
+            lines.append(line)
 
     if await membership.wait_for_cohort(server, members, plan.cohort, tell):
         return
     strangers = [device for device in server.fleet.online if not members.takes(device)]
     absent = sorted((members.members or frozenset()) - set(server.fleet.online))
     raise Unreachable(
-        f"{said[-1]}, after {wait_s:g} s at {where}, site {config.site!r}"
-        f"{_list(absent, '; named by the plan and not here: ')}"
-        f"{_list(strangers, '; here and not named by the plan: ')}. "
+        f"{lines[-1]}, after {wait_s:g} s at {where}, site {config.site!r}"
+        f"{_list(absent, '; named by the plan but offline: ')}"
+        f"{_list(strangers, '; online but not named by the plan: ')}. "
         "Start their agents with this broker and site, or change [[device]], cohort.min_devices or cohort.wait_s"
     )
 
 
 async def wait_without_end(server: Server, plan: Plan, members: Membership) -> None:
-    """Wait for the broker and for as many devices as the plan asks for, however long; warn every `cohort.wait_s`.
+    """Wait for the broker and for the minimum cohort without a limit; warn every `cohort.wait_s`.
 
     Args:
-        plan: How many, and whom.
+        plan: Defines the cohort.
 
     Raises:
         ConfigError: The plan names fewer devices than it waits for.
     """
     _require_enough(plan, members)
     await server.reachable()
-    least, said = plan.cohort.min_devices, [""]
+    least, lines = plan.cohort.min_devices, [""]
 
-    def tell(here: tuple[str, ...]) -> None:
-        line = f"{len(here)} of {least} devices are connected{_list(here, ': ')}"
-        if line != said[-1]:
-            said.append(line)
-            more = f"; waiting for {least - len(here)} more" if len(here) < least else ""
+    def tell(online: tuple[str, ...]) -> None:
+        line = f"{len(online)} of {least} devices are connected{_list(online, ': ')}"
+        if line != lines[-1]:
+            lines.append(line)
+            more = f"; waiting for {least - len(online)} more" if len(online) < least else ""
             log.info("%s%s", line, more)
 
     while not await membership.wait_for_cohort(server, members, plan.cohort, tell):
-        log.warning("%s, after another %g s; round 1 waits for them", said[-1], plan.cohort.wait_s)
+        log.warning("%s, after another %g s; round 1 waits for them", lines[-1], plan.cohort.wait_s)
         await server.reachable()
 
 
@@ -86,8 +86,8 @@ def _require_enough(plan: Plan, members: Membership) -> None:
     least = plan.cohort.min_devices
     if members.members is not None and len(members.members) < least:
         raise ConfigError(
-            f"plan {plan.name!r} names {len(members.members)} devices and waits for cohort.min_devices = {least}: "
-            "name more, or lower that"
+            f"plan {plan.name!r} names {len(members.members)} devices but cohort.min_devices is {least}; "
+            "name more devices or lower it"
         )
 
 
@@ -104,13 +104,13 @@ async def _broker(server: Server, where: str, wait_s: float, say: Callable[[str]
             await server.broker.wait()
     except TimeoutError:
         raise Unreachable(
-            f"no broker answers at {where} for {wait_s:g} s: start it, name a server's file with --config, "
+            f"no broker answered at {where} within {wait_s:g} s; start it, name a server's file with --config, "
             "or run the trial on this machine with --local"
         ) from None
 
 
 def _list(devices: tuple[str, ...] | list[str], before: str) -> str:
-    """Return the names after some words, not too many of them; nothing where there are none."""
+    """Return up to `MOST_NAMED` names after a prefix; empty for no names."""
     if not devices:
         return ""
     more = f" and {len(devices) - MOST_NAMED} more" if len(devices) > MOST_NAMED else ""

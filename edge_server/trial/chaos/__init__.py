@@ -1,1 +1,1 @@
-"""A live site on this machine whose processes are killed at random moments, to show that nothing is lost."""
+"""Chaos tests: a local site whose processes are killed at random moments."""

@@ -1,4 +1,4 @@
-"""What is killed when: a function of the seed."""
+"""Schedule of kills: victims, moments and pauses as a function of the seed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["server", "agent", "trainer", "broker", "coordinator"]
-"""What is killed; the coordinator is the server of the site that coordinates at that moment."""
+"""Kind of victim; the coordinator is the server of the site that coordinates at that moment."""
 
 MARK_WITHIN_S = 0.03
-"""A kill follows the mark of another process within this, mostly at once; its own mark's phase it does not outlive."""
+"""Longest delay after another process's mark, mostly much shorter; the victim's own phase is not outlived."""
 MOMENT_WITHIN_S = 3.0
 AWAY_WITHIN_S = 0.5
 
 
 class Mark(NamedTuple):
-    """A phase that a process enters, as it writes it into its log."""
+    """A phase that a process enters, as in its log."""
 
     by: Kind
     phase: str
 
 
 Marks: TypeAlias = "Mapping[Kind, tuple[Mark, ...]]"
-"""After which marks each kind is struck."""
+"""Marks after which each kind is killed."""
 
 MARKS: Marks = {
     "server": (
@@ -64,7 +64,7 @@ MARKS: Marks = {
         Mark("server", "aggregating"),
     ),
 }
-"""Of one site. The broker says nothing, so that its marks are those of others."""
+"""Marks of one site. The broker logs no phases, so its marks are those of others."""
 
 KINDS: tuple[Kind, ...] = tuple(MARKS)
 
@@ -72,14 +72,14 @@ MIXING: Marks = {
     "server": tuple(Mark("server", phase) for phase in ("mixing", "offering", "received", "settled", "mixed")),
     "broker": tuple(Mark("server", phase) for phase in ("mixing", "offering", "received")),
 }
-"""Between sites, where they mix models."""
+"""Marks of mixing models between sites."""
 
 DECIDING: Marks = {
     "server": (Mark("server", "asking"),),
     "broker": (Mark("server", "asking"), Mark("server", "leading")),
     "coordinator": tuple(Mark("server", phase) for phase in ("leading", "deciding", "decided", "opening")),
 }
-"""Between sites, where one decides for all."""
+"""Marks of coordination between sites."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,11 @@ class Kill:
     """One `kill -9`.
 
     Attributes:
-        device: Which device's agent or trainer, counted round the fleet; of several sites, the server or broker of its.
-        mark: What is waited for first; None for a moment that has to do with nothing.
-        wait_s: Seconds from the mark, or else from the kill before, to this one; 0 after a mark of the victim's own.
-        away_s: Seconds until it is started again; a trainer is started by its agent.
+        device: Number of the device whose agent or trainer is killed, modulo the fleet's size; with several sites, it
+            also selects the server or broker.
+        mark: Phase to wait for; None for a random moment.
+        wait_s: Seconds after the mark, or after the previous kill; 0 after the victim's own mark.
+        away_s: Seconds until restart; trainers are restarted by their agent.
     """
 
     victim: Kind
@@ -101,15 +102,15 @@ class Kill:
 
 
 def process_of(kind: Kind) -> Kind:
-    """Return what process is killed."""
+    """Return the kind of process that is killed."""
     return "server" if kind == "coordinator" else kind
 
 
 def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[Kill]:
-    """Return `kills` kills, half of them after a mark; every mark of a table comes once before any comes again.
+    """Return `kills` kills, half of them after a mark; each mark of a table is used once before any is repeated.
 
     Args:
-        tables: Marks; they are taken from each table in turn.
+        tables: Tables of marks, used in turn.
     """
     kinds = list(dict.fromkeys(kind for table in tables for kind in table))
     random = Random(f"chaos/{seed}")  # noqa: S311 - a draw, not a secret
@@ -123,7 +124,7 @@ def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[
         if at_mark:
             table = next(turns)
             if not decks[table]:
-                decks[table] = [(kind, one) for kind, marks in tables[table].items() for one in marks]
+                decks[table] = [(kind, candidate) for kind, marks in tables[table].items() for candidate in marks]
                 random.shuffle(decks[table])
             (victim, mark), wait_s = decks[table].pop(), MARK_WITHIN_S * random.random() ** 3
             wait_s *= mark.by != process_of(victim)

@@ -1,4 +1,4 @@
-"""What the processes of a site say of themselves: lines with `phase NAME key=value ...` in their logs."""
+"""Reader of phase lines (`phase NAME key=value ...`) in the logs of a site."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LINE = re.compile(r" DEBUG (\S+) phase (\w+)((?: \w+=\S+)*)$")
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line.
+    """A phase line.
 
     Attributes:
-        name: The process: the server, or the device whose agent or trainer it is.
-        phase: What it does from here on.
-        facts: What it says besides.
+        name: Process name: the server, or the device of an agent or trainer.
+        phase: Phase that it enters.
+        facts: Key-value pairs of the line.
     """
 
     by: Kind
@@ -32,14 +32,14 @@ class LogLine:
 
 
 def parse(name: str, line: str) -> LogLine | None:
-    """Return what a line of a process's log says of its phase; None where it is about something else."""
+    """Return the phase in a log line; None if it has none."""
     if _SETTLED in line:
         return LogLine("agent", name, "idle", {})
-    found = _LINE.search(line)
-    if found is None:
+    match = _LINE.search(line)
+    if match is None:
         return None
-    by: Kind = "server" if name == SERVER else "trainer" if found[1] == "trainer" else "agent"
-    return LogLine(by, name, found[2], dict(fact.split("=", 1) for fact in found[3].split()))
+    by: Kind = "server" if name == SERVER else "trainer" if match[1] == "trainer" else "agent"
+    return LogLine(by, name, match[2], dict(fact.split("=", 1) for fact in match[3].split()))
 
 
 @dataclass
@@ -47,10 +47,10 @@ class Logs:
     """Follows the logs of a site while they are written.
 
     Attributes:
-        folder: Where they lie, `<name>.log` each.
-        said: Everything said so far; in order for each process.
-        phases: What each process said last.
-        pids: The trainer of each device, as it named itself last.
+        folder: Folder of the logs, `<name>.log` each.
+        said: All phases so far, in order for each process.
+        phases: Last phase of each process.
+        pids: Last announced process id of each device's trainer.
     """
 
     folder: Path
@@ -61,30 +61,30 @@ class Logs:
     _read: dict[str, int] = field(default_factory=dict)
 
     def news(self) -> list[LogLine]:
-        """Return what was said since the last call."""
-        news = [said for name in self.names for line in self._lines(name) if (said := parse(name, line))]
-        for one in news:
-            self.phases[one.by, one.name] = one.phase
-            if "pid" in one.facts:
-                self.pids[one.name] = int(one.facts["pid"])
+        """Return the phases logged since the last call."""
+        news = [parsed for name in self.names for line in self._lines(name) if (parsed := parse(name, line))]
+        for line in news:
+            self.phases[line.by, line.name] = line.phase
+            if "pid" in line.facts:
+                self.pids[line.name] = int(line.facts["pid"])
         self.said += news
         return news
 
     def phase(self, kind: Kind, name: str) -> str:
-        """Return what a process said last."""
+        """Return the last phase of a process."""
         return self.phases.get((process_of(kind), name), BEGINNING)
 
     def began(self, by: Kind, name: str) -> None:
-        """Note that a process was started, which has not said anything yet."""
+        """Reset the phase of a process that was started."""
         self.phases[by, name] = BEGINNING
 
     def _lines(self, name: str) -> list[str]:
-        """Return whole lines; what is half written is read the next time."""
+        """Return new complete lines; an incomplete one is read next time."""
         path, start = self.folder / f"{name}.log", self._read.get(name, 0)
         if not path.exists() or path.stat().st_size == start:
             return []
         with path.open("rb") as file:
             file.seek(start)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._read[name] = start + len(whole) + len(newline)
-        return whole.decode(errors="replace").splitlines()
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._read[name] = start + len(complete) + len(newline)
+        return complete.decode(errors="replace").splitlines()

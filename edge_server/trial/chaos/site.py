@@ -1,4 +1,4 @@
-"""The processes of a site on this machine: each can be killed, and started again on the same files and port."""
+"""Processes of a local site that can be killed and restarted on the same files and port."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.trial.chaos.kills import Kind
 from edge_server.trial.chaos.log_reader import Logs
-from edge_server.trial.local import SERVER, Local, agent, emulated, server
-from edge_server.trial.local_sites import behind_backhaul
+from edge_server.trial.local import SERVER, Local, emulate_link, run_agent, run_server
+from edge_server.trial.local_sites import emulate_backhaul
 from shared.errors import Unreachable
 from shared.runtime.processes import kill
 
@@ -32,7 +32,7 @@ MODULES = ("edge_server", "device_agent", TRAINER)
 
 
 class SiteProcess:
-    """A process of ours that comes and goes."""
+    """A process that can be killed and restarted."""
 
     def __init__(self, begin: Callable[[], AbstractAsyncContextManager[Process]]) -> None:
         self._begin, self._stack = begin, AsyncExitStack()
@@ -40,21 +40,21 @@ class SiteProcess:
 
     @property
     def code(self) -> int | None:
-        """Return the exit code, None while it runs."""
+        """Exit code, None while it runs."""
         return self._process.returncode if self._process else None
 
     @property
     def pid(self) -> int:
-        """Return its process id, 0 where it does not run."""
+        """Process id, 0 if it does not run."""
         return self._process.pid if self._process and self._process.returncode is None else 0
 
     async def start(self) -> None:
-        """Start it, in the same way every time; what is left of it before is ended."""
+        """Start it, after ending a previous instance."""
         await self.close()
         self._process = await self._stack.enter_async_context(self._begin())
 
     async def kill(self) -> bool:
-        """End it as a power cut does; tell whether it was there to be killed."""
+        """Kill it as a power cut does; return whether it was running."""
         process = self._process
         if process is None or process.returncode is not None:
             return False
@@ -62,7 +62,7 @@ class SiteProcess:
         return True
 
     async def close(self) -> None:
-        """End it politely, if it runs."""
+        """End it gracefully if it runs."""
         stack, self._stack = self._stack, AsyncExitStack()
         await stack.aclose()
 
@@ -72,11 +72,11 @@ class Site:
     """A broker, a server and a fleet of agents with their trainers. Use it as `async with Site(...).living()`.
 
     Attributes:
-        place: Where the files of its processes lie.
-        peers: The other sites of its plan.
+        place: Folder of its processes' files.
+        peers: Other sites of its plan.
         devices: Names of its devices.
-        parts: Its processes by name; the trainers are the agents'.
-        broker: Where the one that runs, or ran last, is reached.
+        parts: Processes by name; trainers belong to the agents.
+        broker: Address of the current or last broker.
     """
 
     local: Local
@@ -89,7 +89,7 @@ class Site:
     broker: PrivateBroker | None = None
 
     def __post_init__(self) -> None:
-        """Name its processes; none is started."""
+        """Create the processes without starting them."""
         sites, names = self.local.plan.sites, [device.name for device in self._fleet]
         self.devices = list(devices_by_site(sites, names)[self.local.site]) if sites else names
         self.logs = Logs(self.place, [SERVER, *self.devices])
@@ -102,7 +102,7 @@ class Site:
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[Site]:
-        """Run the broker and the agents while the block lasts; afterwards no process of the site is left."""
+        """Run the broker and the agents while the block lasts; no process of the site is left afterwards."""
         self.place.mkdir(parents=True)
         try:
             for name in (BROKER, *self.devices):
@@ -113,7 +113,7 @@ class Site:
                 await self.parts[name].close()
 
     async def start(self, name: str) -> None:
-        """Start a process; the broker again, where somebody else's passing socket has its port."""
+        """Start a process; the broker several times if a passing socket holds its port."""
         if name != BROKER:
             self.logs.began("server" if name == SERVER else "agent", name)
         for attempt in range(1, ATTEMPTS + 1):
@@ -132,11 +132,11 @@ class Site:
         await self.start(SERVER)
 
     async def kill(self, kind: Kind, name: str, within: str = "") -> bool:
-        """Kill a process and wait for its end; tell whether it was there.
+        """Kill a process and wait for its end; return whether it was running.
 
         Args:
-            name: Its name; of a trainer, its device.
-            within: The phase it must be in, or else it lives on; empty for any.
+            name: Its name; for a trainer, its device.
+            within: Phase in which it must be, or it survives; empty for any.
         """
         trainer = running_trainer(self.logs.pids.get(name, 0), self._home(name)) if kind == "trainer" else None
         pid = trainer.pid if trainer else self.parts[name].pid if kind != "trainer" else 0
@@ -152,7 +152,7 @@ class Site:
         return True
 
     async def _is_held(self, pid: int, kind: Kind, name: str, within: str) -> bool:
-        """Hold a process still in a phase, however short; let it go on where it is past that."""
+        """Stop a process if it is in a phase, however short; let it continue otherwise."""
         try:
             process = psutil.Process(pid)
             process.suspend()
@@ -175,19 +175,19 @@ class Site:
         assert self.broker
         async with AsyncExitStack() as stack:
             peers = {
-                one.local.site: await stack.enter_async_context(behind_backhaul(self.local.plan, one.broker))
-                for one in self.peers
-                if one.broker
+                peer.local.site: await stack.enter_async_context(emulate_backhaul(self.local.plan, peer.broker))
+                for peer in self.peers
+                if peer.broker
             }
-            yield await stack.enter_async_context(server(self.local, self.place, self.broker, peers))
+            yield await stack.enter_async_context(run_server(self.local, self.place, self.broker, peers))
 
     @asynccontextmanager
     async def _run_agent(self, index: int) -> AsyncIterator[Process]:
         assert self.broker
         fleet = self._fleet
         async with (
-            emulated(self.local.plan, fleet[index], self.broker) as reached,
-            agent(self.local, self.place, reached, fleet, index) as process,
+            emulate_link(self.local.plan, fleet[index], self.broker) as reached,
+            run_agent(self.local, self.place, reached, fleet, index) as process,
         ):
             yield process
 
@@ -198,17 +198,17 @@ class Site:
 
 
 def running_trainer(pid: int, home: Path) -> psutil.Process | None:
-    """Return the trainer of a device if that is what runs under a number, which may be somebody else's by now."""
+    """Return the trainer of a device if the process id is still its own."""
     try:
         process = psutil.Process(pid)
-        words = process.cmdline()
+        command = process.cmdline()
     except psutil.Error:
         return None
-    return process if TRAINER in words and any(word.startswith(f"{home}/") for word in words) else None
+    return process if TRAINER in command and any(argument.startswith(f"{home}/") for argument in command) else None
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs; one that nobody has waited for yet does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -216,13 +216,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def sweep(place: Path) -> list[int]:
-    """Kill what still runs of a site, as trainers do whose agent was killed; return their process ids."""
+    """Kill the remaining processes of a site, such as trainers of killed agents; return their process ids."""
     swept = []
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or ()
-        is_ours = "-m" in words and any(module in words for module in MODULES)
-        is_ours |= str(place / "mosquitto.conf") in words
-        if is_ours and process.pid != os.getpid() and any(word.startswith(f"{place}/") for word in words):
+        command = process.info["cmdline"] or ()
+        is_ours = "-m" in command and any(module in command for module in MODULES)
+        is_ours |= str(place / "mosquitto.conf") in command
+        if is_ours and process.pid != os.getpid() and any(argument.startswith(f"{place}/") for argument in command):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
                 swept.append(process.pid)

@@ -1,4 +1,4 @@
-"""Run a plan live again and again, kill its processes meanwhile, and say what became of everything."""
+"""Chaos study: repeat live runs, kill processes and audit each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_server.journal.sqlite import read
 from edge_server.trial.chaos.kills import Kill, Kind, process_of
 from edge_server.trial.chaos.log_reader import BEGINNING, LogLine
 from edge_server.trial.chaos.site import BROKER, Site
-from edge_server.trial.chaos.verify import Account, account, between_sites
+from edge_server.trial.chaos.verify import Account, audit_run, audit_sites
 from edge_server.trial.local import SERVER
 from edge_server.trial.local_sites import LONGEST_NAME
 from edge_server.trial.progress import follow
@@ -27,25 +27,25 @@ from shared.tensors.tree import State
 
 MARK_POLL_S, POLL_S = 0.001, 0.02
 MARK_PATIENCE_S = 20.0
-"""For a mark, times the sites: each is where the mark is said only now and then."""
+"""Patience for a mark, times the number of sites: each logs it only now and then."""
 STALL_S = 300.0
 END_S = 10.0
 LEADS = frozenset({"leading", "deciding", "decided"})
-"""Phases of a server that decides for all."""
+"""Phases of a coordinating server."""
 
 Expected: TypeAlias = Callable[[Mapping[str, Sequence[AnyRecord]]], Mapping[str, State]]
-"""The state that each site ends an undisturbed run with, by the records of all; these tell what was decided."""
+"""Function from all sites' records, which contain the decisions, to the final states of undisturbed runs."""
 
 
-class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """A kill that was made.
+class KillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A kill that happened.
 
     Attributes:
-        run: The run it fell into.
-        kind, name: What was killed.
-        phase: What it did, by its own last word; for the broker, what the server did.
-        marked: Whether a mark was waited for and came.
-        site: Where, in a plan with several sites.
+        run: Run during which it happened.
+        kind, name: Victim.
+        phase: Last phase of the victim; for the broker, the server's.
+        marked: Whether a mark was awaited and came.
+        site: Site of the victim in a plan with several sites.
     """
 
     run: str
@@ -58,23 +58,23 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class ChaosStudy:
-    """Sites under attack; mostly one.
+    """Sites under attack, mostly one.
 
     Attributes:
-        sites: Their processes, running, in the plan's order.
-        kills: What is still to be killed.
-        expected: What an undisturbed run ends with.
-        tell: Hears of every kill and of every run that has ended.
-        struck: The kills that were made.
-        accounts: The runs that have ended, of several sites one of each.
+        sites: Their running processes, in the plan's order.
+        kills: Remaining kills.
+        expected: Final states of undisturbed runs.
+        tell: Receives every kill and every audit.
+        struck: Kills that happened.
+        accounts: Audits of ended runs, one per site.
     """
 
     sites: Sequence[Site]
     kills: deque[Kill]
     expected: Expected
-    tell: Callable[[Struck | Account], None]
+    tell: Callable[[KillResult | Account], None]
     clock: Clock = monotonic
-    struck: list[Struck] = field(default_factory=list)
+    struck: list[KillResult] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
     _moved: dict[str, float] = field(default_factory=dict)
     _since: float = 0.0
@@ -82,7 +82,7 @@ class ChaosStudy:
     _leads: Site | None = None
 
     async def run(self) -> None:
-        """Run the plan until nothing is left to be killed; the last run then ends undisturbed.
+        """Run the plan until no kill remains; the last run then ends undisturbed.
 
         Raises:
             TaskFailed: A run does not end, or a process ended by itself.
@@ -116,21 +116,21 @@ class ChaosStudy:
                 self.kills[0] = replace(first, device=first.device + 1)
 
     def _name(self, site: Site, number: int) -> str:
-        """Return the name of a run, of a plan with several sites that of a site's."""
+        """Return the name of a site's run."""
         plan, end = site.local.plan, f"-{number}"
         if plan.sites:
             end += f"-{site.local.site}"
-        longest = max(len(one.local.site) for one in self.sites) - len(site.local.site) if plan.sites else 0
+        longest = max(len(other.local.site) for other in self.sites) - len(site.local.site) if plan.sites else 0
         return f"{plan.name[: min(32, LONGEST_NAME - len(end) - longest)]}{end}"
 
     def _is_over(self) -> bool:
         return all(task.done() for task in self._following.values())
 
     async def _moment(self, kill: Kill) -> bool | None:
-        """Wait for the moment of a kill: tell whether its mark came; None where the run has ended first."""
+        """Wait for the moment of a kill; return whether its mark came, None if the run ended first."""
         marked, patience_s = False, MARK_PATIENCE_S * len(self.sites)
         while kill.mark and not marked and self.clock() - self._since < patience_s and not self._is_over():
-            marked = any(self.is_mark(kill, site, said) for site, said in self.news())
+            marked = any(self.is_mark(kill, site, line) for site, line in self.news())
             await self.pause(0.0 if marked else MARK_POLL_S)
         strike_at = (self.clock() if marked else self._since) + kill.wait_s
         while self.clock() < strike_at and not self._is_over():
@@ -138,31 +138,31 @@ class ChaosStudy:
         return None if self._is_over() else marked
 
     def news(self) -> list[tuple[Site, LogLine]]:
-        """Return what was said since the last call, and learn who decides for all."""
-        news = [(site, said) for site in self.sites for said in site.logs.news()]
-        for site, said in news:
-            if said.by == "server" and said.phase in LEADS:
+        """Return the phases logged since the last call, and note the coordinator."""
+        news = [(site, line) for site in self.sites for line in site.logs.news()]
+        for site, line in news:
+            if line.by == "server" and line.phase in LEADS:
                 self._leads = site
         return news
 
-    def is_mark(self, kill: Kill, site: Site, said: LogLine) -> bool:
-        """Tell whether a line is what a kill waits for.
+    def is_mark(self, kill: Kill, site: Site, line: LogLine) -> bool:
+        """Return True if a log line is the mark of a kill.
 
         Args:
-            kill: The one that is next.
-            site: Whose process said it.
+            kill: The next kill.
+            site: Site of the process that logged it.
         """
         where, device = self.place_of(kill)
-        return (said.by, said.phase) == kill.mark and site is where and said.name in (SERVER, device)
+        return (line.by, line.phase) == kill.mark and site is where and line.name in (SERVER, device)
 
     def place_of(self, kill: Kill) -> tuple[Site, str]:
-        """Return the site and the device that a kill is meant for; of a coordinator, its site."""
+        """Return the site and device that a kill targets; for a coordinator, its site."""
         homes = [(site, device) for site in self.sites for device in site.devices]
         site, device = homes[kill.device % len(homes)]
         return (self._leads or site, device) if kill.victim == "coordinator" else (site, device)
 
     async def strike(self, kill: Kill, *, marked: bool) -> None:
-        """Kill and start again; where the victim is away, or past its mark's phase, the moment is still to come."""
+        """Kill and restart; if the victim is offline or past its phase, the kill remains due."""
         if not marked:
             self.news()  # which trainer runs, and who coordinates: nothing was waited for
         site, device = self.place_of(kill)
@@ -177,7 +177,7 @@ class ChaosStudy:
         self.news()
         phase = site.logs.phase("server", SERVER) if by == "broker" else site.logs.phase(by, name)
         self.struck.append(
-            Struck(
+            KillResult(
                 run=site.local.run,
                 kind=kill.victim,
                 name=name,
@@ -194,10 +194,10 @@ class ChaosStudy:
         self._since = self.clock()
 
     async def pause(self, seconds: float) -> None:
-        """Let time pass, and find out whether anything has gone wrong.
+        """Sleep, then check the processes.
 
         Raises:
-            TaskFailed: An agent or a broker ended by itself, or nothing has happened for very long.
+            TaskFailed: An agent or a broker ended by itself, or nothing happened for too long.
         """
         await asyncio.sleep(max(0.0, seconds))
         for site in self.sites:
@@ -226,17 +226,21 @@ class ChaosStudy:
         self._moved[site] = self.clock()
 
     async def _close(self) -> None:
-        """Draw up the account of a run that has ended, at each site."""
+        """Audit a run that has ended, at each site."""
         self.news()
         records = {site.local.site: read(site.local.folder) for site in self.sites}
         expected = await asyncio.to_thread(self.expected, records)
         for site in self.sites:
-            mine, own, plan = site.local.site, records[site.local.site], site.local.plan
-            models = [one.round for one in closed_rounds(own) if one.outcome == "aggregated"]
+            mine, site_records, plan = site.local.site, records[site.local.site], site.local.plan
+            models = [record.round for record in closed_rounds(site_records) if record.outcome == "aggregated"]
             final = checkpoints.load(site.local.folder / "checkpoints", models[-1]) if models else State()
-            about = site.local.run, own, site.logs.said
-            found = account(*about, rounds=plan.rounds, final=final, expected=expected[mine])
+            result = audit_run(
+                *(site.local.run, site_records, site.logs.said),
+                rounds=plan.rounds,
+                final=final,
+                expected=expected[mine],
+            )
             if plan.sites:
-                found = between_sites(found, plan, mine, records)
-            self.accounts.append(found)
-            self.tell(found)
+                result = audit_sites(result, plan, mine, records)
+            self.accounts.append(result)
+            self.tell(result)

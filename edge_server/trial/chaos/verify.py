@@ -1,4 +1,4 @@
-"""What became of every update, round and model of a run that was disturbed."""
+"""Audit of a disturbed run: every update, round and model accounted for."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from edge_server.trial.chaos.log_reader import LogLine
 from shared.tensors.tree import State
 
 ROUNDING = 1e-9
-"""Of sums of joules."""
+"""Relative rounding error of sums of joules."""
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, or several together.
+    """Audit of one run, or of several together.
 
     Attributes:
-        updates: Updates that were asked for.
+        updates: Assigned updates.
         counted_twice: Updates that count more than once; must be 0.
-        duplicates: Offers refused because that update had been settled before.
-        retrained: Trainings begun again because their trainer died.
-        repeated: Trainings begun again since a killed server began their split round anew, as PROTOCOL.md says.
-        trained_twice: Trainings begun again for neither reason; must be 0.
-        rounds_lost: Rounds of the plan that gave no model; must be 0.
-        difference: Largest absolute difference of a parameter of the final model; must be 0.
-        edges_off: Of several sites: neighbours with whom this one did not mix when that was due; must be 0.
-        undecided: Likewise: rounds whose decision stands in no coordinator's journal, or otherwise; must be 0.
-        alone: Likewise: rounds that it decided alone, since it was away when they were decided for all.
-        overdrawn: Likewise: rounds for which all sites together were granted more joules than they had pledged, of
-            those that this one was granted some for; must be 0.
-        terms: Likewise: how often another site began to coordinate.
+        duplicates: Offers refused because the update was already accepted.
+        retrained: Trainings repeated because the trainer died.
+        repeated: Trainings repeated because a killed server restarted their split round, as PROTOCOL.md specifies.
+        trained_twice: Trainings repeated for neither reason; must be 0.
+        rounds_lost: Planned rounds without a model; must be 0.
+        difference: Largest absolute difference of a final parameter from the expected one; must be 0.
+        edges_off: With several sites, due mixings with a neighbour that did not happen; must be 0.
+        undecided: With several sites, rounds whose decision is missing from or differs in the coordinator's journal;
+            must be 0.
+        alone: With several sites, rounds that it decided alone because it was offline when the others decided.
+        overdrawn: With several sites, rounds in which it was granted joules and all grants exceeded the pledges; must
+            be 0.
+        terms: With several sites, how often another site became coordinator.
     """
 
     run: str
@@ -66,142 +67,158 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Tell whether nothing was lost and nothing was done or counted twice."""
+        """Whether nothing was lost, and nothing was done or counted twice."""
         lost = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
         return not any((*lost, self.edges_off, self.undecided, self.overdrawn)) and self.difference == 0.0
 
 
-def account(
-    run: str, records: Sequence[AnyRecord], said: Sequence[LogLine], *, rounds: int, final: State, expected: State
+def audit_run(
+    run: str, records: Sequence[AnyRecord], log_lines: Sequence[LogLine], *, rounds: int, final: State, expected: State
 ) -> Account:
-    """Return what became of a run.
+    """Return the audit of a run.
 
     Args:
-        said: What all processes said, in order for each.
-        rounds: How many it was to have; the devices' measurement before them and evaluation after them count as none.
-        final: The state it ended with.
-        expected: The state an undisturbed run ends with.
+        log_lines: Phases from all processes' logs, in order for each process.
+        rounds: Planned rounds, without the measurement before and the evaluation after them.
+        final: State at the end.
+        expected: Final state of an undisturbed run.
     """
-    kept = [
-        one for one in valid(records) if not isinstance(one, RoundOpened | UpdateAccepted) or 0 < one.round <= rounds
+    relevant = [
+        record
+        for record in valid(records)
+        if not isinstance(record, RoundOpened | UpdateAccepted) or 0 < record.round <= rounds
     ]
-    counted = Counter((one.round, one.device) for one in kept if isinstance(one, UpdateAccepted))
-    anew = Counter(one.round for one in records if isinstance(one, Rewound) and one.reopened)
-    retrained, repeated, twice = trainings(said, run, anew)
+    counted = Counter((record.round, record.device) for record in relevant if isinstance(record, UpdateAccepted))
+    anew = Counter(record.round for record in records if isinstance(record, Rewound) and record.reopened)
+    retrained, repeated, twice = count_retrainings(log_lines, run, anew)
     return Account(
         run=run,
-        updates=sum(len(one.assignments) for one in kept if isinstance(one, RoundOpened)),
+        updates=sum(len(record.assignments) for record in relevant if isinstance(record, RoundOpened)),
         accepted=len(counted),
         counted_twice=sum(times - 1 for times in counted.values()),
-        duplicates=sum(one.facts.get("run") == run for one in said if one.phase in ("duplicate", "late")),
+        duplicates=sum(line.facts.get("run") == run for line in log_lines if line.phase in ("duplicate", "late")),
         retrained=retrained,
         repeated=repeated,
         trained_twice=twice,
-        rounds_lost=rounds - sum(one.outcome == "aggregated" for one in closed_rounds(records)),
-        difference=difference(final, expected),
+        rounds_lost=rounds - sum(record.outcome == "aggregated" for record in closed_rounds(records)),
+        difference=max_difference(final, expected),
     )
 
 
-def between_sites(found: Account, plan: Plan, site: str, records: Mapping[str, Sequence[AnyRecord]]) -> Account:
-    """Return the account of a site's run with what became of its edges and of the decisions that it went by.
+def audit_sites(account: Account, plan: Plan, site: str, records: Mapping[str, Sequence[AnyRecord]]) -> Account:
+    """Return a site's audit with its edges and the decisions that it followed.
 
     Args:
-        found: What it is of its own journal.
-        records: The journal of each site.
+        account: Audit from its own journal alone.
+        records: Journals by site.
     """
-    own, sites = records[site], plan.sites
+    site_records, sites = records[site], plan.sites
     assert sites
-    edges = {(one.round, one.site): one.on for one in own if isinstance(one, EdgeSettled)}
+    edges = {(record.round, record.site): record.on for record in site_records if isinstance(record, EdgeSettled)}
     due = [number for number in range(1, plan.rounds + 1) if sites.is_mixed(number)]
     near = neighbours_of(site, graph_edges(sites))
-    decided, taken = coordinated(records), decisions(own, plan.rounds)
-    alone = [one for one in taken.values() if coordinator_of(sites.names, one.term) != site == one.coordinator]
-    others = {number: one for number, one in taken.items() if one not in alone}
+    coordinator_decisions, site_decisions = decisions_by_term(records), decisions(site_records, plan.rounds)
+    alone = [
+        decision
+        for decision in site_decisions.values()
+        if coordinator_of(sites.names, decision.term) != site == decision.coordinator
+    ]
+    others = {number: decision for number, decision in site_decisions.items() if decision not in alone}
     return msgspec.structs.replace(
-        found,
+        account,
         edges_off=sum(not edges.get((number, peer)) for number in due for peer in near),
         undecided=sum(
-            not _is_of(one, decided.get((one.coordinator, number, one.term))) for number, one in others.items()
+            not _matches(decision, coordinator_decisions.get((decision.coordinator, number, decision.term)))
+            for number, decision in others.items()
         ),
-        overdrawn=len(overdrawn(records) & {(one.round, one.term) for one in own if isinstance(one, Granted)}),
+        overdrawn=len(
+            find_overdrawn(records)
+            & {(record.round, record.term) for record in site_records if isinstance(record, Granted)}
+        ),
         alone=len(alone),
-        terms=sum(isinstance(one, TermBegan) for one in own),
+        terms=sum(isinstance(record, TermBegan) for record in site_records),
     )
 
 
 def decisions(records: Sequence[AnyRecord], rounds: int) -> dict[int, Decision]:
-    """Return what was decided for a site's devices by the sites, by the number of the round.
+    """Return the coordinators' decisions that a site followed, by round.
 
     Args:
-        rounds: Of the plan; the devices' evaluation has later numbers.
+        rounds: Of the plan; evaluations have later numbers.
     """
-    opened = [one for one in valid(records) if isinstance(one, RoundOpened) and one.round <= rounds]
-    return {one.round: one.decision for one in opened if one.decision and one.decision.coordinator}
-
-
-def coordinated(records: Mapping[str, Sequence[AnyRecord]]) -> dict[tuple[str, int, int], Decision]:
-    """Return what each site has decided for all, by its name, round and term."""
+    openings = [record for record in valid(records) if isinstance(record, RoundOpened) and record.round <= rounds]
     return {
-        (site, one.round, one.term): one.decision
-        for site, own in records.items()
-        for one in own
-        if isinstance(one, Coordinated) and one.decision
+        opening.round: opening.decision for opening in openings if opening.decision and opening.decision.coordinator
     }
 
 
-def overdrawn(records: Mapping[str, Sequence[AnyRecord]]) -> set[tuple[int, int]]:
-    """Return the rounds and terms for which the sites were granted more joules than they had pledged."""
-    told = [one for own in records.values() for one in own if isinstance(one, Granted | Pledged)]
-    keys = {(one.round, one.term) for one in told}
+def decisions_by_term(records: Mapping[str, Sequence[AnyRecord]]) -> dict[tuple[str, int, int], Decision]:
+    """Return the decisions in the coordinators' journals, by site, round and term."""
+    return {
+        (site, record.round, record.term): record.decision
+        for site, site_records in records.items()
+        for record in site_records
+        if isinstance(record, Coordinated) and record.decision
+    }
+
+
+def find_overdrawn(records: Mapping[str, Sequence[AnyRecord]]) -> set[tuple[int, int]]:
+    """Return the rounds and terms whose grants exceed the pledges."""
+    joule_records = [
+        record for site_records in records.values() for record in site_records if isinstance(record, Granted | Pledged)
+    ]
+    keys = {(record.round, record.term) for record in joule_records}
     sums = {
-        (kind, key): math.fsum(one.joules for one in told if isinstance(one, kind) and (one.round, one.term) == key)
+        (kind, key): math.fsum(
+            record.joules for record in joule_records if isinstance(record, kind) and (record.round, record.term) == key
+        )
         for key in keys
         for kind in (Granted, Pledged)
     }
     return {key for key in keys if sums[Granted, key] > sums[Pledged, key] * (1 + ROUNDING)}
 
 
-def _is_of(part: Decision, whole: Decision | None) -> bool:
-    """Tell whether a site's devices were given what its coordinator's journal has for them."""
-    return whole is not None and all(
-        device in whole.devices and whole.devices[device].values == given.values
-        for device, given in part.devices.items()
+def _matches(part: Decision, complete: Decision | None) -> bool:
+    """Return True if a site's devices were assigned what the coordinator's journal says."""
+    return complete is not None and all(
+        device in complete.devices and complete.devices[device].values == choice.values
+        for device, choice in part.devices.items()
     )
 
 
-def trainings(said: Iterable[LogLine], run: str, anew: Mapping[int, int]) -> tuple[int, int, int]:
-    """Return how often a training of a run was begun again: since its trainer died, since its round was, for less.
+def count_retrainings(log_lines: Iterable[LogLine], run: str, anew: Mapping[int, int]) -> tuple[int, int, int]:
+    """Return how many trainings were repeated because their trainer died, their round restarted, or for neither reason.
 
-    A trainer died of a training where the next one of its device begins (`importing`) before that was committed or
-    failed. A round that its server began anew is trained again by each of its devices, at most once each time.
+    A trainer died during a training if the next trainer of its device starts (`importing`) before that training was
+    committed or failed. After a restarted round, each of its devices may train once more per restart.
 
     Args:
-        said: What all processes said, in order for each.
-        anew: How often its server began each split round anew.
+        log_lines: Phases from all processes' logs, in order for each process.
+        anew: Restarts by split round.
     """
     under_way: dict[str, tuple[str, str]] = {}
     died: dict[tuple[str, str], bool] = {}
     again = Counter[tuple[str, str]]()
     retrained = repeated = twice = 0
-    for one in said:
-        if one.by == "trainer" and one.phase == "training" and one.facts["run"] == run:
-            key = under_way[one.name] = one.name, one.facts["round"]
+    for line in log_lines:
+        if line.by == "trainer" and line.phase == "training" and line.facts["run"] == run:
+            key = under_way[line.name] = line.name, line.facts["round"]
             retrained += died.get(key) is True
             if died.get(key) is False:
                 is_anew = again[key] < anew.get(int(key[1]), 0)
                 again[key] += is_anew
                 repeated, twice = repeated + is_anew, twice + (not is_anew)
             died[key] = False
-        elif one.by == "trainer" and one.phase in ("committed", "failed"):
-            under_way.pop(one.name, None)
-        elif one.by == "trainer" and one.phase == "importing" and one.name in under_way:
-            died[under_way.pop(one.name)] = True
+        elif line.by == "trainer" and line.phase in ("committed", "failed"):
+            under_way.pop(line.name, None)
+        elif line.by == "trainer" and line.phase == "importing" and line.name in under_way:
+            died[under_way.pop(line.name)] = True
     return retrained, repeated, twice
 
 
-def difference(one: State, other: State) -> float:
-    """Return the largest absolute difference of two states' leaves; infinite where they cannot be compared."""
-    if {key: leaf.shape for key, leaf in one.tree.items()} != {key: leaf.shape for key, leaf in other.tree.items()}:
+def max_difference(state: State, other: State) -> float:
+    """Return the largest absolute difference between two states; infinite if they are not comparable."""
+    if {key: leaf.shape for key, leaf in state.tree.items()} != {key: leaf.shape for key, leaf in other.tree.items()}:
         return math.inf
-    apart = [float((leaf.double() - other.tree[key].double()).abs().max()) for key, leaf in one.tree.items()]
-    return max((math.inf if math.isnan(each) else each for each in apart), default=math.inf)
+    differences = [float((leaf.double() - other.tree[key].double()).abs().max()) for key, leaf in state.tree.items()]
+    return max((math.inf if math.isnan(each) else each for each in differences), default=math.inf)

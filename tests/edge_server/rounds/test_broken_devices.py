@@ -55,7 +55,7 @@ def test_a_device_that_cannot_do_its_tasks_is_asked_once_and_named(tmp_path):
     over = (*closed_rounds(records)[5:], *(one for one in records if isinstance(one, RunClosed)))
     until_then = [one for one in records if one not in over]
     assert failure_lines(until_then) == [
-        f"device bad failed in round 1: {CAUSE}; asked no more until its agent is started anew"
+        f"device bad failed in round 1: {CAUSE}; no more tasks until its agent is restarted"
     ]
 
 

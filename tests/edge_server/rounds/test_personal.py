@@ -179,7 +179,7 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
     assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_of([came]).splitlines()}
-    assert device_lines(records)[0].startswith("each with its own model, on the devices' held-out examples: ")
+    assert device_lines(records)[0].startswith("with personal models, on the devices' held-out examples: ")
     again = to_records(trace_of(records))
     assert evaluations(again) == [two, four]
     assert digest_run(again).rounds == came.rounds

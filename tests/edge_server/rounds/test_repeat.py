@@ -67,7 +67,7 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
     assert why_short(records) == ""
     cause = "missed: 0 updates came; one, two: examples.npz: No such file"
-    assert missed_lines(records) == [f"round 1 was done again 4 times, {cause}"]
+    assert missed_lines(records) == [f"round 1 was repeated 4 times, {cause}"]
     assert sum(one.seconds for one in records if isinstance(one, RoundClosed)) == pytest.approx(15.0)
 
 

@@ -288,7 +288,7 @@ def test_a_last_evaluation_that_nobody_answers_is_told_as_that(tmp_path, caplog)
             return device_lines(here.store.records())
 
     assert virtual(play()) == [
-        "on the devices' held-out examples: unknown, no device answered in time; look at their links and logs"
+        "on the devices' held-out examples: unknown, no device answered in time; check their links and logs"
     ]
     assert "the devices' evaluation: deadline passed, without one, two" in caplog.text
     assert "round 2" not in caplog.text

@@ -69,7 +69,7 @@ def test_a_silent_member_delays_some_rounds_and_no_more(tmp_path, caplog):
     assert (out.device, out.round, out.silent) == ("silent", SILENT_ROUNDS, True)
     assert [line for line in caplog.messages if "silent takes no part until it speaks" in line]
     [line] = failure_lines(records)
-    assert line.startswith(f"device silent takes no part since round {SILENT_ROUNDS}, until it speaks: connected")
+    assert line.startswith(f"device silent is excluded since round {SILENT_ROUNDS} until it sends a message: connected")
     assert [row[2] for row in rounds_table(records).rows].count("silent (silent)") == 1
 
 

@@ -14,7 +14,7 @@ from edge_server.journal.decision import Figure
 from edge_server.plan.server_config import PeerConfig, ServerConfig
 from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.overview import read_rounds
-from edge_server.trial.peers import among_peers
+from edge_server.trial.peers import connect_peers
 from shared.tensors.tree import State
 from tests.edge_server.gateway.sites import GUARD_S, LiveSite, make_site, needs_mosquitto
 from tests.edge_server.harness import beginning
@@ -55,7 +55,7 @@ def test_neighbours_decide_and_mix_by_certificates(tmp_path):
             for name, config in configs.items():
                 store = SqliteStore(tmp_path / name / "run", durable=False)
                 stack.callback(store.close)
-                servers[name] = await stack.enter_async_context(among_peers(config, plan, f"run-of-{name}", store))
+                servers[name] = await stack.enter_async_context(connect_peers(config, plan, f"run-of-{name}", store))
             for number in range(1, EDGE_ROUNDS + 1):
                 await asyncio.gather(*(one.begin(number) for one in servers.values()))
                 cases = {name: case_of(device) for name, device in HOMES.items()}

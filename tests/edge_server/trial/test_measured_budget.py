@@ -15,7 +15,7 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.local import write_plan as write_for_server
-from edge_server.trial.measured_budget import Taken, baseline_of, describe, taken
+from edge_server.trial.measured_budget import BaselineCost, baseline_of, describe, measure_baseline
 from shared.errors import ConfigError, TaskFailed
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Update
@@ -57,18 +57,18 @@ def test_the_baseline_takes_everything_and_has_no_budget(tmp_path):
     assert base.optimizer.options == {"rho_min": 0.1, "baseline": "cef"}
     assert base.algorithm.options == {"local_steps": 3, "gradients": 0}
     assert (base.budget, base.name, base.rounds) == (BudgetPlan(), "tiny-cef", plan.rounds)
-    with pytest.raises(ConfigError, match=r"is for plans whose \[optimizer\] is hcef"):
+    with pytest.raises(ConfigError, match=r"needs a plan with optimizer hcef"):
         baseline_of(msgspec.structs.replace(plan, optimizer=None))
 
 
 def test_the_slowest_sites_seconds_and_all_sites_joules(tmp_path):
     plan = planned(tmp_path)
     runs = [records(plan, "a", 20.0, 6.0), records(plan, "b", 30.0, 3.0)]
-    assert taken(runs) == (30.0, pytest.approx(9.0))
-    assert taken([runs[0], records(plan, "b", 30.0, None)]) == (30.0, None)
-    assert "no device told its joules" in describe(0.6, Taken(30.0, None))
-    with pytest.raises(TaskFailed, match="not whole"):
-        taken([runs[0], records(plan, "b", 30.0, 3.0, "stopped")])
+    assert measure_baseline(runs) == (30.0, pytest.approx(9.0))
+    assert measure_baseline([runs[0], records(plan, "b", 30.0, None)]) == (30.0, None)
+    assert "no device reported joules" in describe(0.6, BaselineCost(30.0, None))
+    with pytest.raises(TaskFailed, match="did not finish"):
+        measure_baseline([runs[0], records(plan, "b", 30.0, 3.0, "stopped")])
 
 
 def test_a_trial_first_runs_the_baseline_and_then_has_a_share_of_what_that_took(tmp_path, monkeypatch, capsys):

@@ -40,18 +40,18 @@ def test_a_missed_round_names_its_most_frequent_cause_and_the_devices(is_termina
 
 def test_devices_that_did_not_answer_and_nobody_to_ask_are_causes_too():
     assert "0 updates came; a, b, c: no answer before the deadline" in shown(*missed({}))
-    assert "0 updates came; no device could be asked" in shown(*missed({}, asked=()))
+    assert "0 updates came; no device was selected" in shown(*missed({}, asked=()))
     left_out = LeftOut(device="a", instance="1", cause=GONE, round=1, at=1.0)
-    assert "device a is asked no more until its agent is started anew" in shown(left_out)
+    assert "device a gets no more tasks until its agent restarts" in shown(left_out)
     silent = LeftOut(device="a", instance="1", cause="not a word of it", round=1, at=1.0, silent=True)
-    assert "device a is asked no more until it speaks: not a word of it" in shown(silent)
+    assert "device a gets no more tasks until it sends a message: not a word of it" in shown(silent)
 
 
 def test_after_some_misses_in_a_row_it_says_what_to_do():
     """Once, and again only after a round that was not missed."""
     again = missed({"a": GONE})
     assert "device-agent doctor" not in shown(*again * 2)
-    assert shown(*again * 9).count("missed 3 times one after the other: waiting is unlikely to help") == 1
+    assert shown(*again * 9).count("missed 3 times in a row: waiting is unlikely to help") == 1
 
 
 def test_of_several_sites_every_line_says_whose_it_is_and_who_mixed():

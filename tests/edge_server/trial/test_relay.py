@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from edge_server.trial.relay import BURST_S, relaying
+from edge_server.trial.relay import BURST_S, run_relay
 from shared.transport.simulated_link import Rate
 from tests.machine import free_port
 
@@ -27,7 +27,7 @@ def test_bytes_come_whole_and_no_sooner_than_the_link_lets_them(real, rate):
 
     async def passed() -> tuple[bytes, float]:
         server = await asyncio.start_server(echoes, "127.0.0.1", 0)
-        async with server, relaying(server.sockets[0].getsockname()[1], rate) as port:
+        async with server, run_relay(server.sockets[0].getsockname()[1], rate) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             began = time.monotonic()
             writer.write(SENT)
@@ -56,7 +56,7 @@ def test_connections_share_the_link(real):
 
     async def both() -> float:
         server = await asyncio.start_server(echoes, "127.0.0.1", 0)
-        async with server, relaying(server.sockets[0].getsockname()[1], Rate(4e6)) as port:
+        async with server, run_relay(server.sockets[0].getsockname()[1], Rate(4e6)) as port:
             began = time.monotonic()
             await asyncio.gather(send(port), send(port))
             return time.monotonic() - began
@@ -66,7 +66,7 @@ def test_connections_share_the_link(real):
 
 def test_where_nobody_listens_the_connection_is_closed_and_the_relay_goes_on(real):
     async def refused() -> list[bytes]:
-        async with relaying(free_port(), Rate(1e6, 1e6)) as port:
+        async with run_relay(free_port(), Rate(1e6, 1e6)) as port:
             ends = []
             for _ in range(2):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

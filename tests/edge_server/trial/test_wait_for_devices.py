@@ -167,7 +167,7 @@ def test_devices_that_do_not_come_are_named_with_what_helps_and_no_run_is_begun(
     code, out, said = typed(*words(fleet, tmp_path))
     assert (code, out) == (1, "")
     assert "edge-server: 1 of 2 devices are connected: a, after 1 s at 127.0.0.1:" in said
-    assert "named by the plan and not here: c; here and not named by the plan: b. Start their agents with" in said
+    assert "named by the plan but offline: c; online but not named by the plan: b. Start their agents with" in said
     assert not [one for one in (tmp_path / "runs").iterdir() if one.is_dir()]
 
 
@@ -179,14 +179,14 @@ def test_a_broker_that_is_not_there_is_waited_for_as_long_as_the_plan_says(tmp_p
     )
     code, _, said = typed("trial", "run", tmp_path / "plan.toml", "--config", path, "--data-root", tmp_path)
     assert code == 1
-    assert "no broker answers at 127.0.0.1:" in said
+    assert "no broker answered at 127.0.0.1:" in said
     assert "or run the trial on this machine with --local" in said
 
 
 @pytest.mark.parametrize(
     ("names", "more", "cause"),
     [
-        (("a",), (), "plan 'tiny' names 1 devices and waits for cohort.min_devices = 2: name more, or lower that"),
+        (("a",), (), "plan 'tiny' names 1 devices but cohort.min_devices is 2; name more devices or lower it"),
         (("a", "b"), ("--embedded-broker",), "--embedded-broker is for trials on this machine"),
     ],
 )
@@ -218,7 +218,7 @@ UNLABELLED = {"algorithm": 'name = "semifl"', "data": 'source = "digits"\nlabels
             {"data": 'source = "digits"\nclasses = ["nought", "one"]'},
             "digits: holds the label 9, and data.classes names 2",
         ),
-        ({"cohort": "min_devices = 3"}, "names 2 devices and waits for cohort.min_devices = 3"),
+        ({"cohort": "min_devices = 3"}, "names 2 devices but cohort.min_devices is 3"),
         ({"algorithm": 'name = "fedmagic"'}, "unknown algorithm 'fedmagic'"),
         (
             UNLABELLED | {"server_data": 'source = "npz"\npath = "wide.npz"'},

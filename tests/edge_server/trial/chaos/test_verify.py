@@ -16,8 +16,8 @@ from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from edge_server.plan.sites import SitesPlan
 from edge_server.trial.chaos.log_reader import LogLine
-from edge_server.trial.chaos.study import Struck
-from edge_server.trial.chaos.verify import Account, account, between_sites, difference, trainings
+from edge_server.trial.chaos.study import KillResult
+from edge_server.trial.chaos.verify import Account, audit_run, audit_sites, count_retrainings, max_difference
 from shared.protocol.messages import Assignment, Hyper, Update
 from shared.runtime.text_table import write_text
 from shared.tensors.tree import State
@@ -49,19 +49,19 @@ def said(*words: str, name: str = "a") -> list[LogLine]:
     ids=["undisturbed", "died", "died twice", "for nothing", "died when it was done", "failed", "another run"],
 )
 def test_a_training_begun_again_is_excused_only_by_a_trainer_that_died_of_it(words, expected):
-    assert trainings(said(*words), "r", {}) == expected
+    assert count_retrainings(said(*words), "r", {}) == expected
 
 
 def test_two_devices_train_the_same_round_and_neither_does_it_again():
     lines = [one for pair in zip(said("training:r:1"), said("training:r:1", name="b"), strict=True) for one in pair]
-    assert trainings(lines, "r", {}) == (0, 0, 0)
+    assert count_retrainings(lines, "r", {}) == (0, 0, 0)
 
 
 def test_each_device_trains_a_split_round_once_more_for_each_time_that_its_server_began_it_anew():
     lines = [*said(*["training:r:1", "committed"] * 3), *said(*["training:r:1", "committed"] * 2, name="b")]
-    assert trainings(lines, "r", {1: 2}) == (0, 3, 0)
-    assert trainings(lines, "r", {1: 1}) == (0, 2, 1)
-    assert trainings(lines, "r", {2: 2}) == (0, 0, 3)
+    assert count_retrainings(lines, "r", {1: 2}) == (0, 3, 0)
+    assert count_retrainings(lines, "r", {1: 1}) == (0, 2, 1)
+    assert count_retrainings(lines, "r", {2: 2}) == (0, 0, 3)
 
 
 def records(*accepted: tuple[int, str], rounds: int = 2) -> list:
@@ -79,7 +79,7 @@ WHOLE = ((1, "a"), (1, "b"), (2, "a"), (2, "b"))
 
 
 def drawn_up(journal: list, lines: list[LogLine], rounds: int = 2, final: State = MODEL) -> Account:
-    return account("r", journal, lines, rounds=rounds, final=final, expected=MODEL)
+    return audit_run("r", journal, lines, rounds=rounds, final=final, expected=MODEL)
 
 
 def test_a_whole_run_holds_and_what_it_refused_is_counted():
@@ -116,14 +116,14 @@ def test_each_fault_alone_is_enough_to_fail(field, found):
 )
 def test_the_difference_of_models(leaf, expected):
     """What cannot be compared is infinitely different, as is a model that is not there."""
-    assert difference(State({"weight": torch.tensor(leaf)}), MODEL) == expected
-    assert difference(State(), MODEL) == math.inf
+    assert max_difference(State({"weight": torch.tensor(leaf)}), MODEL) == expected
+    assert max_difference(State(), MODEL) == math.inf
 
 
 def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
     """A row a phase with its sums; the sum of the runs takes the largest difference."""
     made = [("server", "storing"), ("broker", "storing"), ("server", "starting"), ("trainer", "training")]
-    struck = [Struck(run="r", kind=kind, name=kind, phase=phase, marked=False) for kind, phase in made]
+    struck = [KillResult(run="r", kind=kind, name=kind, phase=phase, marked=False) for kind, phase in made]
     runs = [drawn_up(records(*WHOLE), []), drawn_up(records(*WHOLE[:3]), [], final=State())]
     text = io.StringIO()
     write_text(text, kills_table(struck), accounts_table(runs))
@@ -171,7 +171,7 @@ EDGES = [edge(number, site) for number in (2, 4) for site in ("n", "w")]
 
 def between(own: list, north: list = NORTH) -> Account:
     """Return the account of the southern site."""
-    return between_sites(drawn_up(records(*WHOLE), []), TOGETHER, "s", {"n": north, "s": own, "w": []})
+    return audit_sites(drawn_up(records(*WHOLE), []), TOGETHER, "s", {"n": north, "s": own, "w": []})
 
 
 def test_a_site_that_mixed_with_all_and_did_as_was_decided_holds():
