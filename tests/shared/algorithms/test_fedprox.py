@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 from shared.protocol.messages import Assignment, Spec
 from shared.registry import build
 from shared.tensors.tree import State
+from tests.naming import naming
 
 
 def test_mu_zero_is_fedavg_bit_for_bit(play, fleet, hyper):
@@ -66,10 +67,7 @@ def test_frozen_parameters_are_left_alone(fleet, model, hyper, own):
     assert moved["3.weight"].any()
 
 
-@pytest.mark.parametrize(
-    ("mu", "remedy"),
-    [(-0.01, ", it must be >= 0"), (float("nan"), "; give a number"), (float("inf"), "; give a number")],
-)
-def test_a_mu_that_pulls_nowhere_is_refused(mu, remedy):
-    with pytest.raises(ConfigError, match=rf"algorithm 'fedprox': mu is {mu}{remedy}"):
+@pytest.mark.parametrize("mu", [-0.01, float("nan"), float("inf")])
+def test_a_mu_that_pulls_nowhere_is_refused(mu):
+    with pytest.raises(ConfigError, match=naming("'fedprox'", "mu", mu)):
         build({"fedprox": fedprox}, Spec(name="fedprox", options={"mu": mu}), "algorithm")

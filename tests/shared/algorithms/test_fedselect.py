@@ -215,5 +215,5 @@ def test_a_device_uses_its_own_model_and_before_that_what_came():
 
 @pytest.mark.parametrize("bad", [{"begin": 0.6}, {"begin": -0.1}, {"most": 1.5}, {"grow": 2.0}, {"every": 0}])
 def test_options_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match="shares must be"):
+    with pytest.raises(ValueError, match=next(iter(bad))):
         fedselect(**bad)

@@ -12,6 +12,7 @@ from shared.models.base import Model
 from shared.models.build import build_blank, build_initial, seed_torch
 from shared.protocol.messages import Spec
 from shared.subnetworks import neurons
+from tests.naming import naming
 
 SMALL = {
     "alexnet": ({"side": 8, "width": 0.1, "hidden": 9, "classes": 4}, (3, 3, 8, 8)),
@@ -102,9 +103,9 @@ def test_a_cut_is_named_by_the_layers_with_weights_below_it(spec):
 
 def test_an_illegal_cut_is_told_with_the_legal_ones(spec):
     model = build_blank(spec)
-    with pytest.raises(ConfigError, match=f"cannot be cut at 99: cuts are {', '.join(map(str, model.cuts))}"):
+    with pytest.raises(ConfigError, match=naming(99, ", ".join(map(str, model.cuts)))):
         model.below(99)
-    with pytest.raises(ConfigError, match="it has no cuts"):
+    with pytest.raises(ConfigError, match=naming(1, "`cut`")):
         Model(model.layers).above(1)
 
 

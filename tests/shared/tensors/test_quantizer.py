@@ -163,7 +163,7 @@ def test_what_is_no_number_is_refused(bad, place):
     """Wherever it stands among many."""
     values = torch.ones(100_000)
     values[place] = bad
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN"):
         quantize(values, 8, seeded())
 
 

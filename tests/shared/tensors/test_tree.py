@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shared.errors import WireError
 from shared.tensors import tree
 from shared.tensors.tree import Mean, State
+from tests.naming import names_all
 
 MANY = settings(max_examples=60, derandomize=True, deadline=None)
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -160,7 +161,7 @@ def test_check_like_refuses_what_is_no_number(dtype, bad):
         leaf = torch.zeros(5, dtype=dtype)
         tree.check_like({"w": leaf}, {"w": leaf})
         leaf[place] = bad
-        with pytest.raises(WireError, match="NaN or infinity") as caught:
+        with pytest.raises(WireError) as caught:
             tree.check_like({"w": leaf}, {"w": leaf})
         assert caught.value.reason == "not-finite"
     with pytest.raises(WireError):
@@ -176,8 +177,9 @@ def test_check_like_tells_large_numbers_from_none(dtype, bad):
         tree.check_like({"w": leaf}, {"w": leaf})
         tree.check_like({"w": leaf.T[::3]}, {"w": leaf.T[::3]})
         leaf[2, 1000] = bad
-        with pytest.raises(WireError, match="NaN or infinity"):
+        with pytest.raises(WireError) as caught:
             tree.check_like({"w": leaf}, {"w": leaf})
+        assert caught.value.reason == "not-finite"
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
@@ -200,4 +202,5 @@ def test_check_like_takes_a_part_and_what_is_empty():
 def test_a_state_says_how_much_it_is_without_its_numbers():
     """A loop that ends with one has it printed: see `State.__repr__`."""
     state = State({"weight": torch.zeros(2, 3), "bias": torch.ones(2)}, {"rounds": 1})
-    assert repr(state) == "State(2 tensors of 8 numbers, 1 facts)"
+    assert names_all(repr(state), 2, 8, 1)
+    assert "tensor(" not in repr(state)

@@ -176,22 +176,23 @@ def test_a_device_goes_on_with_the_part_it_kept():
     twice = do(algorithm, told, state=once)[0]
     assert not torch.equal(once.tree["personal/0.weight"], twice.tree["personal/0.weight"])
     other = State({"personal/0.weight": torch.zeros(7)})
-    with pytest.raises(TaskFailed, match="of another model"):
+    with pytest.raises(TaskFailed, match="model"):
         do(algorithm, told, state=other)
-    with pytest.raises(TaskFailed, match="the model and seed"):
+    with pytest.raises(TaskFailed, match="seed"):
         do(algorithm, msgspec.structs.replace(told, values={"prune": 1.0}))
-    with pytest.raises(TaskFailed, match="the model and seed"):
+    with pytest.raises(TaskFailed, match="seed"):
         do(algorithm, told, model=Model(network().layers))
 
 
 def test_a_device_refuses_what_is_no_shared_part():
     algorithm, told = pruned_personalization(), told_of(prune=0.5)
     own = Own(FLEET["a"], told)
-    with pytest.raises(WireError, match="not the global part"):
+    with pytest.raises(WireError) as caught:
         algorithm.local(network(), State(), down(layers="7"), own, told)
-    with pytest.raises(WireError, match="shape"):
+    assert caught.value.reason == "params"
+    with pytest.raises(WireError, match=r"7\.bias"):
         algorithm.local(network(), State(), down() | {"7.bias": torch.zeros(3)}, own, told)
-    with pytest.raises(TaskFailed, match="no examples"):
+    with pytest.raises(TaskFailed, match="examples"):
         algorithm.local(network(), State(), down(), Own(pictures(0, 1), told), told)
     hot = msgspec.structs.replace(HYPER, learning_rate=1e38, momentum=0.9)
     with pytest.raises(TaskFailed, match="diverged"):

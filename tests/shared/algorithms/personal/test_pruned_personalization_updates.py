@@ -18,6 +18,7 @@ from shared.models.build import build_blank, build_initial
 from shared.protocol import payload
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Mean, State
+from tests.naming import naming
 from tests.shared.algorithms.sessions import CNN, FLEET, HYPER, NORMED, SEED, Own, copied, pictures, play
 
 
@@ -133,8 +134,9 @@ def test_values_may_be_quantized():
 def test_an_allocated_share_that_is_none_is_refused(share):
     algorithm = pruned_personalization()
     state = algorithm.init(build_blank(CNN), 1)
-    with pytest.raises(WireError, match="prune is"):
+    with pytest.raises(WireError, match=naming("prune", repr(share))) as caught:
         algorithm.assign(state, Cohort(("a",), HYPER, SEED), {"a": {"prune": share}}, 1)
+    assert caught.value.reason == "prune"
 
 
 def test_where_holders_count_alike_none_can_say_that_it_counts_for_more():

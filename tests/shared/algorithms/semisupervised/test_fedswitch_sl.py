@@ -18,6 +18,7 @@ from shared.data.views.pair import make_views
 from shared.errors import WireError
 from shared.protocol.messages import mix
 from shared.tensors.tree import State
+from tests.naming import naming
 from tests.shared.algorithms.semisupervised.test_semisfl import HYPER, Fleet, bottom, require_close
 from tests.shared.algorithms.sessions import Own
 
@@ -172,8 +173,9 @@ def test_one_bottom_is_refused_where_nothing_is_switched():
     fleet = Fleet("a", **PLAIN)
     told = fleet.algorithm.assign(fleet.state, fleet.cohort, {}, 1)["a"]
     half = {name: fleet.state.tree[name] for name in fleet.whole.below(1).state_dict()}
-    with pytest.raises(WireError, match="not both bottoms"):
+    with pytest.raises(WireError, match=naming(len(half))) as caught:
         next(fleet.algorithm.local(fleet.skeleton, State(), half, Own(fleet.data["a"], told), told))
+    assert caught.value.reason == "shape"
 
 
 @pytest.mark.parametrize("divergence", [-0.1, math.inf, math.nan])

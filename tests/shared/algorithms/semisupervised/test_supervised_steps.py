@@ -75,5 +75,5 @@ def test_its_least_is_the_papers_and_never_zero():
 
 def test_a_step_or_a_period_without_sense_is_refused():
     for wrong in ({"alpha": 1.0}, {"alpha": math.inf}, {"beta": -1.0}, {"period": 0}, {"window": 0}):
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
             StepRule(**wrong)

@@ -22,6 +22,7 @@ from shared.tensors import bits, file
 from shared.tensors.counts import floor_share
 from shared.tensors.pruning import max_prunable, sparsity
 from shared.tensors.tree import State
+from tests.naming import naming
 from tests.shared.algorithms.sessions import HYPER, Fleet, Own, drive, short
 
 PRUNING = partial(splitfed, sparsity=0.7, schedule="constant")
@@ -417,7 +418,7 @@ def test_weights_of_devices():
 
 
 def test_no_examples_fail_the_task():
-    with pytest.raises(TaskFailed, match="no examples"):
+    with pytest.raises(TaskFailed, match="examples"):
         next(begun(Fleet(fedsl(), "mlp", (0,))))
 
 
@@ -431,8 +432,9 @@ def test_a_client_part_that_has_diverged_fails_the_task():
 def test_a_gradient_of_other_features_is_refused():
     session = begun(Fleet(fedsl(), "mlp", (8,)))
     next(session)
-    with pytest.raises(WireError, match="gradient of shape"):
+    with pytest.raises(WireError, match=naming("gradient", "(1, 77)")) as caught:
         session.send({"gradient": torch.zeros(1, 77), "loss": torch.tensor(1.0)})
+    assert caught.value.reason == "shape"
 
 
 def test_where_nothing_can_be_pruned_the_rest_is_trained():

@@ -193,7 +193,7 @@ def test_to_try_what_it_has_a_device_needs_nothing_but_the_first_time():
         site.algorithm.personal.parameters(network(), site.devices["a"], {}, site.told["a"]).keys()
         == site.layout.leaves.keys()
     )
-    with pytest.raises(TaskFailed, match="lost"):
+    with pytest.raises(TaskFailed):
         site.algorithm.personal.parameters(network(), State(), {}, site.told["a"])
 
 

@@ -18,6 +18,7 @@ from shared.data.views.pair import make_views
 from shared.errors import ConfigError, TaskFailed, WireError
 from shared.protocol.messages import Assignment, mix
 from shared.tensors.tree import State
+from tests.naming import naming
 from tests.shared.algorithms.sessions import LABELLED_HYPER as HYPER
 from tests.shared.algorithms.sessions import LabelledFleet as Fleet
 from tests.shared.algorithms.sessions import Own, payload_bytes
@@ -176,10 +177,11 @@ def test_a_device_refuses_what_are_not_one_or_two_networks():
     told = fleet.told["a"]
     for spoilt in ({"teacher/0.weight"}, {"0.weight"}, set(teacher(begun.tree))):
         down = {name: leaf for name, leaf in begun.tree.items() if name not in spoilt}
-        with pytest.raises(WireError, match="not one or two networks"):
+        with pytest.raises(WireError, match=naming(len(down))) as caught:
             fleet.algorithm.local(fleet.whole, State(), down, Own(fleet.data["a"], told), told)
+        assert caught.value.reason == "shape"
     nobody = Own(fleet.data["a"].subset(torch.arange(0)), told)
-    with pytest.raises(TaskFailed, match="no examples"):
+    with pytest.raises(TaskFailed, match="examples"):
         fleet.algorithm.local(fleet.whole, State(), begun.tree, nobody, told)
 
 
@@ -187,7 +189,7 @@ def test_an_update_that_is_not_a_whole_student_is_refused():
     fleet = make("a")
     begun = fleet.begin()
     up = fleet.train(begun, "a").tree
-    with pytest.raises(WireError, match="is missing"):
+    with pytest.raises(WireError, match=naming(repr(next(iter(up))))):
         fleet.algorithm.check_update(fleet.told["a"], fleet.sent["a"], {n: up[n] for n in list(up)[1:]})
     with pytest.raises(WireError) as caught:
         fleet.algorithm.check_update(fleet.told["a"], fleet.sent["a"], up | {"teacher/0.weight": up["0.weight"]})
@@ -197,7 +199,7 @@ def test_an_update_that_is_not_a_whole_student_is_refused():
 def test_a_class_without_labels_is_named():
     fleet = make("a")
     fleet.labelled = fleet.labelled.subset((fleet.labelled.labels != 1).nonzero().flatten())
-    with pytest.raises(ConfigError, match="class 1 has no labelled example"):
+    with pytest.raises(ConfigError, match=naming("server_data", "class 1")):
         fleet.begin()
 
 
@@ -209,7 +211,7 @@ def test_a_class_without_labels_is_named():
         ({"supervised_steps": 0}, "supervised_steps"),
         ({"switch_divergence": -0.1}, "switch_divergence"),
         ({"switch_divergence": math.nan}, "switch_divergence"),
-        ({"switch_divergence": math.inf}, "such as 100 for never"),
+        ({"switch_divergence": math.inf}, "switch_divergence"),
         ({"weighting": "size"}, "weighting"),
         ({"server_views": "none"}, "server_views"),
     ],

@@ -19,6 +19,7 @@ from shared.errors import ConfigError
 from shared.models.build import seed_torch
 from shared.protocol.messages import Assignment, Hyper, mix
 from shared.tensors.tree import Mean, State
+from tests.naming import naming
 from tests.shared.algorithms.semisupervised.full_model.test_semifl_device import pictures
 from tests.shared.algorithms.sessions import make
 
@@ -186,11 +187,11 @@ def test_devices_are_told_their_epochs_and_the_rounds_step_size():
 def test_labels_are_of_every_class_and_a_training_that_diverges_says_so():
     algorithm, (whole, skeleton), data = semifl(), make("normed"), pictures(12)
     state = algorithm.init(whole, 5)
-    with pytest.raises(ConfigError, match="class 1 has no labelled example"):
+    with pytest.raises(ConfigError, match=naming("server_data", "class 1")):
         algorithm.server.train(skeleton, state, (data.inputs[::3], data.labels[::3]), COHORT, 1)
     state.tree["8.bias"].fill_(100)
     state.tree["10.weight"].fill_(3e38)
-    with pytest.raises(ConfigError, match="lower learning_rate"):
+    with pytest.raises(ConfigError, match=naming("server_data", "learning_rate")):
         algorithm.server.train(skeleton, state, (data.inputs, data.labels), COHORT, 1)
 
 

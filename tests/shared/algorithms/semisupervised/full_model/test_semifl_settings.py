@@ -95,7 +95,7 @@ def test_a_step_is_torchs_after_clipping(nesterov):
         ({"server_momentum": -0.1}, "server_momentum"),
         ({"clip": 0.0}, "clip"),
         ({"clip": math.nan}, "clip"),
-        ({"clip": math.inf}, "such as 1e9"),
+        ({"clip": math.inf}, "clip"),
         ({"least_rate": -1.0}, "least_rate"),
         ({"schedule": "linear"}, "schedule"),
     ],
