@@ -211,7 +211,7 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
         say("replaying without kills what was decided")
         [(site, own)] = records.items()
         told = {one.round: one for one in valid(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
-        return {site: replay(exact, folder / str(next(number)), count, opened_rounds=told)[0]}
+        return {site: replay(exact, folder / str(next(number)), count, recorded_rounds=told)[0]}
 
     if not plan.sites:
         return told_again

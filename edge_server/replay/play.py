@@ -76,13 +76,13 @@ async def play(
     run: str,
     store: Store,
     participants: Participants,
-    opened_rounds: Mapping[int, RoundOpened] | None = None,
+    recorded_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> State:
     """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
         store: Records the run.
-        opened_rounds: Assignments of an earlier run to repeat, by round; None to decide them again.
+        recorded_rounds: Assignments of an earlier run to repeat, by round; None to decide them again.
     """
     couple_jobs_to_time(participants)
     graph = make_evaluation_graph(plan)
@@ -96,5 +96,5 @@ async def play(
             started="",
             draw=participants.draw,
             graph=graph,
-            recorded_rounds=opened_rounds,
+            recorded_rounds=recorded_rounds,
         )

@@ -266,7 +266,7 @@ def replay(  # noqa: PLR0913 - inputs of a replay
     workers: int = 1,
     tell: Tell | None = None,
     trace: Trace | None = None,
-    opened_rounds: Mapping[int, RoundOpened] | None = None,
+    recorded_rounds: Mapping[int, RoundOpened] | None = None,
 ) -> tuple[State, list[AnyRecord]]:
     """Run a plan in virtual time into a new folder; return the final state and the records.
 
@@ -274,7 +274,7 @@ def replay(  # noqa: PLR0913 - inputs of a replay
         count: Number of devices; 0 for those of the plan.
         workers: Training processes; 1 for this process only. The record does not depend on it.
         trace: Trace of the devices to replay; None for the plan's devices.
-        opened_rounds: Assignments of another run to repeat, by round; None to decide them again.
+        recorded_rounds: Assignments of another run to repeat, by round; None to decide them again.
 
     Raises:
         ConfigError: The plan's data cannot be read, or the trace lacks a device of the plan.
@@ -284,7 +284,7 @@ def replay(  # noqa: PLR0913 - inputs of a replay
         runner, participants, place, notes = ready
         store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
         try:
-            state = runner.run(play(plan, folder.name, store, participants, opened_rounds))
+            state = runner.run(play(plan, folder.name, store, participants, recorded_rounds))
             store.extend([Noted(what=note) for note in notes])
             store.export()
             return state, store.records()
@@ -386,11 +386,7 @@ def _build_fleet(
     else:
         fleet, notes = recorded_fleet(trace, plan, count)
         behaviours = recorded.recorded_behaviours(trace, [device.name for device in fleet])
-    return (
-        fleet,
-        behaviours,
-        notes + [warning for device_behaviour in behaviours for warning in device_behaviour.warnings],
-    )
+    return fleet, behaviours, notes + [warning for behaviour in behaviours for warning in behaviour.warnings]
 
 
 class ReportingStore(SqliteStore):

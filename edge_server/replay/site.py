@@ -170,11 +170,7 @@ class VirtualSite:
             behaviour, self.participants.workload, self.participants.jobs, self.clock, self._workspace
         )
         agent = compose(
-            *(config, folder, link, trainer),
-            clock=self.clock,
-            worker=inline,
-            charge=trainer.charge,
-            seed=entry,
+            *(config, folder, link, trainer), clock=self.clock, worker=inline, charge=trainer.charge, seed=entry
         )
         agent.delivery.bucket = None  # the simulated link already has its share of the bandwidth
         self.broker.keep(topic(self.site, name, "task"))

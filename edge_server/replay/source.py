@@ -149,11 +149,7 @@ class SiteTraces:
 
     def trace_of(self, device: str) -> Trace:
         """Return the trace that contains a device."""
-        return next(
-            trace
-            for trace in self.traces.values()
-            if device in {device_entry.name for device_entry in trace.header.devices}
-        )
+        return next(trace for trace in self.traces.values() if device in {entry.name for entry in trace.header.devices})
 
     def server_s(self) -> dict[str, Mapping[str, Callable[..., float]]]:
         """Return the seconds of each site's server calculations, by name."""

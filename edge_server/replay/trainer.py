@@ -84,16 +84,14 @@ class ReplayTrainer:
         compute, begun = self.behaviour.compute, self.clock()
         effort = compute(self.workload.of(job), begun)
         if not job.task.measure_s:
-            return effort.seconds + effort.lag_s, TrainingOrder(job, _task_cost(effort))
+            return effort.seconds + effort.lag_s, TrainingOrder(job, _cost(effort))
         step = compute(self.workload.step(job), begun)
         task = msgspec.structs.replace(job.task, measure_s=MEASURE_S)
         quick = msgspec.structs.replace(job, task=task)
-        return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(
-            quick, _task_cost(effort), _task_cost(step)
-        )
+        return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(quick, _cost(effort), _cost(step))
 
 
-def _task_cost(effort: Effort) -> Spent:
+def _cost(effort: Effort) -> Spent:
     return Spent(
         compute_s=effort.seconds,
         cycles=effort.cycles,

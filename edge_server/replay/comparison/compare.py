@@ -254,10 +254,8 @@ def _pair_figures(
     recorded, replayed = values
     if recorded is not None and replayed is not None:
         return [Pair(figure=figure, round=key[0], device=key[1], recorded=recorded, replayed=replayed)]
-    availability = (
-        "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
-    )
-    skipped[figure, f"known {availability}"] += 1
+    runs = "in neither run" if recorded is replayed else "only recorded" if replayed is None else "only replayed"
+    skipped[figure, f"known {runs}"] += 1
     return []
 
 

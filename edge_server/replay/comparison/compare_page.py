@@ -81,10 +81,8 @@ def _errors(spreads: Sequence[ErrorSpread]) -> Markup:
 
 
 def _charts(pairs: Sequence[Pair], figures: Sequence[str]) -> Markup:
-    by_figure = [
-        (figure, matching) for figure in figures if (matching := [pair for pair in pairs if pair.figure == figure])
-    ]
-    return element("div", *(_chart(figure, matching) for figure, matching in by_figure), class_="charts")
+    by_figure = [(figure, rows) for figure in figures if (rows := [pair for pair in pairs if pair.figure == figure])]
+    return element("div", *(_chart(figure, rows) for figure, rows in by_figure), class_="charts")
 
 
 def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:

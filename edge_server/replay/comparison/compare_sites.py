@@ -103,9 +103,7 @@ def _combine_models(models: Iterable[Model]) -> Model:
 
 
 def _pairs(before: SitesDigest, after: SitesDigest) -> Iterable[Pair]:
-    recorded_mixings, replayed_mixings = (
-        {mixing.round: mixing for mixing in digest.mixings} for digest in (before, after)
-    )
+    recorded_mixings, replayed_mixings = ({row.round: row for row in digest.mixings} for digest in (before, after))
     for number in sorted(recorded_mixings.keys() & replayed_mixings.keys()):
         for figure, read_figure in OF_ALL.items():
             recorded, replayed = read_figure(recorded_mixings[number]), read_figure(replayed_mixings[number])

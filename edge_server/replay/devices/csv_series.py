@@ -131,8 +131,6 @@ def _open_rows(path: str) -> Iterator[Iterator[list[str]]]:
         with open_text(Path(path), "rt", encoding="utf-8", newline="") as file:
             yield csv.reader(file)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path}: no such file; give the path of a recorded trace, relative to the data root"
-        ) from None
+        raise ConfigError(f"{path}: no such file; give the path of a trace, relative to the data root") from None
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as a CSV file ({error}); restore it from a copy") from error

@@ -57,10 +57,8 @@ def trace_link(table: TraceLink, index: int, seed: int, device: str) -> LinkMode
         ConfigError: The trace cannot be used; the message names file, line and remedy.
     """
     header, where = read_columns(table.path), tuple(sorted(table.where.items()))
-    up = _direction_curve(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
-    down = _direction_curve(
-        table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index
-    )
+    up = _load_curve(table, "up", table.up_column or ("ul_mbps" if "ul_mbps" in header else "mbps"), where, index)
+    down = _load_curve(table, "down", table.down_column or ("dl_mbps" if "dl_mbps" in header else "mbps"), where, index)
     begin_s = draw_within(table.offset_s, seed, device, "offset_s")
     return LinkModel(
         up=up.curve.later(begin_s),
@@ -72,7 +70,7 @@ def trace_link(table: TraceLink, index: int, seed: int, device: str) -> LinkMode
     )
 
 
-def _direction_curve(table: TraceLink, way: str, column: str, where: Where, index: int) -> RepairedCurve:
+def _load_curve(table: TraceLink, way: str, column: str, where: Where, index: int) -> RepairedCurve:
     if "direction" in read_columns(table.path) and "direction" not in table.where:
         where = (*where, ("direction", way))
     name = choose_name(table.path, read_series(table.path, KEY, column, where), table.name, index)

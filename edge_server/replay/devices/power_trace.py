@@ -59,7 +59,5 @@ def load_power_curve(table: TracePower) -> Curve:
     pairs = mean_by_moment(rows)
     for (before, _), (after, _) in pairwise(pairs):
         if after - before > LONGEST_GAP_S:
-            raise ConfigError(
-                f"{path}: {name!r}: no sample for {after - before:g} s after {before:g} s; name another curve"
-            )
+            raise ConfigError(f"{path}: {name!r}: no sample from {before:g} s to {after:g} s; name another curve")
     return steps(((t, table.scale * value) for t, value in pairs), after=table.after)

@@ -81,12 +81,7 @@ class RecordedDevice:
         if any(self._is_shared(task) and self._is_last(task) for task in self.tasks.values()):
             return 0.0
         lags = [(lag_s, task) for task in self.tasks.values() if (lag_s := self._lag_s(task)) is not None]
-        spans = (
-            part
-            for lag_s, task in lags
-            for part in (lag_s, *self._possible_delays_s(task))
-            if task.outcome == "arrived"
-        )
+        spans = (part for lag_s, task in lags for part in (lag_s, *self._delays_s(task)) if task.outcome == "arrived")
         return min(spans, default=0.0) / 2
 
     def lag_s(self, number: int) -> float:
@@ -134,9 +129,7 @@ class RecordedDevice:
         holds until the next one, the first also before and the last also after. During an absence of more than 5 s, the
         mean of both sides holds, and after it the later one.
         """
-        samples = [
-            sample for sample in self.readings.get(name, ()) if self._is_computing(sample.at_s - (sample.age_s or 0.0))
-        ]
+        samples = [row for row in self.readings.get(name, ()) if self._is_computing(row.at_s - (row.age_s or 0.0))]
         if not samples:
             return None, 0
         pairs, gaps = [(0.0, max(0.0, samples[0].value))], 0
@@ -158,7 +151,7 @@ class RecordedDevice:
         busy_s = task.compute_s + (task.exchange_s or 0.0 if self.completed_steps(task) else 0.0)
         return (stop_s - busy_s, stop_s) if task.compute_s > 0 and busy_s <= stop_s else None
 
-    def _possible_delays_s(self, task: TaskRow) -> list[float]:
+    def _delays_s(self, task: TaskRow) -> list[float]:
         """Return the largest possible delays within a task's transfers and one step's exchange."""
         transfers = [(task.bytes_down, task.download_s), (task.arrived_bytes, task.upload_s)]
         if (steps := self.completed_steps(task)) and task.exchange_s is not None:
@@ -188,11 +181,7 @@ def load_devices(trace: Trace) -> dict[str, RecordedDevice]:
     server_s = server_training_s(trace) if trace.header.plan.server_data else 0.0  # not part of the links' delay
     opened_s = {row.round: row.opened_s + server_s for row in trace.rounds if row.opened_s is not None}
     closed_s = {row.round: row.closed_s for row in trace.rounds if row.closed_s is not None}
-    moments: dict[str, Any] = {
-        "opened_s": opened_s,
-        "closed_s": closed_s,
-        "longest_s": _longest_downloads_s(trace.tasks),
-    }
+    moments: dict[str, Any] = {"opened_s": opened_s, "closed_s": closed_s, "longest_s": _longest_s(trace.tasks)}
     devices = {
         device.name: RecordedDevice(
             device.name, device.board, present=connected_intervals(presence[device.name]), **moments
@@ -234,7 +223,7 @@ def measured_spans_s(task: TaskRow) -> tuple[float | None, ...]:
     return task.download_s, task.compute_s, task.exchange_s, task.upload_s
 
 
-def _longest_downloads_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
+def _longest_s(tasks: Iterable[TaskRow]) -> dict[int, float]:
     """Return the longest download of every round with several downloads."""
     downloads_s: defaultdict[int, list[float]] = defaultdict(list)
     for task in tasks:

@@ -42,11 +42,9 @@ def round_end_seconds(trace: Trace, gossip_s: Mapping[int, float] | None = None)
         offset = trace.header.plan.rounds + 1 if task.purpose == "statistics" else 0
         tasks.setdefault(task.round - offset, []).append(task)
     round_ends = ((row.round, _server_time_s(row, tasks.get(row.round, []), deadline_s)) for row in trace.rounds)
-    server_s = {
-        number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in round_ends if own_s is not None
-    }
-    usual_s = median(server_s.values()) if server_s else 0.0
-    return lambda number: server_s.get(number, usual_s)
+    known_s = {number: max(0.0, own_s - mixing_s.get(number, 0.0)) for number, own_s in round_ends if own_s is not None}
+    usual_s = median(known_s.values()) if known_s else 0.0
+    return lambda number: known_s.get(number, usual_s)
 
 
 def split_step_seconds(trace: Trace) -> float:

@@ -51,9 +51,7 @@ def recorded_behaviours(trace: Trace, names: Sequence[str]) -> list[Behaviour]:
     if strangers:
         raise ConfigError(f"devices {', '.join(strangers)} are not in the trace; remove them from the plan")
     if not any(device.tasks for device in devices.values()):
-        raise ConfigError(
-            "no task of the trace has a compute time, so it cannot be replayed; record a run with measured tasks"
-        )
+        raise ConfigError("no task of the trace has a compute time; record a run with measured tasks")
     weights, shares = count_weights(trace), step_shares(trace)
     return [_build_behaviour(devices[name], devices.values(), weights, shares) for name in names]
 
@@ -68,9 +66,7 @@ def _build_behaviour(
         device = replace(like, present=device.present)
     clock, gaps = device.curve("cpu.f_hertz")
     if gaps:
-        warnings.append(
-            f"{device.device} was away {gaps} times for more than 5 s: its clock there is the mean of both sides"
-        )
+        warnings.append(f"{device.device} was away {gaps} times for more than 5 s: clock is the mean of both sides")
     source = EffortModel(device, weights, clock, shares)
     return Behaviour(
         compute=source.effort,
@@ -105,13 +101,11 @@ def _figure_provenance(device: RecordedDevice, figure: str) -> Provenance:
     )
 
 
-def traced_provenance(provenance: Provenance | None) -> Provenance:
+def traced_provenance(origin: Provenance | None) -> Provenance:
     """Return the provenance of a figure taken from a trace unchanged."""
-    if provenance is None:
+    if origin is None:
         return Provenance(source="trace", quality="modelled")
-    return Provenance(
-        source=f"trace: {provenance.source}", quality=provenance.quality, uncertainty=provenance.uncertainty
-    )
+    return Provenance(source=f"trace: {origin.source}", quality=origin.quality, uncertainty=origin.uncertainty)
 
 
 @dataclass(frozen=True)
@@ -190,9 +184,7 @@ class EffortModel:
         )
 
     def _scale_nearest(self, work: Work, second: float) -> Effort:
-        task = min(
-            self._reference_tasks(), key=lambda other: (abs(self.device.observed_s(other) - second), other.round)
-        )
+        task = min(self._reference_tasks(), key=lambda row: (abs(self.device.observed_s(row) - second), row.round))
         return self._scale_task(task, work, second, self.clock)
 
     def least(self, work: Work) -> Effort:

@@ -35,13 +35,9 @@ def step_shares(trace: Trace) -> Shares:
     if step_share is None:
         return {}
     model = build_blank(plan.model)
-    return {
-        (decision.device, decision.round): step_share(model, _assignment_of(decision)) for decision in trace.decisions
-    }
+    return {(row.device, row.round): step_share(model, _assignment_of(row)) for row in trace.decisions}
 
 
-def _assignment_of(decision: DecisionRow) -> Assignment:
-    hyper = Hyper(
-        local_epochs=decision.local_epochs, batch_size=decision.batch_size, learning_rate=decision.learning_rate
-    )
-    return Assignment(seed=decision.seed, hyper=hyper, values=decision.values)
+def _assignment_of(row: DecisionRow) -> Assignment:
+    hyper = Hyper(local_epochs=row.local_epochs, batch_size=row.batch_size, learning_rate=row.learning_rate)
+    return Assignment(seed=row.seed, hyper=hyper, values=row.values)

@@ -47,10 +47,8 @@ def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
     Raises:
         ConfigError: The versions on this machine differ.
     """
-    if (local_versions := versions()) != expected:
-        raise ConfigError(
-            f"a node of the cluster has {local_versions}, this machine {expected}; install the same on both"
-        )
+    if (local := versions()) != expected:
+        raise ConfigError(f"a node of the cluster has {local}, this machine {expected}; install the same on both")
     with tempfile.TemporaryDirectory(prefix="fieldfleet-") as place:
         decoded = msgspec.json.decode(order, type=Order)
         folder = run_cell(msgspec.structs.replace(decoded, place=place))

@@ -75,12 +75,9 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
     axes = _axes(study, path, text)
     cells_by_name: dict[str, Cell] = {}
     for index, variant in enumerate(study.variant or (Variant(name=""),)):
-        variant_changes = [
-            Change(key, value, ("variant", "set", *key.split(".")), index)
-            for key, value in _iterate_leaves(variant.set)
-        ]
+        fixed = [Change(key, value, ("variant", "set", *key.split(".")), index) for key, value in _leaves(variant.set)]
         for combination in product(*axes):
-            changes = [*variant_changes, *combination]
+            changes = [*fixed, *combination]
             _require_no_overwrite(changes, path, text)
             plan = _plan(base, changes, path, text, study.devices)
             name = name_of(variant.name, combination)
@@ -123,7 +120,7 @@ def setting_of(cell: Cell) -> str:
 
 def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
     axes = []
-    for key, values in _iterate_leaves(study.grid):
+    for key, values in _leaves(study.grid):
         where = ("grid", *key.split("."))
         if not isinstance(values, list) or not values:
             raise ConfigError(f'{path}:{line_of(text, where)}: grid "{key}": give a list of values to run')
@@ -136,11 +133,11 @@ def _axes(study: Study, path: Path, text: str) -> list[list[Change]]:
     return axes
 
 
-def _iterate_leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested tables by dotted key; the table of a named component is one value."""
     for key, value in table.items():
         if isinstance(value, dict) and value and not isinstance(value.get("name"), str):
-            yield from _iterate_leaves(value, f"{above}{key}.")
+            yield from _leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 

@@ -158,8 +158,7 @@ def summarise(
     for row in rows:
         groups.setdefault(row.setting, []).append(row)
     versions = [
-        dict(versions_of_cell)
-        for versions_of_cell in sorted({tuple(sorted(result.versions.items())) for result in results.values()})
+        dict(pairs) for pairs in sorted({tuple(sorted(result.versions.items())) for result in results.values()})
     ]
     grouped = [_group(rows_of_setting, target) for rows_of_setting in groups.values()]
     return StudySummary(study=study, target=target, versions=versions, groups=grouped, rows=rows)

@@ -35,9 +35,7 @@ def run_study(options: argparse.Namespace) -> tuple[StudySummary, Path, bool]:
     grid = cells(study, plan, options.study, options.study.read_text("utf-8-sig"), options.data_root)
     if options.jobs < 0:
         raise ConfigError(f"--jobs {options.jobs}: give 1 or more, or leave it out for one per core")
-    chosen = [
-        cell for cell in grid if not options.only or any(fnmatchcase(cell.name, pattern) for pattern in options.only)
-    ]
+    chosen = [cell for cell in grid if not options.only or any(fnmatchcase(cell.name, glob) for glob in options.only)]
     if not chosen:
         names_text = ", ".join(dict.fromkeys(cell.variant or cell.name for cell in grid))
         raise ConfigError(f"--only {' '.join(options.only)}: no cell matches; names start with {names_text}")

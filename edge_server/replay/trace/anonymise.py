@@ -33,7 +33,7 @@ def anonymise(trace: Trace) -> Trace:
     header = trace.header
     if header.plan.partition.kind == "client":
         raise ConfigError(
-            "the plan's partition is by client, so the data depend on the devices' names; export without --anonymous"
+            "the plan's partition is by client, so data depend on device names; export without --anonymous"
         )
     names = _names([device.name for device in header.devices], "device")
     unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]

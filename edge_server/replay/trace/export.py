@@ -9,25 +9,14 @@ from typing import Any, Literal
 import msgspec
 
 from edge_server.journal.claims import plausible
-from edge_server.journal.records import (
-    AnyRecord,
-    Joined,
-    UpdateAccepted,
-)
+from edge_server.journal.records import AnyRecord, Joined, UpdateAccepted
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
 from edge_server.replay.trace.files import describe_tables
 from edge_server.replay.trace.header import Evaluation, Statistics, TracedDevice, TraceHeader
 from edge_server.replay.trace.journal_index import DIGITS, IndexedJournal, index_journal
 from edge_server.replay.trace.observations import fact_rows, presence_rows, sample_rows
-from edge_server.replay.trace.schema import (
-    DecisionRow,
-    Purpose,
-    Round,
-    Step,
-    TableRow,
-    TaskRow,
-)
+from edge_server.replay.trace.schema import DecisionRow, Purpose, Round, Step, TableRow, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import steps_of
@@ -187,14 +176,12 @@ def _purpose(journal: IndexedJournal, number: int) -> Purpose:
     return "statistics" if closed and closed[0].statistics_batches is not None else "evaluate"
 
 
-def _absent_row(number: int, device: str, purpose: Purpose, cause: str, settled_cost: Cost | None) -> TaskRow:
+def _absent_row(number: int, device: str, purpose: Purpose, cause: str, cost: Cost | None) -> TaskRow:
     """Return the row of a task whose update does not count; the cost of a late one is known."""
-    if settled_cost is None or cause:
+    if cost is None or cause:
         outcome: Literal["failed", "missing"] = "failed" if cause else "missing"
         return TaskRow(round=number, device=device, purpose=purpose, outcome=outcome, cause=cause)
-    return TaskRow(
-        round=number, device=device, purpose=purpose, outcome="late", settled=True, **_cost_fields(settled_cost)
-    )
+    return TaskRow(round=number, device=device, purpose=purpose, outcome="late", settled=True, **_cost_fields(cost))
 
 
 def _cost_fields(cost: Cost) -> dict[str, Any]:

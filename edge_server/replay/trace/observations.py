@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edge_server.journal.records import (
-    Joined,
-    Left,
-    Sensed,
-)
-from edge_server.replay.trace.schema import (
-    Fact,
-    Presence,
-    Sample,
-    unit_of,
-)
+from edge_server.journal.records import Joined, Left, Sensed
+from edge_server.replay.trace.schema import Fact, Presence, Sample, unit_of
 from shared.protocol.measurements import Provenance
 
 # Name of the fact that holds a board's profile id.
