@@ -158,7 +158,7 @@ def test_a_replay_that_fails_keeps_the_record_of_the_one_before(tmp_path, monkey
 def test_a_folder_of_runs_that_cannot_be_made_is_the_operators_to_correct(tmp_path):
     """One line that names it, no traceback; so are numbers below zero."""
     make_plan(tmp_path, rounds=1)
-    with pytest.raises(ConfigError, match=r"plan\.toml/runs: Not a directory; name a folder"):
+    with pytest.raises(ConfigError, match=r"plan\.toml/runs: Not a directory"):
         run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "plan.toml" / "runs", 0)
     for count, workers in ((-1, 0), (0, -1)):
         with pytest.raises(ConfigError, match="give 1 or more"):
