@@ -1,4 +1,4 @@
-"""Algorithm interface: one frozen record of functions, with a device half and a server half.
+"""Algorithm interface: a frozen record of functions for server and device.
 
 Neither half sees a topic, a socket, a file or a clock. A federated device half is a function. A split device half is a
 generator that yields uploads and receives downloads, so that its driver owns the network.
@@ -52,7 +52,7 @@ class Result:
     Attributes:
         tree: A change or values, for the leaves that this device has.
         weight: Weight in the mean, above zero.
-        num_examples: Examples trained on.
+        num_examples: Number of examples in the training.
         loss: Mean training loss, None where nothing was trained.
         coverage: Boolean masks for leaves of which only some coordinates count.
         metrics: Further figures, by name.

@@ -1,4 +1,4 @@
-"""Early stopping: a device leaves for good when its loss rises from one participation to the next.
+"""Early stopping: devices leave a run for good when their loss rises.
 
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464 (equation 5)
@@ -88,7 +88,6 @@ def mean_loss(layers: nn.Module, tree: Tree, batch: Batch) -> float:
     """Return the mean cross-entropy in evaluation mode; running statistics stay unchanged.
 
     Args:
-        tree: Parameters and buffers.
         batch: Inputs of shape (B, ...), labels of shape (B,).
     """
     layers.eval()
@@ -117,7 +116,7 @@ def stops_early(builder: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
     builder_signature, added = signature(builder), signature(build, follow_wrapped=False).parameters
     retained = [option for name, option in builder_signature.parameters.items() if name != "stopping"]
     options = [*retained, *(added[name] for name in STOPPING_OPTIONS)]
-    build.__signature__ = builder_signature.replace(parameters=options)  # type: ignore[attr-defined]  # what `signature` reads
+    build.__signature__ = builder_signature.replace(parameters=options)  # type: ignore[attr-defined]
     return build
 
 

@@ -1,4 +1,4 @@
-"""FedAvg: average the changes of models trained on the devices, weighted by examples.
+"""FedAvg: average the devices' model changes, weighted by examples.
 
 McMahan, Moore, Ramage, Hampson, Aguera y Arcas. Communication-Efficient Learning of Deep Networks from Decentralized
 Data. AISTATS 2017. https://arxiv.org/abs/1602.05629
@@ -40,12 +40,7 @@ REMEDY = "lower hyper.learning_rate, or look for non-finite examples of this dev
 
 
 def local_sgd(
-    model: Model,
-    state: State,
-    start: Tree,
-    batches: Batches,
-    assignment: Assignment,
-    correct: Correction | None = None,
+    model: Model, state: State, start: Tree, batches: Batches, assignment: Assignment, correct: Correction | None = None
 ) -> Outcome:
     """Device half: SGD from `start`; the result is the change of parameters and buffers.
 

@@ -61,20 +61,16 @@ class Growth:
     every: int = 1
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A share or the period is out of range.
-        """
+        """Raise ValueError for a share or a period that is out of range."""
         if not 0 <= self.begin <= self.most <= 1 or not 0 <= self.grow <= 1 or self.every < 1:
             raise ValueError("shares must be 0 <= begin <= most <= 1 and 0 <= grow <= 1; every must be >= 1")
 
     def count(self, size: int, owned: int, times: int) -> int:
-        """Return how many more of a tensor's `size` weights become personal.
+        """Return the number of a tensor's `size` weights that become personal now.
 
         Args:
             owned: Number of personal weights so far.
-            times: Participations so far.
+            times: Number of participations so far.
         """
         if not times:
             return floor_share(self.begin, size)

@@ -1,4 +1,4 @@
-"""HCEF: each device takes a random share of its local steps and sends a part of its change.
+"""HCEF: devices take a random share of steps and compress updates.
 
 Zhang, Gao, Guo, Gong. HCEF: heterogeneity-aware cooperative federated edge learning with adaptive computation and
 communication compression. https://arxiv.org/abs/2409.04022
@@ -33,7 +33,7 @@ from functools import partial
 from itertools import islice
 from operator import index
 from random import Random
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import msgspec
 import torch
@@ -95,22 +95,14 @@ class HcefSettings:
     momentum: Literal["anew", "kept"] = "anew"
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         if index(self.local_steps) < 1 or (index(self.gradients) and self.gradients < FEWEST):
             raise ValueError("local_steps must be >= 1, gradients 0 or >= 2")
         if index(self.estimate_every) < 1:
             raise ValueError("estimate_every must be >= 1")
-        if self.weighting not in ("uniform", "examples"):
-            raise ValueError(f'weighting is {self.weighting!r}, it must be "uniform" or "examples"')
-        if self.draw not in ("trials", "even") or self.momentum not in ("anew", "kept"):
-            raise ValueError(
-                f'draw is {self.draw!r}, it must be "trials" or "even"; '
-                f'momentum is {self.momentum!r}, it must be "anew" or "kept"'
-            )
+        for name, hint in get_type_hints(type(self)).items():
+            if (choices := get_args(hint)) and getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, it must be one of {', '.join(choices)}")
 
 
 def steps_taken(seed: int, local_steps: int, share: float, draw: Literal["trials", "even"] = "trials") -> int:
@@ -264,11 +256,7 @@ def hcef(
     """
     settings = HcefSettings(local_steps, gradients, estimate_every, weighting, draw, momentum)
     averaged = fedavg()
-    facts: dict[str, Scalar] = {
-        "local_steps": local_steps,
-        "gradients": gradients,
-        "estimate_every": estimate_every,
-    }
+    facts: dict[str, Scalar] = {"local_steps": local_steps, "gradients": gradients, "estimate_every": estimate_every}
 
     def init(model: Model, seed: int) -> State:
         return State(averaged.init(model, seed).tree, facts)

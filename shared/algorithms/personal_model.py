@@ -1,10 +1,10 @@
-"""A device's personal full model: stored after each training, at first the common initial model.
+"""Personal model: a device's full model, which never leaves it.
 
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464
 
-It never travels. Neither does the initial model w^0, which a device rebuilds from the model's specification, the run's
-seed and the name of the random generator.
+It is stored after each training. The initial model w^0 does not travel either: a device rebuilds it from the model's
+specification, the run's seed and the name of the random generator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codec interface: a tree of tensors to bytes and back, with explicit memory."""
+"""Codec interface: trees of tensors to bytes and back, with explicit memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chain of codecs: the first selects the values to send, the next encodes them.
+"""Chain of codecs: one selects values, the next encodes them.
 
 `codecs = "masked,quantize"` omits zeros and quantizes the others: of n values in sparse leaves and nnz not zero,
 ⌈nnz (q + 1) / 8⌉ + 8 + ⌈n / 8⌉ bytes with `quantize_scope = "tree"`. Options have the name of their codec as prefix,

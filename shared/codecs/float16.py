@@ -1,4 +1,4 @@
-"""Half-precision codec: 16 bits a value, and a power of two per leaf as scale.
+"""Half-precision codec: 16-bit values, scaled by a power of two per leaf.
 
 M values of a leaf take 2 M + 1 bytes. Scaled by its own power of two a leaf's largest magnitude is 2^14 to 2^15, so
 that nothing overflows, and magnitudes of at least 2^-28 of the largest keep 11 bits: gradients at a cut, millionths

@@ -1,4 +1,4 @@
-"""Select the largest magnitudes in linear time, independent of how many are selected.
+"""Select the largest magnitudes of an array in linear time.
 
 Two passes: one builds a histogram of the magnitudes' highest bits, which shows the bin of the selection limit; only
 this bin is partitioned. A third pass collects the positions. No copy of the numbers is made.
@@ -47,7 +47,6 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
 
 
 def _sizes(numbers: Numbers, start: int) -> Numbers:
-    """Return the magnitudes of a chunk."""
     return numbers[start : start + CHUNK] & np.iinfo(numbers.dtype).max
 
 

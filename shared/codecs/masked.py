@@ -84,7 +84,6 @@ def _gather(leaf: Tensor, mask: Tensor) -> Tensor:
 
 
 def _read_masks(entries: Entries) -> dict[str, NDArray[np.bool_]]:
-    """Return the mask of sent values of each outlined leaf."""
     outlines = entries.outlines
     bitmap = masked_entries.read_codec_blobs(entries, {"bitmap": ("u8", 1)})["bitmap"]
     counts = [outline.count for outline in outlines.values()]

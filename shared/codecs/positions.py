@@ -77,7 +77,7 @@ def unpack_positions(form: str, packed: Tensor, total: int, count: int) -> Posit
     """Return the positions, ascending.
 
     Args:
-        form: Key of `FORMS`.
+        form: A key of `FORMS`.
         packed: Tensor of the form, of its dtype and one dimension.
         total: d, number of values, at most `MOST`.
 

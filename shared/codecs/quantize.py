@@ -1,4 +1,4 @@
-"""Stochastic quantization codec: a sign bit and q bits of magnitude per value.
+"""Stochastic quantization codec: a sign and q bits of magnitude per value.
 
 M values take ⌈M (q + 1) / 8⌉ + 8 bytes, including the least and the greatest magnitude as 32-bit floats. With scope
 `leaf`, M counts one leaf's values, and each leaf has its own range and bytes; with `tree`, it counts those of all

@@ -1,4 +1,4 @@
-"""Top-k codec: send the k values of the largest magnitude, and their positions.
+"""Top-k codec: send the k largest values, and their positions.
 
 Of the d values of all floating leaves, taken as one vector in the tree's order,
 
@@ -103,7 +103,6 @@ def topk(
 
 
 def _leaves_in_part(tree: Tree, exact: frozenset[str]) -> Tree:
-    """Return the leaves of which only a share of the values is sent."""
     floating = masked_entries.divisible_leaves(tree, 0, exact)
     return {key: leaf for key, leaf in floating.items() if key.rpartition(".")[2] not in STATISTICS}
 

@@ -1,4 +1,4 @@
-"""AlexNet for small images: five 3 x 3 convolutions, three linear layers, 35,855,178 parameters.
+"""AlexNet for small images: five convolutions, three linear layers, 35,855,178 parameters.
 
 A. Krizhevsky, I. Sutskever, G. E. Hinton. ImageNet Classification with Deep Convolutional Neural Networks. NIPS 2012.
 https://papers.nips.cc/paper/4824, with the channels and small kernels common in studies of CIFAR-10.

@@ -1,4 +1,4 @@
-"""Model interface: a network as a chain of layers, with legal cut points."""
+"""Model interface: a chain of layers with legal cut points."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ class Model:
     draw: str = ""
 
     def __post_init__(self) -> None:
-        """Reject cuts that leave nothing on a side, or are out of order.
-
-        Raises:
-            ValueError: A cut is invalid.
-        """
+        """Raise ValueError for cuts that leave nothing on a side, or are out of order."""
         places = list(self.cuts.values())
         if any(not 0 < place < len(self.layers) for place in places):
             raise ValueError(f"cuts at {places}: each must be inside the chain of {len(self.layers)} layers")

@@ -1,4 +1,4 @@
-"""Build a model by name: with seeded initial weights, with zeros, or without storage."""
+"""Build models by name: with initial weights, zeros, or no storage."""
 
 from __future__ import annotations
 
@@ -109,11 +109,7 @@ class _SkipInitialisation(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        _types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], _types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         return (args or tuple(kwargs.values()))[0] if func in _DRAWS else func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Small 1-D CNN for windows of sensor signals: two convolutions, two linear layers."""
+"""Small 1-D CNN for windows of sensor signals."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Part:
     """Cost of some layers of a network.
 
     Attributes:
-        parameters: Trainable numbers.
+        parameters: Number of trainable parameters.
         prunable: Those in weights of convolutions and linear layers.
         forward_macs: Multiply-accumulate operations of a forward pass, for one example.
     """

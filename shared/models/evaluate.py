@@ -1,4 +1,4 @@
-"""Model evaluation: accuracy and loss of parameters, without a second copy of them."""
+"""Model evaluation: accuracy and loss of parameters, without copying them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,6 @@ def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
 
     Args:
         network: With or without storage.
-        tree: Parameters and buffers.
         examples: Inputs of shape (N, ...), labels of shape (N,).
     """
     loss_sum, hits, classes, place = 0.0, [], 0, device_of(tree.values())
@@ -161,7 +160,6 @@ def score(network: nn.Module, tree: Tree, examples: Examples) -> Score:
 
 
 def _score_classes(labels: Tensor, hit: Tensor, classes: int) -> tuple[float | None, ...]:
-    """Return the accuracy by class; empty for many classes."""
     if classes > MAX_CLASSES:
         return ()
     counts = labels.bincount(minlength=classes).tolist()

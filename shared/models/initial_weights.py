@@ -1,4 +1,4 @@
-"""Initial weights with the same bits on every machine: Philox streams and normal quantiles.
+"""Initial weights with the same bits on every machine, from Philox.
 
 torch's draws differ: `normal_` uses the logarithm and cosine of a vector unit, and so gives other bits on a board than
 on the server, from which a model that never travels would start.

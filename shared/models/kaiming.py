@@ -1,4 +1,4 @@
-"""Kaiming initialisation for deep ReLU networks, which do not train from torch's default weights.
+"""Kaiming initialisation, without which deep ReLU networks do not train.
 
 K. He, X. Zhang, S. Ren, J. Sun. Delving Deep into Rectifiers. ICCV 2015. https://arxiv.org/abs/1502.01852, eq. 10:
 weights of variance 2 / fan_in preserve the variance of activations from layer to layer; 1 / fan_in without a ReLU.

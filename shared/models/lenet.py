@@ -1,4 +1,4 @@
-"""LeNet-5 with ReLUs and max pooling: 61,706 parameters on 28 x 28 grey images.
+"""LeNet-5 with ReLUs and max pooling, with 61,706 parameters by default.
 
 Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-Based Learning Applied to Document Recognition. Proceedings of the
 IEEE 86(11), 1998. https://doi.org/10.1109/5.726791

@@ -49,11 +49,7 @@ def resnet20(channels: int = 3, width: int = 16, classes: int = 10) -> Model:
         width: Channels of the first stage; the next ones have twice and four times as many.
         classes: Outputs, of shape (N, classes).
     """
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-    ]
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     cuts: dict[int, int] = {}
     count, in_channels = 1, width
     for stage, times in enumerate(WIDTHS):

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics: measure them as a mean over batches, with fixed parameters.
+"""Measure BatchNorm's running statistics over batches, with fixed parameters.
 
 Statistics from training are averages over steps with changing parameters, over devices, and over dropped features. For
 n batches through the fixed network,

@@ -1,4 +1,4 @@
-"""VGG-13, VGG-16 and VGG-19 for small images, with one linear layer as head.
+"""VGG-13, VGG-16 and VGG-19 for small images, with one linear layer.
 
 K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image Recognition. ICLR 2015.
 https://arxiv.org/abs/1409.1556, table 1, columns B, D and E. Convolutions are 3 x 3 with padding 1 and a bias; on

@@ -1,4 +1,4 @@
-"""Chain check: layers in order, each fed directly by the neurons of the one below.
+"""Chain check: each layer is fed directly by the one below.
 
 Methods that leave neurons out rebuild the network from its layers: properties outside a plain chain, such as a custom
 `forward`, weights under two names, or mixed axes, would be lost silently.

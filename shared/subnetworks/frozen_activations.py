@@ -1,4 +1,4 @@
-"""ReLU, pooling and Flatten of frozen networks, forward and backward with compact saved state.
+"""Frozen networks' ReLU, pooling and Flatten, with compact saved state.
 
 A ReLU saves a bit per number, pooling a byte per window. On a GPU a ReLU saves a byte per number: bits are packed by
 numpy, on the CPU alone.
@@ -217,7 +217,6 @@ def _slices(outputs: Tensor) -> Iterator[slice]:
 
 
 def _flat(inputs: Tensor, layout: torch.memory_format) -> Tensor:
-    """Return the numbers in memory order."""
     if layout == torch.channels_last:
         inputs = inputs.permute(0, 2, 3, 1)
     return inputs.contiguous().view(math.prod(inputs.shape))

@@ -1,4 +1,4 @@
-"""Layers with parameters in frozen networks, forward and backward for active neurons alone.
+"""Frozen networks' layers with parameters: gradients of active neurons alone.
 
 Active neurons come first in every tensor here: of n rows of a weight the first k are trained, and of those the first j
 columns. The backward of a layer with weights is
@@ -48,10 +48,23 @@ class Step(Protocol):
         Args:
             upstream: Gradient of the outputs, (B, n, ...); may be overwritten.
             saved: Tensors that `forward` saved.
-            note: Note of `forward`.
             further: Whether the gradient of the inputs is requested.
         """
         ...
+
+
+@dataclass(frozen=True)
+class ConvolutionGeometry:
+    """Geometry of a convolution, one number per spatial axis."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+    @property
+    def output_padding(self) -> list[int]:
+        """Zeros, since nothing here is transposed."""
+        return [0] * len(self.stride)
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class WeightedStep:
         columns: Active columns, j of m.
         detached: Whether the error signal of frozen neurons is ignored.
         narrow: Whether the layers below need the gradient of active columns alone.
-        geometry: Stride, padding, dilation; None for a linear layer.
+        geometry: Of a convolution; None for a linear layer.
     """
 
     name: str
@@ -75,18 +88,17 @@ class WeightedStep:
     columns: int
     detached: bool
     narrow: bool
-    geometry: tuple[list[int], list[int], list[int]] | None = None
+    geometry: ConvolutionGeometry | None = None
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Saved, object]:
         saved = (first_channels(inputs, self.columns),)
-        if not self.geometry:
+        if not (shape := self.geometry):
             return functional.linear(inputs, self.weight, self.bias), saved, inputs.shape
-        no_output_padding = [0] * len(self.geometry[0])
-        return (
-            torch.convolution(inputs, self.weight, self.bias, *self.geometry, False, no_output_padding, 1),
-            saved,
-            inputs.shape,
+        outputs = torch.convolution(
+            *(inputs, self.weight, self.bias, shape.stride, shape.padding, shape.dilation),
+            *(False, shape.output_padding, 1),
         )
+        return outputs, saved, inputs.shape
 
     def backward(self, upstream: Tensor, saved: Saved, note: object, *, further: bool) -> tuple[Tensor | None, Tree]:
         assert isinstance(note, torch.Size)
@@ -111,17 +123,17 @@ class WeightedStep:
     def _of_inputs(self, upstream: Tensor, shape: torch.Size, weight: Tensor) -> Tensor:
         if not self.geometry:
             return upstream @ weight
-        return self._convolution_gradients(upstream, upstream.new_empty(1).expand(shape), weight, [True, False, False])[
-            0
-        ]
+        inputs = upstream.new_empty(1).expand(shape)  # only their shape is read
+        return self._convolution_gradients(upstream, inputs, weight, [True, False, False])[0]
 
     def _convolution_gradients(
         self, upstream: Tensor, inputs: Tensor, weight: Tensor, mask: list[bool]
     ) -> tuple[Tensor, ...]:
-        assert self.geometry
-        no_output_padding = [0] * len(self.geometry[0])
+        shape = self.geometry
+        assert shape
         gradients: tuple[Tensor, ...] = _ATEN.convolution_backward(
-            upstream, inputs, weight, None, *self.geometry, False, no_output_padding, 1, mask
+            *(upstream, inputs, weight, None, shape.stride, shape.padding, shape.dilation),
+            *(False, shape.output_padding, 1, mask),
         )
         return gradients
 
@@ -149,9 +161,8 @@ class NormStep:
     def forward(self, inputs: Tensor) -> tuple[Tensor, Saved, object]:
         if inputs.numel() == inputs.shape[1]:
             raise ValueError(f"layer {self.name}: BatchNorm cannot train on one value per channel")
-        stats = self.mean, self.variance
         outputs, mean, spread = torch.native_batch_norm(
-            inputs, self.scale, self.shift, *stats, True, self.momentum, self.eps
+            inputs, self.scale, self.shift, self.mean, self.variance, True, self.momentum, self.eps
         )
         if self.narrow:
             return outputs, (first_channels(inputs, self.rows), mean[: self.rows], spread[: self.rows]), None
@@ -181,8 +192,8 @@ def first_channels(inputs: Tensor, count: int) -> Tensor:
     return inputs[:, :count].clone(memory_format=memory_layout(inputs))
 
 
-def convolution_geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[int], list[int]]:
-    """Return stride, padding and dilation of a convolution.
+def convolution_geometry(layer: nn.Conv1d | nn.Conv2d) -> ConvolutionGeometry:
+    """Return the geometry of a convolution.
 
     Raises:
         ConfigError: It pads with other values than zeros, or asymmetrically.
@@ -199,7 +210,7 @@ def convolution_geometry(layer: nn.Conv1d | nn.Conv2d) -> tuple[list[int], list[
             padding = [0] * len(spans)
         case margins:
             padding = [int(margin) for margin in margins]
-    return list(layer.stride), padding, list(layer.dilation)
+    return ConvolutionGeometry(list(layer.stride), padding, list(layer.dilation))
 
 
 def memory_layout(inputs: Tensor) -> torch.memory_format:

@@ -1,4 +1,4 @@
-"""Frozen network: train the active neurons at the cost of the trained part alone.
+"""Frozen network: train active neurons at the cost of these alone.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, equations (3) and (4). https://arxiv.org/abs/2403.11464
 
@@ -39,7 +39,6 @@ class FrozenNetwork:
     """A network whose active part trains; call it on inputs, then call backward on the loss.
 
     Attributes:
-        steps: Layers in order.
         lowest: Position of the first step with something to train: the error signal ends there.
         leaves: All leaves, active neurons first.
         weights: Leaves to train by name, views of the active part of `leaves`.
@@ -131,7 +130,6 @@ def _build_plain(layers: nn.Sequential, leaves: Tree, weights: Tree) -> nn.Seque
 
 
 def _copy_gradient(weight: Tensor, leaf: Tensor) -> None:
-    """Copy the active part of a leaf's gradient to the trained weight."""
     assert leaf.grad is not None
     active_part = leaf.grad[tuple(slice(size) for size in weight.shape)]
     weight.grad, leaf.grad = active_part.clone() if weight.grad is None else weight.grad + active_part, None

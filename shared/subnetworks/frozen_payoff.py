@@ -1,4 +1,4 @@
-"""Payoff of frozen training: arithmetic saved by the custom backward pass, against its overhead.
+"""Payoff of frozen training: arithmetic saved against overhead.
 
 Torch's backward of a whole network is one call per layer; the custom one takes a few, with bits packed and channels
 copied. For small networks this overhead exceeds the savings by partial weight gradients. The custom layers are used if
@@ -41,7 +41,7 @@ def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int])
         batch: Shape of a step's inputs.
     """
     examples, channels, *spread = batch
-    plane, weighty, gain, idle = torch.zeros(1, 1, *spread), 0, 0.0, 0.0
+    plane, weighty, gain, idle = torch.zeros((1, 1, *spread)), 0, 0.0, 0.0
     for name, layer in layers.named_children():
         numbers, axes = examples * channels * plane.numel(), plane.ndim
         plane, channels = _through(layer, plane, channels)
@@ -75,7 +75,7 @@ def _through(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, in
             return plane, layer.out_features
         case nn.Conv1d() | nn.Conv2d():
             convolve = nn.functional.conv1d if isinstance(layer, nn.Conv1d) else nn.functional.conv2d
-            kernel = torch.zeros(1, 1, *layer.kernel_size)
+            kernel = torch.zeros((1, 1, *layer.kernel_size))
             return convolve(plane, kernel, None, layer.stride, layer.padding, layer.dilation), layer.out_channels
         case nn.Flatten():
             return plane.new_zeros(1, 1), channels * plane.numel()

@@ -1,4 +1,4 @@
-"""Narrow network: a physically smaller network of some neurons, as dropout methods train."""
+"""Narrow network: a physically smaller network of some neurons."""
 
 from __future__ import annotations
 

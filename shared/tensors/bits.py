@@ -1,4 +1,4 @@
-"""Bit packing: numbers of a few bits each, without gaps, at memory speed.
+"""Bit packing: numbers of a few bits each, without gaps.
 
 Of numbers wider than 8 bits the lowest bytes come first, then the next, while more than 8 bits remain. The remaining 1
 to 8 bits per number are packed one after the other, lowest bit of a byte first. `count` numbers of `width` bits take

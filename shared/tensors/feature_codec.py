@@ -1,4 +1,4 @@
-"""Feature payloads by numpy alone, for processes that serve a model and load no torch.
+"""Feature payloads by numpy alone, for serving processes without torch.
 
 The bytes are those of the codecs `dense`, `float16` and `quantize` of `shared.codecs`, which read them unchanged; the
 output of these with default options is readable here. A payload holds one tensor of float32 values. `dense` and
@@ -111,7 +111,6 @@ def _require_shape(shape: tuple[int, ...], expected: TensorSpec, most_values: in
 
 
 def _codec_blobs(payload: Payload, head: str, kinds: Mapping[str, tuple[str, int]]) -> dict[str, Blob]:
-    """Return the codec's own blobs, complete and without others."""
     blobs = {name: blob for name, blob in payload.blobs.items() if name != head}
     if {name: (blob.dtype, len(blob.shape)) for name, blob in blobs.items()} != kinds:
         raise WireError(f"entries {sorted(blobs)}, expected {sorted(kinds)}", reason="shape")

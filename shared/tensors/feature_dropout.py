@@ -1,4 +1,4 @@
-"""Feature dropout at the cut, by columns, so that dropped features need not travel.
+"""Feature dropout at the cut; dropped columns need not travel.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks, equation
 (3); the scheme is that of Oh et al., SplitFC, https://arxiv.org/abs/2307.10805. For a batch of B examples, each of D

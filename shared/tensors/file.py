@@ -1,4 +1,4 @@
-"""State files: atomic safetensors with a digest that detects torn or corrupt content."""
+"""State files: atomic safetensors with a digest against corruption."""
 
 from __future__ import annotations
 
@@ -173,7 +173,6 @@ def set_aside(path: Path) -> Path:
 
 
 def _about_digest(about: str, content: str) -> str:
-    """Return a digest that binds the description to the content."""
     return digest([memoryview(f"{about}\n{content}".encode())]).hex()
 
 

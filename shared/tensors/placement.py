@@ -44,7 +44,7 @@ def choose_device(choice: str, limit: int = 0) -> torch.device:
     """Return the configured device, initialised.
 
     Args:
-        choice: Value of `CHOICES`.
+        choice: A value of `CHOICES`.
         limit: Maximum bytes of memory of this process, including a GPU that shares the board's memory. 0 for no limit.
 
     Raises:

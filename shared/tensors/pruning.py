@@ -1,4 +1,4 @@
-"""Prune weights by global magnitude or Taylor importance, with a cubic sparsity schedule.
+"""Weight pruning by global magnitude or Taylor importance, with a cubic schedule.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks, equations
 (9) and (10). Importance by Taylor expansion is that of Molchanov et al., Importance Estimation for Neural Network

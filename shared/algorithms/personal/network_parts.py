@@ -1,4 +1,4 @@
-"""Global and personal part of a network: the method's settings, and which leaves belong to which part.
+"""Global and personal part of a network: settings and leaves.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks, https://arxiv.org/abs/2309.01816. Its section V shares the linear layers; its table of latencies fits shared
@@ -62,11 +62,7 @@ class PersonalizationSettings:
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         if self.personal_steps < 0 or self.global_steps < 1 or self.warmup_steps < 0:
             raise ValueError("personal_steps and warmup_steps must be >= 0, global_steps >= 1")
         if not 0 <= self.prune <= 1:

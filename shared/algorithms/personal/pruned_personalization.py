@@ -1,4 +1,4 @@
-"""Pruned personalization: devices share a pruned global part of the network, and keep a personal part.
+"""Pruned personalization: a shared, pruned global part and personal parts.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks. https://arxiv.org/abs/2309.01816, which names no code. Without pruning it equals FedAlt and FedSim of Pillutla
@@ -161,7 +161,7 @@ def pruned_personalization(  # noqa: PLR0913 - options of a plan, all by name
         ValueError: An option is out of range.
     """
     settings = PersonalizationSettings(
-        *(split, updating, personal_steps, global_steps, warmup_steps, importance, prune, weighting),
+        *(split, updating, personal_steps, global_steps, warmup_steps, importance, prune, weighting)
     )
     return Algorithm(
         init=partial(init, settings),

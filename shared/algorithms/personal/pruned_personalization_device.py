@@ -1,4 +1,4 @@
-"""Device half of pruned personalization: personal steps, ranking, masked steps on the global part.
+"""Device half of pruned personalization: personal steps, ranking, masked global steps.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks, https://arxiv.org/abs/2309.01816; equations as in `shared.algorithms.personal.pruned_personalization`.

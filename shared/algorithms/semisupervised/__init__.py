@@ -1,1 +1,1 @@
-"""Semi-supervised learning: labels at the server alone, examples without labels on the devices."""
+"""Semi-supervised learning: labels on the server, unlabelled examples on the devices."""

@@ -153,7 +153,6 @@ class Learner:
 
     @torch.no_grad()
     def _labelled_references(self, view: Tensor, labels: Tensor) -> References:
-        """Return the teacher's projections of labelled examples."""
         features = run_part(
             self.model, self.model.below(self.settings.cut_of(self.model)), self.teacher, view, train=False
         )

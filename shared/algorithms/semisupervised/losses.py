@@ -1,4 +1,4 @@
-"""SemiSFL losses per example: contrastive, clustering and consistency; equations (1), (3) to (6).
+"""SemiSFL losses: contrastive, clustering and consistency; equations (1), (3) to (6).
 
 Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data; their code is
 https://github.com/littlefishe/Capsule. With anchors z_j, references z~_a (both of length 1) and a temperature kappa,

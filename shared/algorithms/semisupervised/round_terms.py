@@ -1,8 +1,8 @@
-"""Loss terms of a round in the server's facts: means of supervised steps, sums of later ones.
+"""Loss terms of a round, as facts of the server's state.
 
 Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, take K_s supervised steps a round and then K_u with the devices.
-A later term is that of such a step, or, for methods whose devices train locally, that of an update; updates have equal
-weights, as in the mean of the losses that a round minimises.
+Terms of supervised steps are stored as means, later ones as sums. A later term is that of a step with the devices, or,
+for methods whose devices train locally, that of an update; updates have equal weights, as in the minimised mean loss.
 """
 
 from __future__ import annotations

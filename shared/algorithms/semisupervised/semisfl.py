@@ -31,15 +31,7 @@ import msgspec
 import torch
 from torch import nn
 
-from shared.algorithms.base import (
-    Algorithm,
-    Allocation,
-    Cohort,
-    Result,
-    ServerTraining,
-    Split,
-    assign_alike,
-)
+from shared.algorithms.base import Algorithm, Allocation, Cohort, Result, ServerTraining, Split, assign_alike
 from shared.algorithms.semisupervised.queue import Queue, Ring
 from shared.algorithms.semisupervised.round_terms import number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_device import local

@@ -1,4 +1,4 @@
-"""Device half of SemiSFL: features of two views through two bottoms, no labels; equation (8).
+"""Device half of SemiSFL: features of two views; equation (8).
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. The teacher's bottom runs in evaluation mode: its forward
 pass stores no activations, and its BatchNorm uses the received running statistics.
@@ -67,7 +67,7 @@ class Bottoms:
         """Step the student along the gradient of its features; return False, without a step, if that is not finite.
 
         Args:
-            features: Output of `forward`.
+            features: Output of `forward`, of shape (B, ...).
             upstream: Their gradient, of the same shape.
             buffers: Output of `forward`; the student's from now on.
         """

@@ -1,4 +1,4 @@
-"""Server half of SemiSFL: supervised steps, then a step of the server part per barrier.
+"""Server half of SemiSFL: supervised steps, then a step per barrier.
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Every round starts with new optimizers, and the session
 does not share that of the supervised steps.
@@ -229,5 +229,4 @@ def decide_labellers(settings: SemisflSettings, tree: Tree) -> dict[str, Scalar]
 
 
 def _is_finite_pass(result: SessionPass) -> bool:
-    """Return True if every number of a pass is finite."""
     return math.isfinite(result.loss) and all(map(is_finite, (*result.down.values(), *result.gradients.values())))

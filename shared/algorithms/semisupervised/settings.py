@@ -1,4 +1,4 @@
-"""Semi-supervised settings, step sizes and prefixes of state leaves, common to both halves.
+"""Semi-supervised settings, step sizes and prefixes of state leaves.
 
 Y. Xu et al. SemiSFL: Split Federated Learning on Unlabeled and Non-IID Data, https://arxiv.org/abs/2307.15870; their
 code is https://github.com/littlefishe/Capsule, whose values the defaults are where the paper gives none.
@@ -50,11 +50,7 @@ class LabelledSettings:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         if self.server_batch < 0 or not 0 < self.threshold < 1:
             raise ValueError("server_batch must be >= 0, threshold in (0, 1)")
         if not 0 <= self.least_rate < math.inf:
@@ -98,11 +94,7 @@ class SteppedSettings(LabelledSettings):
     server_views: Strength = "strong"
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         super().__post_init__()
         if self.supervised_steps < 1 or self.warmup_steps < 0:
             raise ValueError("supervised_steps must be >= 1, warmup_steps >= 0")
@@ -159,11 +151,7 @@ class SemisflSettings(SteppedSettings):
     rule: StepRule = field(default_factory=StepRule)
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         super().__post_init__()
         counts, others = (self.steps, self.hidden, self.projections), (self.labelled_queue, self.unlabelled_queue)
         if min(counts) < 1 or min(self.cut, *others) < 0:

@@ -11,16 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from shared.algorithms.base import (
-    Algorithm,
-    Allocation,
-    Batches,
-    Cohort,
-    Outcome,
-    Result,
-    ServerTraining,
-    assign_alike,
-)
+from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Result, ServerTraining, assign_alike
 from shared.algorithms.semisupervised.round_terms import round_terms
 from shared.algorithms.semisupervised.semisfl import init, teacher_of
 from shared.algorithms.semisupervised.semisfl_server import check_labelled, train

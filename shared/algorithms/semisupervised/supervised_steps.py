@@ -1,4 +1,4 @@
-"""Schedule of the server's supervised steps per round: adaptive K_s, equations (9) and (10).
+"""Adaptive number K_s of supervised steps; equations (9) and (10).
 
 Y. Xu et al. SemiSFL; https://github.com/littlefishe/Capsule. Of observation period n, some rounds long, f^n is the mean
 loss, and Delta f^n = f^(n-1) - f^n its decrease:
@@ -42,11 +42,7 @@ class StepRule:
     per_step: bool = True
 
     def __post_init__(self) -> None:
-        """Reject values that would raise K_s, or never evaluate (10).
-
-        Raises:
-            ValueError: A value is out of range.
-        """
+        """Raise ValueError for values that would raise K_s, or never evaluate (10)."""
         if not 1 < self.alpha < math.inf or not 0 <= self.beta < math.inf:
             raise ValueError("alpha must be above 1 and finite, beta >= 0 and finite")
         if self.period < 1 or self.window < 1:

@@ -1,4 +1,4 @@
-"""Switch between teacher and student as labeller, by the divergence of the mean prediction.
+"""Switch the labeller between teacher and student, by divergence from uniform.
 
 The idea is that of FedSwitch: J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma. When does the student surpass the teacher?
 Federated Semi-supervised Learning with Teacher-Student EMA, https://arxiv.org/abs/2301.10114, of which no code is

@@ -1,1 +1,1 @@
-"""Split learning: devices train the layers below a cut, the server those above it."""
+"""Split learning: layers below a cut on devices, the others on the server."""

@@ -1,4 +1,4 @@
-"""Client part of a split network on a device: all trainable numbers as one vector, and its pruning mask.
+"""Client part of a split network on a device, and its pruning mask.
 
 This module alone knows how the part is stored and computed: dense, with zeros where it is pruned, which takes no less
 time. `tests/benchmarks/savings.py` measures the alternatives: convolutions as sparse products are slower at every
@@ -80,7 +80,6 @@ class Bottom:
 
     @staticmethod
     def _parts(vector: Tensor, names: list[str], like: Tree) -> Tree:
-        """Return views of the vector in the shapes of the leaves."""
         parts = vector.split([like[name].numel() for name in names])
         return {name: part.view(like[name].shape).detach() for name, part in zip(names, parts, strict=True)}
 

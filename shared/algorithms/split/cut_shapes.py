@@ -1,4 +1,4 @@
-"""Feature shapes at a network's cut, and whether the layers above accept them.
+"""Feature shapes at a network's cut, and the outputs they lead to.
 
 Features at the cut are those of O. Gupta and R. Raskar's split learning, https://arxiv.org/abs/1810.06060.
 """
@@ -40,7 +40,7 @@ def features_at_cut(model: Model, cut: int, tree: Tree) -> tuple[int, ...]:
         bottom = model.below(cut)
         leaves = {name: tree[name] for name in bottom.state_dict()}
         with in_mode(model.layers, train=False):
-            example = torch.zeros(1, *model.example, device=device_of(leaves.values()))
+            example = torch.zeros((1, *model.example), device=device_of(leaves.values()))
             cache[key] = tuple(functional_call(bottom, leaves, (example,)).shape[1:])
     return cache[key]
 
@@ -94,7 +94,7 @@ def _try_outputs(model: Model, cut: int, tree: Tree, shape: tuple[int, ...]) -> 
     leaves = {name: tree[name].clone() if name in buffers else tree[name] for name in top.state_dict()}
     try:
         with in_mode(model.layers, train=shape[0] == 1):
-            example = torch.zeros(1, *shape[1:], device=device_of(leaves.values()))
+            example = torch.zeros((1, *shape[1:]), device=device_of(leaves.values()))
             outputs = functional_call(top, leaves, (example,))
     except (RuntimeError, ValueError) as error:
         problem = str(error).partition("\n")[0]

@@ -66,10 +66,7 @@ def assign(
     if cohort.hyper.momentum:
         raise ConfigError(f"[hyper] momentum is {cohort.hyper.momentum}: split learning takes plain steps, set it to 0")
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=settings.steps)  # epochs of at least one batch
-    schedule = {
-        "first_step": (number - 1) * settings.steps,
-        "total_steps": max(cohort.rounds, number) * settings.steps,
-    }
+    schedule = {"first_step": (number - 1) * settings.steps, "total_steps": max(cohort.rounds, number) * settings.steps}
     return {
         device: msgspec.structs.replace(task, hyper=hyper, steps=settings.steps, values={**task.values, **schedule})
         for device, task in assign_alike(state, cohort, allocation, number).items()

@@ -1,4 +1,4 @@
-"""Device half of lightweight FedSL: send features, receive the gradient, prune, quantize, step.
+"""Device half of lightweight FedSL: features up, gradient down, prune, quantize, step.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; equations
 as in `fedsl`. The dropping of features comes from SplitFC: https://arxiv.org/abs/2307.10805.

@@ -1,4 +1,4 @@
-"""Server half of lightweight FedSL: one step of the server part over all devices' features.
+"""Server half of lightweight FedSL: a step over all devices' features.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks; equations
 as in `shared.algorithms.split.fedsl`. A single server part that devices move in turns is SplitFed v2 of Thapa et al.,
@@ -161,7 +161,7 @@ def measure(
     The answers are empty: without a loss no device moves. Non-finite statistics do not count.
 
     Args:
-        settings: With nothing dropped.
+        settings: Settings in which nothing is dropped.
         model: The whole network, without storage.
         state: The server's; its facts count the batches so far.
     """

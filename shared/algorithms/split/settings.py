@@ -60,11 +60,7 @@ class FedslSettings:
     recompute: bool
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         if self.period < 1 or self.steps_per_round < 1 or self.cut < 0:
             raise ValueError("period and steps_per_round must be >= 1, cut >= 0")
         if not 0 <= self.sparsity < 1 or not 0 <= self.drop < 1 or not 1 <= self.bits <= FLOAT_BITS:

@@ -1,4 +1,4 @@
-"""Smashed data: check and unpack the features and labels that a device sends at a step.
+"""Smashed data: check and unpack a device's features and labels.
 
 Zhang, Ni, Wang. Federated Split Learning with Model Pruning and Gradient Quantization in Wireless Networks. The term
 and the exchange are from Gupta and Raskar's split learning, https://arxiv.org/abs/1810.06060.

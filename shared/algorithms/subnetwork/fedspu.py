@@ -1,4 +1,4 @@
-"""FedSPU: each device trains and exchanges a random part of its personal model.
+"""FedSPU: devices train and exchange random parts of their personal models.
 
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464

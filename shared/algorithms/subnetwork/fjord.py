@@ -1,4 +1,4 @@
-"""FjORD: ordered dropout, which cuts the common network to one of a few widths.
+"""FjORD: ordered dropout, with the common network cut to a few widths.
 
 Horvath, Laskaridis, Almeida, Leontiadis, Venieris, Lane. FjORD: Fair and Accurate Federated Learning under
 Heterogeneous Targets with Ordered Dropout. NeurIPS 2021. https://arxiv.org/abs/2102.13451
@@ -85,7 +85,6 @@ def choose_width(every: Widths, state: State, _device: str, assignment: Assignme
 
 
 def _init(every: Widths, model: Model, seed: int) -> State:
-    """Start every width with the network's statistics."""
     state, layout = begin(model, seed), read_chain(model.layers)
     more = Tree()
     for width, share in enumerate(every.shares[:-1]):
@@ -105,7 +104,6 @@ def _broadcast(every: Widths, state: State, device: str, assignment: Assignment)
 
 
 def _absorb(every: Widths, mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
-    """Add an update: a width's statistics are averaged over the devices that have it."""
     common, narrow = every.split_tree(result.tree)
     covered, covered_narrow = every.split_tree(result.coverage)
     mean = build_absorb(partial(choose_width, every))(
@@ -121,5 +119,4 @@ def _step_share(every: Widths, _model: Model, assignment: Assignment, *, distil:
 
 
 def _parameters_in_use(every: Widths, model: Model, state: State, down: Tree, assignment: Assignment) -> Tree:
-    """Return the received network of a device's width."""
     return every.cut(received_parameters(model, state, down, assignment), every.up_to(keep_share(assignment)))

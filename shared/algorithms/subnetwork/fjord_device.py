@@ -1,4 +1,4 @@
-"""FjORD's device half: nested networks of several widths that share one set of parameters.
+"""Device half of FjORD: nested networks that share one set of parameters.
 
 Horvath et al., NeurIPS 2021, https://arxiv.org/abs/2102.13451; see `fjord`. A batch costs as much as the network of
 the width drawn for it: it is computed with slices of the parameters, in a network of that size.
@@ -16,9 +16,7 @@ from torch.nn import functional
 from shared.algorithms.base import Batches
 from shared.algorithms.fedavg import require_finite_loss
 from shared.algorithms.subnetwork.fjord_widths import Widths, is_statistic
-from shared.algorithms.subnetwork.server_half import (
-    read_download,
-)
+from shared.algorithms.subnetwork.server_half import read_download
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -110,11 +108,9 @@ class Nested:
 
 
 def _copy_layout(leaf: Tensor) -> Tensor:
-    """Return a copy in the memory layout that convolutions read: channels last."""
     return leaf.clone(memory_format=torch.channels_last if leaf.ndim == PICTURE else torch.contiguous_format)
 
 
 def _corner(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
-    """Return the first rows and columns of a leaf, as many as given."""
     leaf = leaf if rows is None else leaf[: len(rows)]
     return leaf if columns is None else leaf[:, : len(columns)]

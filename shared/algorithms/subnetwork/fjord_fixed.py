@@ -13,10 +13,7 @@ from __future__ import annotations
 from shared.algorithms.base import Algorithm
 from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.subnetwork.random_dropout import build_dropout
-from shared.algorithms.subnetwork.server_half import (
-    keep_share,
-    stored_chain,
-)
+from shared.algorithms.subnetwork.server_half import keep_share, stored_chain
 from shared.protocol.messages import Assignment
 from shared.subnetworks.neurons import Active, first_neurons
 from shared.tensors.tree import State

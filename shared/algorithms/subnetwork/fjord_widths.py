@@ -27,11 +27,7 @@ class Widths:
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that the widths ascend to 1.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raise ValueError unless the widths ascend to 1."""
         if list(self.shares) != sorted(set(self.shares)) or not self.shares or self.shares[-1] != 1:
             raise ValueError("widths must ascend to 1")
         if not 0 < self.shares[0] < math.inf:

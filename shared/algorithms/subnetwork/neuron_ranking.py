@@ -1,4 +1,4 @@
-"""Neuron ranking: merit of each neuron, and the strongest share of each layer.
+"""Neuron ranking: merit of neurons, and each layer's strongest ones.
 
 A hidden layer's weights have the shape (n, ...): a row holds the incoming weights of one neuron, without its bias.
 

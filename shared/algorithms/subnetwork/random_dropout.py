@@ -1,4 +1,4 @@
-"""Random dropout: devices train a random, physically smaller network and store no model.
+"""Random dropout: devices train a random, smaller network and store nothing.
 
 Niu, Dong, Qin compare FedSPU with it, in their code as `feddrop`: AAAI 2025, https://arxiv.org/abs/2403.11464. The
 idea is from Caldas, Konecny, McMahan, Talwalkar. Expanding the Reach of Federated Learning by Reducing Client Resource
@@ -17,13 +17,7 @@ from torch import nn
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import descend_batches
-from shared.algorithms.subnetwork.server_half import (
-    Choice,
-    build_algorithm,
-    draw_active,
-    read_download,
-    smaller_step,
-)
+from shared.algorithms.subnetwork.server_half import Choice, build_algorithm, draw_active, read_download, smaller_step
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.subnetworks.narrow import build_narrow

@@ -1,4 +1,4 @@
-"""Ranked pruning: each device prunes the common model once, by its local data.
+"""Ranked pruning: devices prune the common model once, by local data.
 
 Common base of Hermes, FedMP and PruneFL as Niu, Dong, Qin compare FedSPU with them (AAAI 2025,
 https://arxiv.org/abs/2403.11464): the three differ only in the ranking of neurons. At a device's first participation
@@ -231,7 +231,6 @@ def _build_absorb(base: Algorithm) -> Callable[[Mean, str, Assignment, Result], 
 
 
 def _build_aggregate(base: Algorithm) -> Callable[[State, Mean], State]:
-    """Record the choices of devices."""
 
     def aggregate(state: State, mean: Mean) -> State:
         masks = {key: fact for key, fact in mean.facts.items() if key.startswith((MASK, KEPT))}
@@ -242,12 +241,10 @@ def _build_aggregate(base: Algorithm) -> Callable[[State, Mean], State]:
 
 
 def _to_hex(masks: Tree) -> str:
-    """Return bitmaps, in order of name, as hexadecimal digits."""
     return b"".join(masks[key].numpy().tobytes() for key in sorted(masks)).hex()
 
 
 def _from_hex(text: str, hidden: Mapping[str, int]) -> Tree:
-    """Parse the output of `_to_hex`."""
     masks, remaining = Tree(), bytearray.fromhex(text)
     for name in sorted(hidden):
         size = -(-hidden[name] // 8)

@@ -1,4 +1,4 @@
-"""Server half of methods that give each device a subset of the model's neurons.
+"""Server half of methods in which devices train subsets of the neurons.
 
 Niu, Dong, Qin. FedSPU: Personalized Federated Learning for Resource-Constrained Devices with Stochastic Parameter
 Update. AAAI 2025. https://arxiv.org/abs/2403.11464

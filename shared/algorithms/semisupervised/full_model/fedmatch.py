@@ -1,4 +1,4 @@
-"""FedMatch: weights as the sum of a supervised part (server) and an unsupervised part (devices).
+"""FedMatch: weights as a supervised part plus an unsupervised part.
 
 W. Jeong, J. Yoon, E. Yang, S. J. Hwang. Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
 Learning, ICLR 2021, https://arxiv.org/abs/2006.12097; their code, https://github.com/wyjeong/FedMatch, "labels at
@@ -37,14 +37,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Resources,
-    Result,
-    ServerTraining,
-)
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
 from shared.algorithms.semisupervised.full_model.fedmatch_device import AGREEMENT, CLOSENESS, SPARSITY, local
 from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
     HELPER,
@@ -62,13 +55,7 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, assign
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.round_terms import (
-    CONSISTENCY,
-    absorb_terms,
-    number_fact,
-    round_terms,
-    terms_of,
-)
+from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms, terms_of
 from shared.algorithms.semisupervised.semisfl_server import require_classes
 from shared.algorithms.semisupervised.settings import add_prefix, select, takes_options
 from shared.data.augment import PICTURES

@@ -1,4 +1,4 @@
-"""Device half of FedMatch: trains psi towards labels agreed with helpers, and close to sigma.
+"""Device half of FedMatch: train psi on labels agreed with helpers.
 
 W. Jeong et al., ICLR 2021, https://arxiv.org/abs/2006.12097; see `fedmatch` for the equations. No label is read, and no
 helper is contacted: the device receives their parameters and passes its examples through them.

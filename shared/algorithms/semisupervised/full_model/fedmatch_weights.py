@@ -1,4 +1,4 @@
-"""FedMatch settings, and weights as the sum of two parts, common to both halves.
+"""FedMatch settings, and weights as the sum of two parts.
 
 W. Jeong, J. Yoon, E. Yang, S. J. Hwang. Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
 Learning, ICLR 2021, https://arxiv.org/abs/2006.12097; the defaults are those of their code,
@@ -61,11 +61,7 @@ class FedmatchSettings(SteppedSettings):
     least_change: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         super().__post_init__()
         if self.helpers < 0 or self.helper_period < 1:
             raise ValueError("helpers must be >= 0, helper_period >= 1")

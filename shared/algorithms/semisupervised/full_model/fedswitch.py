@@ -26,14 +26,7 @@ from functools import partial
 
 from torch import Tensor
 
-from shared.algorithms.base import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Resources,
-    Result,
-    ServerTraining,
-)
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
 from shared.algorithms.semisupervised.full_model.fedswitch_device import DIVERGENCE, SwitchSettings, local
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, Leaves, assign

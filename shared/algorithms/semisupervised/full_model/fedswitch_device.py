@@ -52,11 +52,7 @@ class SwitchSettings(SteppedSettings):
     weighting: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         super().__post_init__()
         if not 0 <= self.inertia < 1:
             raise ValueError("inertia must be in [0, 1)")

@@ -1,4 +1,4 @@
-"""Supervised steps of the server on a whole network, with SemiSFL's batches and views.
+"""Supervised server steps on a whole network, with SemiSFL's batches.
 
 Y. Xu et al. SemiSFL, https://arxiv.org/abs/2307.15870, compare with methods whose devices train the whole network, with
 equally many supervised steps and examples. Batches are drawn alike, so that they cause no difference. The loss is the

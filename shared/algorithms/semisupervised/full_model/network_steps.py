@@ -1,4 +1,4 @@
-"""SGD steps on a whole network: objectives, descent and summary of the steps.
+"""SGD steps on a whole network: objective, descent and summary.
 
 SemiFL (https://arxiv.org/abs/2106.01432), FedMatch (https://arxiv.org/abs/2006.12097) and FedSwitch
 (https://arxiv.org/abs/2301.10114) differ in the loss of a step and in the leaves that it moves; the steps of devices
@@ -83,7 +83,6 @@ class StepSummary:
     """Summary of several steps.
 
     Attributes:
-        steps: Number of steps.
         examples: Examples seen, each as often as it was seen.
         sure: Examples among these with a confident label.
         loss: Mean per example; None without a step.

@@ -1,4 +1,4 @@
-"""SemiFL: devices train the whole network on confident pseudo-labels of the global model.
+"""SemiFL: devices train the whole network on the global model's pseudo-labels.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients with Alternate Training,
 NeurIPS 2022, https://arxiv.org/abs/2106.01432; their code is
@@ -34,14 +34,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared.algorithms.base import (
-    Algorithm,
-    Batch,
-    Cohort,
-    Resources,
-    Result,
-    ServerTraining,
-)
+from shared.algorithms.base import Algorithm, Batch, Cohort, Resources, Result, ServerTraining
 from shared.algorithms.semisupervised.full_model.labelled_steps import supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Leaves, assign
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step

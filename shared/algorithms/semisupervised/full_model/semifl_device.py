@@ -1,4 +1,4 @@
-"""Device half of SemiFL: pseudo-labels once a round, and mixing of confident with arbitrary examples.
+"""Device half of SemiFL: pseudo-labels once a round, and mixed examples.
 
 E. Diao, J. Ding, V. Tarokh. SemiFL, NeurIPS 2022, https://arxiv.org/abs/2106.01432. See `semifl` for the equations. No
 label is read. A device without confident examples sends no tensor, reports that, and does not count in the mean.
@@ -54,7 +54,7 @@ class MixedBatch:
         mixed: lambda a_w(x) + (1 - lambda) a_w(x'), of the same shape.
         labels: y^ of the fix set, of shape (B,).
         others: y^ of the drawn examples x', of shape (B,).
-        share: lambda.
+        share: lambda, in [0, 1].
     """
 
     strong: Tensor
@@ -83,19 +83,19 @@ def blend(weak: Tensor, other: Tensor, share: float) -> Tensor:
 
 
 def mix_views(
-    settings: SemiflSettings, inputs: tuple[Tensor, Tensor], label_pair: tuple[Tensor, Tensor], seed: int
+    settings: SemiflSettings, inputs: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], seed: int
 ) -> MixedBatch:
     """Return the views of a step and their mixture, deterministic in the seed.
 
     Args:
         inputs: Examples of the fix set and drawn ones, of the same shape.
-        label_pair: Labels of both, each of shape (B,).
+        labels: Labels of both, each of shape (B,).
         seed: Seed of views and share.
     """
     weak, strong = make_views(inputs[0], ("weak", "strong"), mix(seed, 0, "views"), mirrors=settings.mirrors)
     (other,) = make_views(inputs[1], ("weak",), mix(seed, 1, "views"), mirrors=settings.mirrors)
     share = random.Random(seed).betavariate(settings.mixing, settings.mixing)  # noqa: S311 - no secret
-    return MixedBatch(strong, blend(weak, other, share), *label_pair, share)
+    return MixedBatch(strong, blend(weak, other, share), labels[0], labels[1], share)
 
 
 @torch.no_grad()
@@ -104,7 +104,6 @@ def label_examples(layers: nn.Module, batches: Batches, size: int, threshold: fl
 
     Args:
         layers: The network, with the received parameters.
-        size: Examples per pass.
         threshold: tau, the least probability of a confident label.
 
     Raises:

@@ -41,11 +41,7 @@ class SemiflSettings(LabelledSettings):
     least_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ValueError: A setting is out of range, or unknown.
-        """
+        """Raise ValueError for a setting that is out of range or unknown."""
         super().__post_init__()
         if min(self.epochs, self.server_epochs) < 1 or self.warmup_epochs < 0:
             raise ValueError("epochs and server_epochs must be >= 1, warmup_epochs >= 0")
@@ -70,6 +66,6 @@ def split_epoch(count: int, size: int, generator: torch.Generator) -> Sequence[T
 
     Args:
         count: Examples, at least one.
-        size: Maximum batch size.
+        size: Maximum examples of a batch.
     """
     return torch.randperm(count, generator=generator).tensor_split(-(-count // size))
