@@ -34,6 +34,7 @@ from shared.transport.base import Presence
 from shared.transport.mqtt import MqttTransport
 from shared.transport.reach import find_refusal
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
+from tests.naming import naming
 
 GUARD_S = 300.0
 DAY_S = 86_400.0
@@ -185,7 +186,7 @@ def test_what_the_boards_file_says_of_itself_holds(tmp_path):
             wrong = agent_file(tmp_path / "wrong", 'device = "pi-04"\n')
             line = await token("pi-03")
             code, _, why = await join(wrong, line)
-            assert (code, "another name" in why) == (2, True)
+            assert code == 2, why
             right = agent_file(tmp_path / "right", 'device = "pi-03"\nsite = "roof"\n[broker]\nkeepalive_s = 30\n')
             code, _, why = await join(right, line)  # it was not bound to the other board
             assert code == 0, why
@@ -195,7 +196,7 @@ def test_what_the_boards_file_says_of_itself_holds(tmp_path):
                 Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
             )
             right.write_text(right.read_text().replace("roof", "barn"))
-            with pytest.raises(ConfigError, match="site is 'barn'"):
+            with pytest.raises(ConfigError, match=naming("site", "'barn'")):
                 load(right)
             right.write_text('state_dir = "state"\n[broker]\nhost = "192.0.2.1"\n[data]\nsource = "digits"\n')
             assert load(right).broker.host == "192.0.2.1"  # whoever names a broker means it

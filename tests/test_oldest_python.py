@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import edge_server
+from tests.naming import naming
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for package in ("device_agent", "shared") for path in (ROOT / package).rglob("*.py"))
@@ -77,5 +78,5 @@ def test_what_came_later_is_found(text, found):
 
 def test_the_server_says_which_python_it_needs(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 10, 12))
-    with pytest.raises(SystemExit, match=r"edge-server needs Python 3\.11 or newer"):
+    with pytest.raises(SystemExit, match=naming("edge-server", "Python 3.11", sys.executable)):
         importlib.reload(edge_server)

@@ -143,6 +143,6 @@ def test_what_has_come_does_not_come_again(tmp_path):
         assert MODEL_BYTES < counted.sent < limit
     [closed] = [one for one in read(tmp_path / "run") if isinstance(one, RoundClosed)]
     assert closed.arrived == ("a",)
-    assert "trained run=run round=1" in (tmp_path / "a.log").read_text()
+    assert "run=run round=1 seconds=" in (tmp_path / "a.log").read_text(), "trained"
     state, _ = replay(load(plan, tmp_path), tmp_path / "replay", 1)
     require_equal(final(tmp_path / "run", 1), state.tree)
