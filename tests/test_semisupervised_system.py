@@ -36,7 +36,7 @@ from shared.data.load import load as load_examples
 from shared.errors import ConfigError
 from shared.models.build import build_blank
 from shared.models.evaluate import score
-from shared.models.running_statistics import measure_statistics, statistics_of
+from shared.models.running_statistics import measure_statistics, statistic_names
 from shared.registry import build
 from shared.tensors.tree import State
 from tests.edge_server.fleets import Network, Site
@@ -404,6 +404,6 @@ def test_a_network_with_batchnorm_is_tested_by_the_servers_statistics(tmp_path):
     labelled = load_examples(plan.server_data).inputs
     layers = build_blank(plan.model).layers
     wanted = measure_statistics(layers, tested, [labelled])
-    assert statistics_of(layers)
+    assert statistic_names(layers)
     require_equal({name: tested[name] for name in wanted}, wanted)
     require_equal(replay(plan, tmp_path / "replayed")[0].tree, live.tree)

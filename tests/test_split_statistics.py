@@ -21,7 +21,7 @@ from edge_server.trial.tables import rounds_table
 from shared.data.load import load as load_examples
 from shared.models.build import build_blank
 from shared.models.evaluate import score
-from shared.models.running_statistics import measure_statistics, statistics_of
+from shared.models.running_statistics import measure_statistics, statistic_names
 from shared.tensors.tree import Tree
 from tests.edge_server.fleets import RUN, Network, Site
 from tests.edge_server.textbook import make_plan, require_equal
@@ -78,7 +78,7 @@ def test_what_is_tested_and_kept_is_measured_without_dropping(played, tmp_path):
     plain, without = replay(plan_of(tmp_path, "every = 2\nstatistics_batches = 0"), tmp_path / RUN)
     assert measured_batches(records) == [None, 6, None, 6]
     assert measured_batches(without) == ROUNDS * [None]
-    own = statistics_of(build_blank(plan.model).layers)
+    own = statistic_names(build_blank(plan.model).layers)
     assert all(torch.equal(tree[key], plain.tree[key]) for key in tree.keys() - set(own))
     assert [one.loss for one in closed_rounds(records)] == [one.loss for one in closed_rounds(without)]
     store, test, network = SqliteStore(folder), load_examples(plans.test_data(plan)), build_blank(plan.model).layers

@@ -18,7 +18,7 @@ from shared.algorithms.base import Cohort, assign_alike
 from shared.data.load import load as load_examples
 from shared.models.build import build_blank, build_initial
 from shared.models.evaluate import score
-from shared.models.running_statistics import measure_several, statistics_of
+from shared.models.running_statistics import measure_several, statistic_names
 from shared.protocol.messages import Spec
 from shared.tensors.tree import Mean, State, Tree, accumulate, finish_mean
 from tests.edge_server.fleets import Network, Site
@@ -50,7 +50,7 @@ def by_devices(plan: Plan, tree: Tree, number: int, steps: int) -> Tree:
         batches = TaskBatches(own, msgspec.structs.replace(told[name]), lambda: False)
         inputs = [one for _, (one, _) in zip(range(steps), batches, strict=False)]
         found, count = measure_several(network, tree, inputs)
-        mean = accumulate(mean, {key: found[key] for key in statistics_of(network)}, float(count))
+        mean = accumulate(mean, {key: found[key] for key in statistic_names(network)}, float(count))
     return {**tree, **finish_mean(mean)}
 
 
@@ -61,7 +61,7 @@ def test_an_average_over_skewed_devices_is_tested_with_what_they_measure_of_it(t
     plain, without = replay(plan_of(tmp_path, 0), tmp_path / "plain")
     assert [one.statistics_batches for one in closed_rounds(records)] == [None, 15, 15]
     assert [one.statistics_batches for one in closed_rounds(without)] == [None, None, None]
-    own = statistics_of(build_blank(plan.model).layers)
+    own = statistic_names(build_blank(plan.model).layers)
     assert all(torch.equal(state.tree[key], plain.tree[key]) for key in state.tree.keys() - set(own))
     require_equal(state.tree, by_devices(plan, plain.tree, session_number(plan, ROUNDS), 5))
     test = load_examples(plans.test_data(plan))
@@ -118,7 +118,7 @@ def test_devices_of_before_send_nothing_back_and_statistics_stay_as_they_were_av
     state, [closed] = virtual(play())
     assert (closed.outcome, closed.statistics_batches, closed.arrived) == ("aggregated", 0, ("a", "b"))
     first = build_initial(EMNIST, 0).tree()
-    for key in statistics_of(build_blank(EMNIST).layers):
+    for key in statistic_names(build_blank(EMNIST).layers):
         assert torch.equal(state.tree[key], first[key] + 0.25)
 
 
@@ -133,7 +133,7 @@ def test_statistics_of_one_device_do_not_spoil_the_model(tmp_path):
                 await one.answer(await one.task(), moved(here.plan, 0.0))
             for one in puppets:
                 value = {"d": 1e30, "e": -0.5}.get(one.name, 0.5)
-                task, names = await one.task(), statistics_of(build_blank(here.plan.model).layers)
+                task, names = await one.task(), statistic_names(build_blank(here.plan.model).layers)
                 tree = {
                     name: torch.full_like(leaf, value) for name, leaf in moved(here.plan, 0.0).items() if name in names
                 }
@@ -143,4 +143,4 @@ def test_statistics_of_one_device_do_not_spoil_the_model(tmp_path):
 
     state, [closed] = virtual(play())
     assert closed.statistics_batches == 12
-    assert {state.tree[name].unique().item() for name in statistics_of(build_blank(EMNIST).layers)} == {0.5}
+    assert {state.tree[name].unique().item() for name in statistic_names(build_blank(EMNIST).layers)} == {0.5}

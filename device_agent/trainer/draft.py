@@ -21,7 +21,7 @@ from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Payload, Spec, Task, Transfer, Update
 from shared.registry import build
 from shared.runtime.durable import explain_disk_errors
-from shared.tensors.placement import CPU, state_on, to_device
+from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State, Tree, tensor_bytes
 
 log = logging.getLogger("trainer")
@@ -47,7 +47,7 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
     payload, memory = build(CODECS, _told_codec(job.task), "codec").encode(result.tree, memory)
     changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
-        device_state.write(Path(job.draft) / outbox.STATE, state_on(state, CPU), memory)
+        device_state.write(Path(job.draft) / outbox.STATE, state_to_device(state, CPU), memory)
     return write_payload(job, payload)
 
 

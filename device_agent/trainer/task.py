@@ -40,12 +40,12 @@ from shared.errors import ConfigError, TaskFailed, WireError
 from shared.models.base import Model
 from shared.models.build import build_blank, seed_torch
 from shared.models.evaluate import score
-from shared.models.running_statistics import measure_several, statistics_of
+from shared.models.running_statistics import measure_several, statistic_names
 from shared.protocol import payload as payloads
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import MISSED_STEPS, STATISTICS_BATCHES, Missed, Spec, Task, Transfer
 from shared.registry import FAULTS, build
-from shared.tensors.placement import CPU, describe, explain_exhausted_memory, finish, state_on, to_device
+from shared.tensors.placement import CPU, describe, explain_exhausted_memory, state_to_device, synchronize, to_device
 from shared.tensors.tree import State, Tree, check_like
 from shared.transfer import to_file
 
@@ -142,7 +142,7 @@ class TrainingTask:
     def read_state(self) -> tuple[State, Memory]:
         """Return the algorithm's state, where the task computes, and the codec's memory; raise as `device_state`."""
         state, memory = device_state.read(Path(self.job.state))
-        return state_on(state, self.workspace.device), memory
+        return state_to_device(state, self.workspace.device), memory
 
     @property
     def trained_on(self) -> str:
@@ -154,7 +154,7 @@ class TrainingTask:
         """Measure a block, of which all is computed when it is left, not only given to a GPU."""
         with self.measure_block() as spent:
             yield spent
-            finish(self.workspace.device)
+            synchronize(self.workspace.device)
 
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
         """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
@@ -315,7 +315,7 @@ def _perform_measurement(task: TrainingTask) -> None:
     job = task.job
     with task.measured() as spent, seed_torch(job.task.assignment.seed):
         tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
-        own = {name: tree[name].to(CPU) for name in statistics_of(task.model.layers)}
+        own = {name: tree[name].to(CPU) for name in statistic_names(task.model.layers)}
         result = Result(own, 1.0, 0, metrics=metrics)
         transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
     cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size)

@@ -43,7 +43,7 @@ from shared.protocol.payload import pack
 from shared.protocol.topics import SERVER
 from shared.registry import build
 from shared.runtime.executor import Effect, run_uninterrupted
-from shared.tensors.placement import CPU, Device, state_on, to_device
+from shared.tensors.placement import CPU, Device, state_to_device, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer import frames
 from shared.transfer.sender import Sender
@@ -217,7 +217,9 @@ class Rounds:
         def train() -> State:
             with seed_torch(mix(plan.seed, number, f"{SERVER}/training")):
                 labelled = inputs.to(self.device), labels.to(self.device)
-                return state_on(server.train(self.model, state_on(state, self.device), labelled, cohort, number), CPU)
+                return state_to_device(
+                    server.train(self.model, state_to_device(state, self.device), labelled, cohort, number), CPU
+                )
 
         log.debug("phase server-training run=%s round=%d", self.run, number)
         return await run_uninterrupted(self.server.worker(Effect(SERVER_TRAINING, train)))

@@ -30,7 +30,7 @@ from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import fedavg
 from shared.algorithms.local_training import Tally, epochs
 from shared.algorithms.personal.sparse_update import most_important
-from shared.algorithms.personal_model import origin, require_finite
+from shared.algorithms.personal_model import describe_origin, require_finite
 from shared.algorithms.subnetwork.server_half import aggregate, assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Hyper
@@ -105,7 +105,9 @@ def fedselect(
 
     return replace(
         fedavg(),
-        init=lambda model, seed: State({key: leaf.clone() for key, leaf in model.tree().items()}, origin(model, seed)),
+        init=lambda model, seed: State(
+            {key: leaf.clone() for key, leaf in model.tree().items()}, describe_origin(model, seed)
+        ),
         assign=assign,
         local=local,
         absorb=absorb,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from shared.algorithms.base import Algorithm, Batches, Outcome, Personal, Result
 from shared.algorithms.early_stopping import Stopping, stops_early
 from shared.algorithms.fedavg import train_copies
-from shared.algorithms.personal_model import origin, personal_model, require_finite
+from shared.algorithms.personal_model import describe_origin, personal_model, require_finite
 from shared.algorithms.subnetwork.server_half import assign
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
@@ -46,7 +46,7 @@ def local_only(*, stopping: Stopping) -> Algorithm:
 
 
 def _begin(model: Model, seed: int) -> State:
-    return State({key: leaf.clone() for key, leaf in model.tree().items()}, origin(model, seed))
+    return State({key: leaf.clone() for key, leaf in model.tree().items()}, describe_origin(model, seed))
 
 
 def _check_update(_assignment: Assignment, _down: Tree, up: Tree) -> None:

@@ -24,14 +24,14 @@ MODEL_SEED, MODEL_DRAW = "model_seed", "model_draw"
 torch's generator drew it, as in older runs."""
 
 
-def origin(model: Model, seed: int) -> dict[str, Scalar]:
+def describe_origin(model: Model, seed: int) -> dict[str, Scalar]:
     """Return the facts from which a device draws the initial parameters of `model`."""
     seeded: dict[str, Scalar] = {MODEL_SEED: seed}
     return seeded if model.draw == TORCHS else {**seeded, MODEL_DRAW: model.draw}
 
 
-def origin_in(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the entries of `origin` in the server's facts."""
+def select_origin(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the entries of `describe_origin` in the server's facts."""
     return {key: facts[key] for key in (MODEL_SEED, MODEL_DRAW) if key in facts}
 
 

@@ -36,7 +36,7 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
     limit, equal = _selection_limit(numbers, count)
     positions = []
     for start in range(0, len(numbers), CHUNK):
-        sizes = _sizes(numbers, start)
+        sizes = _magnitudes(numbers, start)
         selected = sizes > limit
         if equal:
             ties = np.flatnonzero(sizes == limit)[:equal]
@@ -46,7 +46,7 @@ def find_largest(numbers: Numbers, count: int) -> Positions:
     return np.concatenate(positions)
 
 
-def _sizes(numbers: Numbers, start: int) -> Numbers:
+def _magnitudes(numbers: Numbers, start: int) -> Numbers:
     return numbers[start : start + CHUNK] & np.iinfo(numbers.dtype).max
 
 
@@ -55,12 +55,12 @@ def _selection_limit(numbers: Numbers, count: int) -> tuple[int, int]:
     shift = 8 * numbers.itemsize - 1 - _BIN_BITS
     counts = np.zeros(1 << _BIN_BITS, np.int64)
     for start in range(0, len(numbers), CHUNK):
-        counts += np.bincount(_sizes(numbers, start) >> shift, minlength=len(counts))
+        counts += np.bincount(_magnitudes(numbers, start) >> shift, minlength=len(counts))
     reached = np.cumsum(counts[::-1])
     place = int(np.searchsorted(reached, count))
     number = len(counts) - 1 - place
     from_bin = count - int(reached[place] - counts[number])
-    chunks = (_sizes(numbers, start) for start in range(0, len(numbers), CHUNK))
+    chunks = (_magnitudes(numbers, start) for start in range(0, len(numbers), CHUNK))
     members = np.concatenate([sizes[sizes >> shift == number] for sizes in chunks])
     limit = int(np.partition(members, len(members) - from_bin)[len(members) - from_bin])
     return limit, from_bin - int(np.count_nonzero(members > limit))

@@ -69,7 +69,7 @@ def build_masked(name: str, inner: Codec, *, dims: int = 2, coverage: str = "all
     def decode(payload: Payload) -> Coded:
         below, entries = masked_entries.select_prefix(masked_entries.read_entries(payload, "masked"), prefix)
         masks = _read_masks(entries)
-        values = _values(inner, Payload(codec=name, blobs=below), entries.outlines, masks)
+        values = _decode_values(inner, Payload(codec=name, blobs=below), entries.outlines, masks)
         filled = {key: _scatter(outline, masks[key], values[key]) for key, outline in entries.outlines.items()}
         coverage_masks = {key: torch.from_numpy(masks[key]).view(leaf.shape) for key, leaf in filled.items()}
         return Coded(entries.tree(filled), coverage_masks if coverage == "holders" else {})
@@ -91,7 +91,9 @@ def _read_masks(entries: Entries) -> dict[str, NDArray[np.bool_]]:
     return dict(zip(outlines, np.split(bits, np.cumsum(counts)[:-1]), strict=True)) if outlines else {}
 
 
-def _values(inner: Codec, payload: Payload, outlines: dict[str, Outline], masks: dict[str, NDArray[np.bool_]]) -> Tree:
+def _decode_values(
+    inner: Codec, payload: Payload, outlines: dict[str, Outline], masks: dict[str, NDArray[np.bool_]]
+) -> Tree:
     """Return the sent values, checked against the masks and the leaves' dtypes."""
     values = inner.outline(payload)
     if values.keys() != outlines.keys():

@@ -65,8 +65,8 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
         generator = seed_from_content(leaves, seed)
         ranges, packed = torch.empty(len(groups), 2), [np.empty(0, np.uint8)]
         for place, group in enumerate(groups):
-            ranges[place] = _span(group)
-            packed.append(pack(_codes(group, bits, ranges[place], generator), bits + 1))
+            ranges[place] = _magnitude_range(group)
+            packed.append(pack(_quantize_values(group, bits, ranges[place], generator), bits + 1))
         blobs = masked_entries.outline_leaves(tree, divisible.keys())
         blobs["bits"] = Blob("u8", (0, bits), memoryview(b""))
         blobs["range"] = to_blob(ranges)
@@ -76,13 +76,13 @@ def quantize(*, bits: int = 8, scope: str = "leaf", dims: int = 1, seed: int = 0
     return Codec(encode, _decode, lambda payload: masked_entries.read_entries(payload, "quantize").hollow())
 
 
-def _span(leaves: list[Tensor]) -> Tensor:
+def _magnitude_range(leaves: list[Tensor]) -> Tensor:
     """Return the least and the greatest magnitude of several leaves; NaN if any value is."""
     spans = torch.tensor([quantizer.magnitude_range(leaf) for leaf in leaves if leaf.numel()] or [(0.0, 0.0)])
     return torch.stack([spans[:, 0].amin(), spans[:, 1].amax()])
 
 
-def _codes(leaves: list[Tensor], bits: int, limits: Tensor, generator: Generator) -> Numbers:
+def _quantize_values(leaves: list[Tensor], bits: int, limits: Tensor, generator: Generator) -> Numbers:
     """Return the codes of all values in order; zeros if the range is not finite."""
     low, high = limits.tolist()
     if not math.isfinite(high):
@@ -97,7 +97,7 @@ def _decode(payload: Payload) -> Coded:
     (none, bits), outlines = blobs["bits"].shape, entries.outlines
     if none or not 1 <= bits <= MAX_BITS:
         raise WireError(f"{bits} bits per magnitude, at most {MAX_BITS} are allowed")
-    groups = _groups(outlines, blobs["range"])
+    groups = _group_leaves(outlines, blobs["range"])
     counts = [sum(outline.count for outline in group.values()) for group in groups]
     sizes = [packed_bytes(count, bits + 1) for count in counts]
     if sum(sizes) != len(blobs["codes"]):
@@ -110,11 +110,11 @@ def _decode(payload: Payload) -> Coded:
         for (key, outline), leaf_codes in zip(
             group.items(), codes.split([member.count for member in group.values()]), strict=True
         ):
-            filled[key] = outline.filled(_values(leaf_codes, bits, low, high, outline.dtype))
+            filled[key] = outline.filled(_dequantize_values(leaf_codes, bits, low, high, outline.dtype))
     return Coded(entries.tree(filled), {})
 
 
-def _groups(outlines: dict[str, Outline], ranges: Tensor) -> list[dict[str, Outline]]:
+def _group_leaves(outlines: dict[str, Outline], ranges: Tensor) -> list[dict[str, Outline]]:
     """Return the groups of leaves that share a range: single leaves, or all of them."""
     if ranges.shape == (len(outlines), 2):
         return [{key: outline} for key, outline in outlines.items()]
@@ -133,5 +133,5 @@ def _check_range(limits: list[float], group: dict[str, Outline]) -> tuple[float,
     return low, high
 
 
-def _values(codes: Tensor, bits: int, low: float, high: float, dtype: str) -> Tensor:
+def _dequantize_values(codes: Tensor, bits: int, low: float, high: float, dtype: str) -> Tensor:
     return quantizer.dequantize(codes, bits, low, high).to(DTYPES[dtype])

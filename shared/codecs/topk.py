@@ -91,8 +91,10 @@ def topk(
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
         leaves = _leaves_in_part(tree, names)
-        vector = _join([_add_memory(key, leaf, memory if error_feedback else None) for key, leaf in leaves.items()])
-        positions = _choose(vector, sent_values(len(vector), share), seed if random_k else None)
+        vector = _concatenate(
+            [_add_memory(key, leaf, memory if error_feedback else None) for key, leaf in leaves.items()]
+        )
+        positions = _select_positions(vector, sent_values(len(vector), share), seed if random_k else None)
         blobs = masked_entries.outline_leaves(tree, leaves.keys())
         blobs |= {name: to_blob(tensor) for name, tensor in _pack_values(vector, positions).items()}
         if error_feedback:
@@ -114,7 +116,7 @@ def _add_memory(key: str, leaf: Tensor, memory: Memory) -> Tensor:
     return flat if before is None or before.shape != leaf.shape else flat + before.flatten().to(leaf.dtype)
 
 
-def _join(flat: list[Tensor]) -> Tensor:
+def _concatenate(flat: list[Tensor]) -> Tensor:
     """Return a new vector of all values, in a float type that holds those of every leaf."""
     dtype = _common_dtype([leaf.dtype for leaf in flat])
     return torch.cat([torch.empty(0, dtype=dtype), *(leaf.to(dtype) for leaf in flat)])
@@ -124,7 +126,7 @@ def _common_dtype(dtypes: list[torch.dtype]) -> torch.dtype:
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
-def _choose(vector: Tensor, count: int, seed: int | None) -> Positions | None:
+def _select_positions(vector: Tensor, count: int, seed: int | None) -> Positions | None:
     """Return the positions of the values to send: the largest, or with a seed random ones; None for all."""
     if count == len(vector):
         return None

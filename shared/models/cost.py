@@ -99,7 +99,7 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
     example = example or model.example
     if not example:
         raise ConfigError(f"model {spec.name!r} does not declare the shape of its examples; give their shape")
-    shapes, macs = _flow(model, example)
+    shapes, macs = _trace_shapes(model, example)
     if len(shapes[-1]) != 1:
         raise ConfigError(
             f"model {spec.name!r} returns outputs of shape {shapes[-1]} per example, not one number per class"
@@ -110,14 +110,14 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
         shape = shapes[place]
         features = math.prod(shape)
         feature_bytes = FLOAT_BYTES * batch_size * features
-        below = _part(model.below(cut), macs[place])
+        below = _part_cost(model.below(cut), macs[place])
         cuts.append(
             Cut(cut, shape, features, below, feature_bytes + batch_size * label_bytes, feature_bytes + FLOAT_BYTES)
         )
-    return Table(example, batch_size, _part(model.layers, macs[-1]), tuple(cuts))
+    return Table(example, batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts))
 
 
-def _flow(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
+def _trace_shapes(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return an example's shape and the cumulative multiplications before the first layer and after each layer."""
     outputs = torch.empty((1, *example), device="meta")
     shapes, macs = [tuple(outputs.shape[1:])], [0]
@@ -133,7 +133,7 @@ def _flow(model: Model, example: tuple[int, ...]) -> tuple[list[tuple[int, ...]]
     return shapes, macs
 
 
-def _part(layers: nn.Sequential, macs: int) -> Part:
+def _part_cost(layers: nn.Sequential, macs: int) -> Part:
     leaves = list(layers.parameters())
     return Part(
         parameters=sum(leaf.numel() for leaf in leaves),

@@ -28,9 +28,9 @@ FIGURES = ("running_mean", "running_var")
 COUNTER = "num_batches_tracked"
 
 
-def statistics_of(network: nn.Module) -> tuple[str, ...]:
+def statistic_names(network: nn.Module) -> tuple[str, ...]:
     """Return the names of the running statistics among the leaves; empty without any."""
-    return tuple(f"{name}.{figure}" for name, _ in _norms(network) for figure in FIGURES)
+    return tuple(f"{name}.{figure}" for name, _ in _norm_layers(network) for figure in FIGURES)
 
 
 def has_batch_norm(network: nn.Module) -> bool:
@@ -51,7 +51,7 @@ def measure_batch(network: nn.Module, tree: Tree, inputs: Tensor, before: int = 
     Raises:
         ValueError: A layer cannot normalise so few values.
     """
-    norms = _norms(network)
+    norms = _norm_layers(network)
     names = network.state_dict().keys()
     leaves = {name: leaf for name, leaf in tree.items() if name in names}
     for name, _ in norms:
@@ -59,9 +59,9 @@ def measure_batch(network: nn.Module, tree: Tree, inputs: Tensor, before: int = 
             leaf = leaves[f"{name}.{figure}"]
             leaves[f"{name}.{figure}"] = leaf.clone() if before else torch.zeros_like(leaf)
         leaves[f"{name}.{COUNTER}"] = torch.tensor(before)
-    with _averaging(network, [layer for _, layer in norms]):
+    with _averaging_mode(network, [layer for _, layer in norms]):
         outputs: Tensor = functional_call(network, leaves, (inputs,))
-    return outputs, {**tree, **{name: leaves[name] for name in statistics_of(network)}}
+    return outputs, {**tree, **{name: leaves[name] for name in statistic_names(network)}}
 
 
 def measure_statistics(network: nn.Module, tree: Tree, batches: Iterable[Tensor]) -> Tree:
@@ -91,7 +91,7 @@ def measure_several(network: nn.Module, tree: Tree, batches: Iterable[Tensor]) -
     return tree, count
 
 
-def _norms(network: nn.Module) -> list[tuple[str, Norm]]:
+def _norm_layers(network: nn.Module) -> list[tuple[str, Norm]]:
     return [
         (name, layer)
         for name, layer in network.named_modules()
@@ -100,7 +100,7 @@ def _norms(network: nn.Module) -> list[tuple[str, Norm]]:
 
 
 @contextmanager
-def _averaging(network: nn.Module, norms: Sequence[Norm]) -> Iterator[None]:
+def _averaging_mode(network: nn.Module, norms: Sequence[Norm]) -> Iterator[None]:
     """Let BatchNorm average all batches equally inside the block, with all other layers in evaluation mode."""
     modes = [(module, module.training) for module in network.modules()]
     momenta = [layer.momentum for layer in norms]

@@ -28,7 +28,7 @@ from shared.subnetworks.frozen_payoff import is_worth_freezing
 from shared.subnetworks.neurons import Active, Index, extract, merge, read_chain
 from shared.tensors.tree import Tree
 
-_WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _IMAGES = 4
 """Axes of a weight that is stored channels last."""
@@ -67,11 +67,11 @@ class FrozenNetwork:
 
     def part(self) -> Tree:
         """Return copies of the active part, running statistics included, for the update."""
-        return {key: _first(leaf, *self.index[key]).clone() for key, leaf in self.leaves.items()}
+        return {key: _view_active(leaf, *self.index[key]).clone() for key, leaf in self.leaves.items()}
 
     def tree(self) -> Tree:
         """Return all parameters and buffers in the network's order; frozen ones are unchanged bit for bit."""
-        restored = extract(self.leaves, {key: _inverse(*self.order[key]) for key in self.leaves})
+        restored = extract(self.leaves, {key: _invert_order(*self.order[key]) for key in self.leaves})
         fixed = {key: self.index[key] for key in self.fixed_leaves if key in self.index}
         restored |= merge(self.fixed_leaves, extract(restored, fixed), fixed)
         return {key: _copy_if_same(restored[key], self.leaves.get(key)) for key in self.keys}
@@ -104,11 +104,11 @@ def freeze(
     order = {key: _order_leaf(tree[key], *index[key]) for key in index}
     leaves = {key: _copy_layout(extract(tree, {key: order[key]})[key], tree[key]) for key in order}
     names = {key for key, _ in layers.named_parameters()}
-    weights = {key: _first(leaf, *index[key]).detach() for key, leaf in leaves.items() if key in names}
+    weights = {key: _view_active(leaf, *index[key]).detach() for key, leaf in leaves.items() if key in names}
     fixed_leaves = {
         key: leaf.clone() for key, leaf in tree.items() if key not in index or (key not in names and not drifting)
     }
-    steps = _steps(layers, leaves, index, detached=detached)
+    steps = _build_steps(layers, leaves, index, detached=detached)
     lowest = next(place for place, step in enumerate(steps) if isinstance(step, WeightedStep | NormStep))
     for leaf in weights.values():
         leaf.requires_grad_(True)
@@ -135,7 +135,7 @@ def _copy_gradient(weight: Tensor, leaf: Tensor) -> None:
     weight.grad, leaf.grad = active_part.clone() if weight.grad is None else weight.grad + active_part, None
 
 
-def _steps(layers: nn.Sequential, leaves: Tree, index: Index, *, detached: bool) -> list[Step]:
+def _build_steps(layers: nn.Sequential, leaves: Tree, index: Index, *, detached: bool) -> list[Step]:
     """Build the steps; a ReLU is moved behind the pooling layer that follows it, where it computes less."""
     ordered = [(name, layer) for name, layer in named_layers(layers) if not isinstance(layer, nn.Identity)]
     for place, (_, layer) in enumerate(ordered[1:], 1):
@@ -144,27 +144,29 @@ def _steps(layers: nn.Sequential, leaves: Tree, index: Index, *, detached: bool)
     steps: list[Step] = []
     rows: int | None = None
     for name, layer in ordered:
-        if type(layer) in _WEIGHTY:
+        if type(layer) in _WEIGHTED:
             below = [type(step) for step in steps if isinstance(step, WeightedStep | NormStep)]
             narrow = below[:1] == [WeightedStep] and below.count(WeightedStep) == 1
-            step = _weighty(name, layer, leaves, index, detached=detached, narrow=narrow)
+            step = _build_weighted(name, layer, leaves, index, detached=detached, narrow=narrow)
             steps.append(step)
             rows = step.rows if detached or not below else None  # the lowest layer propagates no error signal
         elif type(layer) in _NORMS:
-            steps.append(_norm(name, layer, leaves, index, narrow=rows is not None))
+            steps.append(_build_norm(name, layer, leaves, index, narrow=rows is not None))
         else:
-            steps.append(_plain(layer, rows, steps))
+            steps.append(_build_unweighted(layer, rows, steps))
     return steps
 
 
-def _weighty(name: str, layer: nn.Module, leaves: Tree, index: Index, *, detached: bool, narrow: bool) -> WeightedStep:
+def _build_weighted(
+    name: str, layer: nn.Module, leaves: Tree, index: Index, *, detached: bool, narrow: bool
+) -> WeightedStep:
     weight = leaves[f"{name}.weight"]
-    rows, columns = _first(weight, *index[f"{name}.weight"]).shape[:2]
+    rows, columns = _view_active(weight, *index[f"{name}.weight"]).shape[:2]
     shape = convolution_geometry(layer) if isinstance(layer, nn.Conv1d | nn.Conv2d) else None
     return WeightedStep(name, weight, leaves.get(f"{name}.bias"), rows, columns, detached, narrow, shape)
 
 
-def _norm(name: str, layer: nn.Module, leaves: Tree, index: Index, *, narrow: bool) -> NormStep:
+def _build_norm(name: str, layer: nn.Module, leaves: Tree, index: Index, *, narrow: bool) -> NormStep:
     assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
     if layer.momentum is None:
         raise ConfigError(f"model: layer {name} is a BatchNorm of all batches so far; give it a momentum")
@@ -174,10 +176,10 @@ def _norm(name: str, layer: nn.Module, leaves: Tree, index: Index, *, narrow: bo
     return NormStep(name, tensors[0], tensors[1], tensors[2], tensors[3], rows, narrow, layer.momentum, layer.eps)
 
 
-def _plain(layer: nn.Module, rows: int | None, before: Sequence[Step]) -> Step:
+def _build_unweighted(layer: nn.Module, rows: int | None, before: Sequence[Step]) -> Step:
     match layer:
         case nn.ReLU():
-            return ReluStep(rows, fresh=_fresh(before))
+            return ReluStep(rows, fresh=_can_overwrite(before))
         case nn.MaxPool2d():
             return build_pooling(layer, rows)
         case nn.Flatten():
@@ -185,7 +187,7 @@ def _plain(layer: nn.Module, rows: int | None, before: Sequence[Step]) -> Step:
     return build_other(layer, rows)
 
 
-def _fresh(before: Sequence[Step]) -> bool:
+def _can_overwrite(before: Sequence[Step]) -> bool:
     """Return True if no other layer reads these outputs again: they are neither the input nor saved for a backward."""
     return next(
         (not isinstance(step, OtherStep) for step in reversed(before) if not isinstance(step, FlattenStep)), False
@@ -194,21 +196,21 @@ def _fresh(before: Sequence[Step]) -> bool:
 
 def _order_leaf(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return all rows and columns of a leaf, active ones first."""
-    return _order(leaf.shape[0], rows), None if columns is None else _order(leaf.shape[1], columns)
+    return _order_axis(leaf.shape[0], rows), None if columns is None else _order_axis(leaf.shape[1], columns)
 
 
-def _order(count: int, chosen: Tensor | None) -> Tensor | None:
+def _order_axis(count: int, chosen: Tensor | None) -> Tensor | None:
     if chosen is None:
         return None
     others = torch.ones(count, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, False)
     return torch.cat([chosen, others.nonzero().flatten()])
 
 
-def _inverse(rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _invert_order(rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return None if rows is None else rows.argsort(), None if columns is None else columns.argsort()
 
 
-def _first(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+def _view_active(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     """Return a view of the first rows and columns, as many as are active."""
     leaf = leaf if rows is None else leaf[: len(rows)]
     return leaf if columns is None else leaf[:, : len(columns)]

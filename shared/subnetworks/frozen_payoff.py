@@ -44,28 +44,28 @@ def is_worth_freezing(layers: nn.Sequential, index: Index, batch: Sequence[int])
     plane, weighty, gain, idle = torch.zeros((1, 1, *spread)), 0, 0.0, 0.0
     for name, layer in layers.named_children():
         numbers, axes = examples * channels * plane.numel(), plane.ndim
-        plane, channels = _through(layer, plane, channels)
+        plane, channels = _pass_layer(layer, plane, channels)
         if isinstance(layer, nn.Flatten | nn.Identity):
             continue
         gain -= AN_IMAGE_LAYER if max(axes, plane.ndim) > _VECTORS else ANOTHER_LAYER
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             rows, columns = index[f"{name}.weight"]
             block = 1 if isinstance(layer, nn.Linear) else _BLOCK
-            across = _share(columns, layer.weight.shape[1], block)
+            across = _active_share(columns, layer.weight.shape[1], block)
             flops = 2 * examples * layer.weight.numel() * plane.numel()
-            gain += flops * (1 - _share(rows, layer.weight.shape[0], block) * across)
+            gain += flops * (1 - _active_share(rows, layer.weight.shape[0], block) * across)
             gain += flops * (1 - across) if weighty == 1 else 0
-            weighty, idle = weighty + 1, 1 - _share(rows, layer.weight.shape[0], 1)
+            weighty, idle = weighty + 1, 1 - _active_share(rows, layer.weight.shape[0], 1)
         elif weighty == 1:
             gain += A_NUMBER * idle * numbers
     return gain >= 0
 
 
-def _share(chosen: Tensor | None, count: int, block: int) -> float:
+def _active_share(chosen: Tensor | None, count: int, block: int) -> float:
     return 1.0 if chosen is None else -(-len(chosen) // block) / -(-count // block)
 
 
-def _through(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, int]:
+def _pass_layer(layer: nn.Module, plane: Tensor, channels: int) -> tuple[Tensor, int]:
     """Return a layer's outputs for one channel of one example, and its number of channels.
 
     Computed with storage: without, convolutions import packages of 72 MB in 1.5 seconds.

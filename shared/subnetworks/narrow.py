@@ -30,9 +30,9 @@ def build_narrow(layers: nn.Sequential, active: Active) -> nn.Sequential:
                 rows, columns = index[f"{name}.weight"]
                 inputs = layer.weight.shape[1] if columns is None else len(columns)
                 width = layer.weight.shape[0] if rows is None else len(rows)
-                smaller = _weighty(layer, inputs, width)
+                smaller = _build_weighted(layer, inputs, width)
             case nn.BatchNorm1d() | nn.BatchNorm2d():
-                smaller = _norm(layer, width or layer.num_features)
+                smaller = _build_norm(layer, width or layer.num_features)
             case _:
                 smaller = copy.deepcopy(layer)
         network.add_module(name, smaller)
@@ -46,7 +46,7 @@ def build_narrow(layers: nn.Sequential, active: Active) -> nn.Sequential:
     return network
 
 
-def _weighty(layer: nn.Conv1d | nn.Conv2d | nn.Linear, inputs: int, outputs: int) -> nn.Module:
+def _build_weighted(layer: nn.Conv1d | nn.Conv2d | nn.Linear, inputs: int, outputs: int) -> nn.Module:
     biased, dtype = layer.bias is not None, layer.weight.dtype
     if isinstance(layer, nn.Linear):
         return nn.Linear(inputs, outputs, bias=biased, device="meta", dtype=dtype)
@@ -56,5 +56,5 @@ def _weighty(layer: nn.Conv1d | nn.Conv2d | nn.Linear, inputs: int, outputs: int
     return type(layer)(inputs, outputs, kernel, bias=biased, device="meta", dtype=dtype, **options)
 
 
-def _norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> nn.Module:
+def _build_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> nn.Module:
     return type(layer)(features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, device="meta")

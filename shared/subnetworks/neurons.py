@@ -28,9 +28,9 @@ Active: TypeAlias = Mapping[str, Tensor]
 Index: TypeAlias = Mapping[str, tuple[Tensor | None, Tensor | None]]
 """Rows and columns that belong to a choice of neurons, by name of a leaf; None for all."""
 PREFIX = "active/"
-_WEIGHTY = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_THROUGH = (
+_WITHOUT_WEIGHTS = (
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity),
     *(nn.Dropout, nn.Dropout2d, DrawnDropout),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
@@ -90,14 +90,14 @@ def read_chain(layers: nn.Sequential) -> Chain:
     """
     require_straight(layers)
     ordered = named_layers(layers)
-    weighty = [name for name, layer in ordered if type(layer) in _WEIGHTY]
+    weighty = [name for name, layer in ordered if type(layer) in _WEIGHTED]
     if not weighty:
         raise ConfigError("model: no layer has weights; choose one with convolutions or linear layers")
     hidden: dict[str, int] = {}
     leaves: dict[str, Leaf] = {}
     below = ""
     for name, layer in ordered:
-        if isinstance(layer, _WEIGHTY) and type(layer) in _WEIGHTY and getattr(layer, "groups", 1) == 1:
+        if isinstance(layer, _WEIGHTED) and type(layer) in _WEIGHTED and getattr(layer, "groups", 1) == 1:
             rows = name if name != weighty[-1] else ""
             block = layer.weight.shape[1] // hidden[below] if below else 1
             leaves[f"{name}.weight"] = Leaf(rows, below, block)
@@ -109,7 +109,7 @@ def read_chain(layers: nn.Sequential) -> Chain:
         elif type(layer) in _NORMS:
             tensors = [key for key, leaf in layer.state_dict().items() if leaf.ndim]
             leaves |= {f"{name}.{key}": Leaf(below) for key in tensors}
-        elif type(layer) not in _THROUGH:
+        elif type(layer) not in _WITHOUT_WEIGHTS:
             raise ConfigError(
                 f"model: layer {name} is a {type(layer).__name__}, whose neurons cannot be left out; "
                 "choose a chain of convolutions, linear layers, BatchNorm, pooling and activations"
@@ -192,7 +192,7 @@ def coverage(index: Index, like: Tree) -> dict[str, Tensor]:
 
 def count_parameters(index: Index, like: Tree) -> int:
     """Return |A_k|, the number of parameters of the choice."""
-    return sum(_select(like[key].to("meta"), *_meta(index[key])).numel() for key in index)
+    return sum(_select(like[key].to("meta"), *_to_meta(index[key])).numel() for key in index)
 
 
 def pack(active: Active, hidden: Mapping[str, int]) -> Tree:
@@ -243,6 +243,6 @@ def _assign_part(target: Tensor, part: Tensor, rows: Tensor | None, columns: Ten
     return target
 
 
-def _meta(both: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+def _to_meta(both: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
     rows, columns = both
     return None if rows is None else rows.to("meta"), None if columns is None else columns.to("meta")

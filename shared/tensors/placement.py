@@ -55,11 +55,11 @@ def choose_device(choice: str, limit: int = 0) -> torch.device:
     if choice not in CHOICES:
         raise ConfigError(f"trainer.device: {choice!r}; use {', '.join(CHOICES)}")
     if not torch.cuda.is_available():
-        raise ConfigError(f"trainer.device is {choice!r}, and {_lack()}; or set it to auto")
+        raise ConfigError(f"trainer.device is {choice!r}, and {_explain_missing_gpu()}; or set it to auto")
     return _initialise(torch.device("cuda", torch.cuda.current_device()), limit)
 
 
-def _lack() -> str:
+def _explain_missing_gpu() -> str:
     if not torch.backends.cuda.is_built():
         return (
             f"this torch ({torch.__version__}) was built without CUDA: install one with it, on a Jetson the wheel that "
@@ -126,13 +126,13 @@ def to_device(tree: Mapping[str, Tensor], device: torch.device) -> Tree:
     return {key: leaf.to(device) for key, leaf in tree.items()}
 
 
-def state_on(state: State, device: torch.device) -> State:
+def state_to_device(state: State, device: torch.device) -> State:
     """Return a state on a device; leaves already there are not copied."""
     facts: dict[str, Scalar] = state.facts
     return State(to_device(state.tree, device), facts)
 
 
-def finish(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for pending work of a device, before reading a clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -77,7 +77,7 @@ def select_mask(importance: Tensor, weights: Tensor, count: int, layers: Sequenc
     ranks, values = importance.numpy(force=True), weights.numpy(force=True)
     if count <= 0:
         return torch.ones(len(ranks), dtype=torch.bool)
-    ranks[_best(ranks, values, layers)] = math.inf
+    ranks[_find_best(ranks, values, layers)] = math.inf
     bound = find_smallest(ranks, count)
     mask = ranks > bound
     if surplus := len(ranks) - count - np.count_nonzero(mask):
@@ -86,7 +86,9 @@ def select_mask(importance: Tensor, weights: Tensor, count: int, layers: Sequenc
     return torch.from_numpy(mask)
 
 
-def _best(ranks: NDArray[np.float32], values: NDArray[np.float32], layers: Sequence[Channels]) -> NDArray[np.int64]:
+def _find_best(
+    ranks: NDArray[np.float32], values: NDArray[np.float32], layers: Sequence[Channels]
+) -> NDArray[np.int64]:
     """Return the position of the most important weight of each output channel; without importance, of the largest."""
     positions, start = [], 0
     for channels, count in layers:

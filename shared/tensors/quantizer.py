@@ -88,14 +88,14 @@ def quantize_codes(values: Tensor, bits: int, low: float, high: float, generator
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK].to(dtype)
         if bits <= _NARROW_BITS:
-            codes[start : start + _CHUNK] = _codes(part, bits, low, scale, generator)
+            codes[start : start + _CHUNK] = _fast_codes(part, bits, low, scale, generator)
         else:
             chance = torch.rand(part.shape, generator=generator, dtype=dtype)
             codes[start : start + _CHUNK] = _exact_codes(part.double(), bits, (low, high), chance)
     return codes.view(values.shape)
 
 
-def _codes(values: Tensor, bits: int, low: float, scale: float, generator: Generator) -> Tensor:
+def _fast_codes(values: Tensor, bits: int, low: float, scale: float, generator: Generator) -> Tensor:
     """Return the codes as floats, which represent them exactly; `scale` is 1 / Δ."""
     magnitudes = values.abs()
     x = (magnitudes - low).mul_(scale).clamp_(0.0, float((1 << bits) - 1))
@@ -114,11 +114,11 @@ def _exact_codes(values: Tensor, bits: int, limits: tuple[float, float], drawn: 
     (low, high), top = limits, (1 << bits) - 1
     magnitudes = values.abs()
     below = (magnitudes - low).mul_(top / (high - low) if high > low else 0.0).clamp_(0, top).long()
-    under = _magnitudes(below, bits, low, high)
+    under = _knot_magnitudes(below, bits, low, high)
     below = (below - (under > magnitudes).long()).clamp_(0, top)  # the knot was rounded up beyond the value
-    below += _magnitudes((below + 1).clamp_(max=top), bits, low, high) <= magnitudes
+    below += _knot_magnitudes((below + 1).clamp_(max=top), bits, low, high) <= magnitudes
     below.clamp_(max=top)
-    under, over = (_magnitudes(place, bits, low, high).double() for place in (below, (below + 1).clamp_(max=top)))
+    under, over = (_knot_magnitudes(place, bits, low, high).double() for place in (below, (below + 1).clamp_(max=top)))
     chance = torch.where(over > under, (magnitudes - under) / (over - under), 0.0)
     return below.add_(chance > drawn).clamp_(max=top).add_((values < 0).long() << bits)
 
@@ -144,13 +144,13 @@ def dequantize(codes: Tensor, bits: int, low: float, high: float) -> Tensor:
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK]
         values[start : start + _CHUNK] = (
-            _values(part.long(), bits, low, high) if table is None else table.index_select(0, part.int())
+            _code_values(part.long(), bits, low, high) if table is None else table.index_select(0, part.int())
         )
     return values.view(codes.shape)
 
 
-def _values(codes: Tensor, bits: int, low: float, high: float) -> Tensor:
-    magnitudes = _magnitudes(codes & ((1 << bits) - 1), bits, low, high)
+def _code_values(codes: Tensor, bits: int, low: float, high: float) -> Tensor:
+    magnitudes = _knot_magnitudes(codes & ((1 << bits) - 1), bits, low, high)
     return torch.where(codes >> bits > 0, -magnitudes, magnitudes)
 
 
@@ -161,10 +161,10 @@ def knots(bits: int, low: float, high: float) -> Tensor:
         low: g_min, the least magnitude.
         high: g_max, the greatest magnitude.
     """
-    magnitudes = _magnitudes(torch.arange(1 << bits), bits, low, high)
+    magnitudes = _knot_magnitudes(torch.arange(1 << bits), bits, low, high)
     return torch.cat([magnitudes, -magnitudes])
 
 
-def _magnitudes(places: Tensor, bits: int, low: float, high: float) -> Tensor:
+def _knot_magnitudes(places: Tensor, bits: int, low: float, high: float) -> Tensor:
     share = places.double().div_((1 << bits) - 1)
     return share.mul_(high - low).add_(low).float()

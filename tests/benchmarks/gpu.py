@@ -28,7 +28,7 @@ from shared.data.spec import Data
 from shared.models.build import build_initial, seed_torch
 from shared.protocol.messages import Hyper, Spec
 from shared.registry import build
-from shared.tensors.placement import CPU, choose_device, describe, finish, state_on, to_device
+from shared.tensors.placement import CPU, choose_device, describe, state_to_device, synchronize, to_device
 from shared.tensors.tree import State, Tree, subtract, tree_norm
 
 METHODS = (
@@ -91,10 +91,10 @@ def train_once(method: Algorithm, spec: Spec, device: torch.device) -> Taken:
     taken = list[float]()
     for _ in range(2):
         with seed_torch(told.seed):
-            finish(device)
+            synchronize(device)
             began = time.perf_counter()
-            outcome = method.local(model, state_on(State(), device), dict(start), batches, told)
-            finish(device)
+            outcome = method.local(model, state_to_device(State(), device), dict(start), batches, told)
+            synchronize(device)
             taken.append(time.perf_counter() - began)
     assert isinstance(outcome, tuple)
     result: Result = outcome[1]

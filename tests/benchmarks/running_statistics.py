@@ -36,7 +36,7 @@ from shared.data.spec import Data
 from shared.models.base import Model
 from shared.models.build import build_blank, build_initial, build_zeroed, seed_torch
 from shared.models.evaluate import score
-from shared.models.running_statistics import measure_statistics, statistics_of
+from shared.models.running_statistics import measure_statistics, statistic_names
 from shared.protocol.messages import Hyper, Spec, mix
 from shared.tensors.tree import Mean, State, Tree
 
@@ -165,7 +165,7 @@ def by_devices(model: Model, tree: Tree, fleet: Fleet) -> tuple[float, float]:
         measure_statistics(model.layers, tree, first(shuffled(one).inputs, PER_DEVICE)) for one in fleet.shares.values()
     ]
     mean, pooled = dict(tree), dict(tree)
-    for name in statistics_of(model.layers):
+    for name in statistic_names(model.layers):
         stacked = torch.stack([one[name] for one in own])
         mean[name] = pooled[name] = stacked.mean(0)
         if name.endswith("running_var"):

@@ -27,7 +27,7 @@ from edge_server.rounds.collect_updates import Gather
 from shared.algorithms.base import Algorithm, Cohort, Split, assign_alike
 from shared.models.base import Model
 from shared.models.build import build_blank
-from shared.models.running_statistics import has_batch_norm, statistics_of
+from shared.models.running_statistics import has_batch_norm, statistic_names
 from shared.protocol.messages import LOSSLESS, MERGES_SINGLE, STATISTICS, STATISTICS_BATCHES, Assignment
 from shared.tensors.tree import Mean, State, Tree, accumulate, finish_mean, tree_norm
 
@@ -45,7 +45,7 @@ def choose_batches(plan: Plan, algorithm: Algorithm) -> int:
     A run recorded before this existed has no number and continues without.
     """
     batches = plan.evaluation.statistics_batches
-    if isinstance(batches, int) or not _can_measure(algorithm) or not statistics_of(build_blank(plan.model).layers):
+    if isinstance(batches, int) or not _can_measure(algorithm) or not statistic_names(build_blank(plan.model).layers):
         return plan.evaluation.measured_batches
     return USUAL_BATCHES
 
@@ -70,7 +70,7 @@ def due_steps(plan: Plan, algorithm: Algorithm, model: Model, state: State, devi
     Args:
         devices: Number of devices that take part.
     """
-    batches, names = plan.evaluation.measured_batches, statistics_of(model.layers)
+    batches, names = plan.evaluation.measured_batches, statistic_names(model.layers)
     if not devices or not batches or not names or algorithm.personal or not _can_measure(algorithm):
         return 0
     if not {name for name, _ in model.layers.named_parameters()} <= state.tree.keys():
@@ -83,7 +83,7 @@ def request_statistics(
 ) -> dict[str, Assignment]:
     """Add to tasks of personal models the number of batches to measure before evaluation."""
     personal, batches = algorithm.personal, plan.evaluation.measured_batches
-    if not personal or not personal.own_statistics or not batches or not statistics_of(model.layers):
+    if not personal or not personal.own_statistics or not batches or not statistic_names(model.layers):
         return dict(assignments)
     return {
         device: msgspec.structs.replace(assignment, values={**assignment.values, STATISTICS_BATCHES: batches})
@@ -146,7 +146,7 @@ def fold_statistics(
         gather: The devices' updates, with the statistics of their part.
         most_norm: `RoundPlan.most_norm`, applied to statistics as to updates.
     """
-    names, mean, counted = statistics_of(model.layers), Mean(), 0
+    names, mean, counted = statistic_names(model.layers), Mean(), 0
     for device, statistics in _drop_outliers(_read_statistics(names, gather), state, most_norm).items():
         batches = min(gather.accepted[device].update.metrics[STATISTICS_BATCHES], _assigned_batches(gather, device))
         if batches > 0 and all(leaf.min() >= 0 for name, leaf in statistics.items() if name.endswith("_var")):

@@ -19,7 +19,7 @@ from shared.protocol import payload
 from shared.protocol.messages import Assignment, mix
 from shared.protocol.topics import SERVER
 from shared.registry import FAULTS
-from shared.tensors.placement import CPU, state_on, to_device
+from shared.tensors.placement import CPU, state_to_device, to_device
 from shared.tensors.tree import State, Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
@@ -53,7 +53,7 @@ class TopModel:
     @property
     def result(self) -> State:
         """The state after the last step, on the CPU."""
-        return state_on(self.state, CPU)
+        return state_to_device(self.state, CPU)
 
     def read(self, device: str, receiver: Receiver[MemorySink]) -> tuple[Tree, float]:
         """Decode and check features; leaves may be views of the received bytes.

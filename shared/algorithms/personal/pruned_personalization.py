@@ -44,7 +44,7 @@ from shared.algorithms.personal.network_parts import (
     shared_part,
 )
 from shared.algorithms.personal.pruned_personalization_device import local, pruned_share, train_unpruned
-from shared.algorithms.personal_model import MODEL_SEED, origin, origin_in
+from shared.algorithms.personal_model import MODEL_SEED, describe_origin, select_origin
 from shared.models.base import Model
 from shared.protocol.messages import Assignment
 from shared.tensors import tree
@@ -64,7 +64,7 @@ def init(settings: PersonalizationSettings, model: Model, seed: int) -> State:
     facts |= {"personal_steps": settings.personal_steps if trained else 0}
     facts |= {"warmup_steps": settings.warmup_steps if settings.importance != "magnitude" else 0}
     facts |= {"updates_at_once": int(settings.updating == "simultaneous")}
-    return State({key: leaf.clone() for key, leaf in shared.items()}, facts | origin(model, seed))
+    return State({key: leaf.clone() for key, leaf in shared.items()}, facts | describe_origin(model, seed))
 
 
 def assign(
@@ -78,17 +78,17 @@ def assign(
     count, alone = int(state.facts["global_weights"]), not state.facts["personal_weights"]
     epochs = max(settings.steps, settings.warmup_steps)  # epochs of at least one batch
     hyper = msgspec.structs.replace(cohort.hyper, local_epochs=epochs)
-    begun = {MODEL_SEED: cohort.seed} | origin_in(state.facts)  # states of older runs lack the seed
+    begun = {MODEL_SEED: cohort.seed} | select_origin(state.facts)  # states of older runs lack the seed
     assignments = {}
     for device, task in assign_alike(state, cohort, allocation, number).items():
         share = pruned_share(settings, task) if settings.prunes else 0.0
-        steps = _steps(settings, count, sparse_update.count_held(count, share), alone=alone)
+        steps = _count_steps(settings, count, sparse_update.count_held(count, share), alone=alone)
         values = {"prune": share, "weights": count, "local_steps": steps} | begun
         assignments[device] = msgspec.structs.replace(task, hyper=hyper, values={**task.values, **values})
     return assignments
 
 
-def _steps(settings: PersonalizationSettings, count: int, weights: int, *, alone: bool) -> int:
+def _count_steps(settings: PersonalizationSettings, count: int, weights: int, *, alone: bool) -> int:
     """Return the steps of a device with `weights` weights of the global part; if `alone`, there is no personal part."""
     personal_steps, global_steps = 0 if alone else settings.personal_steps, settings.global_steps if weights else 0
     warm = settings.warmup_steps if 0 < weights < count and settings.importance != "magnitude" else 0

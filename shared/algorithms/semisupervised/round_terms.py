@@ -57,7 +57,7 @@ def absorb_terms(mean: Mean, terms: Mapping[str, float]) -> Mean:
     return Mean(mean.total, mean.weight, add_terms(mean.facts, terms))
 
 
-def terms_of(mean: Mean) -> dict[str, Scalar]:
+def collect_terms(mean: Mean) -> dict[str, Scalar]:
     """Return the loss terms in a mean of updates, as facts for the state."""
     return {name: fact for name, fact in mean.facts.items() if name.startswith((SUMS, COUNT))}
 

@@ -45,7 +45,7 @@ class Bottoms:
             check_like(tree, like)
         labels_itself = settings.switch and not self._teacher
         if len(start) != len(like) * (1 if labels_itself else 2) or len(student) != len(like):
-            raise WireError(f"{len(start)} tensors came, not both bottoms of {len(like)}", reason="shape")
+            raise WireError(f"received {len(start)} tensors, expected both bottoms of {len(like)}", reason="shape")
         trainable = {name for name, leaf in self._part.named_parameters() if leaf.requires_grad}
         self._names = tuple(like)
         self._weights = {name: student[name].clone().requires_grad_() for name in like if name in trainable}

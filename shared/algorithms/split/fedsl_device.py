@@ -17,7 +17,7 @@ from shared.algorithms.split.client_part import Bottom, Mask, _count_zeros
 from shared.algorithms.split.settings import FLOAT_BITS, FedslSettings, first_step, is_finite
 from shared.errors import TaskFailed, WireError
 from shared.models.base import Model
-from shared.models.running_statistics import measure_batch, statistics_of
+from shared.models.running_statistics import measure_batch, statistic_names
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment, Missed, mix
 from shared.tensors import bits
 from shared.tensors.feature_dropout import draw_delta, drop, undrop
@@ -117,7 +117,7 @@ def _measure(
         else:
             start, counted = after, counted + 1
     return state, Result(
-        tree={name: start[name] for name in statistics_of(network)},
+        tree={name: start[name] for name in statistic_names(network)},
         weight=1.0,
         num_examples=batches.num_examples,
         metrics={STATISTICS_BATCHES: float(counted), "missed_steps": float(missed)},

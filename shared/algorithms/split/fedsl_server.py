@@ -19,7 +19,7 @@ from shared.algorithms.split.settings import FedslSettings, first_step, is_finit
 from shared.algorithms.split.smashed_data import Smashed, unpack_features
 from shared.models.base import Model
 from shared.models.evaluate import in_mode
-from shared.models.running_statistics import measure_batch, statistics_of
+from shared.models.running_statistics import measure_batch, statistic_names
 from shared.protocol.messages import STATISTICS_BATCHES, Assignment
 from shared.tensors.feature_dropout import gather
 from shared.tensors.tree import State, Tree
@@ -130,8 +130,10 @@ def serve(
     total: tuple[Tensor, ...] = ()
     down: dict[str, Tree] = {}
     counted = 0
-    for group in _groups(settings, top.network, {device: unpack_features(settings, up) for device, up in ups.items()}):
-        for result in _passes(top, group):
+    for group in _group_devices(
+        settings, top.network, {device: unpack_features(settings, up) for device, up in ups.items()}
+    ):
+        for result in _run_passes(top, group):
             if not result.counts:
                 down |= {
                     device: {"gradient": torch.zeros_like(answer["gradient"])} for device, answer in result.down.items()
@@ -166,7 +168,7 @@ def measure(
         state: The server's; its facts count the batches so far.
     """
     network = model.above(settings.cut_of(model))
-    names = statistics_of(network)
+    names = statistic_names(network)
     tree, counted = state.tree, state.facts.get(STATISTICS_BATCHES, 0)
     assert isinstance(counted, int)
     for up in ups.values():
@@ -176,7 +178,7 @@ def measure(
     return State(tree, {**state.facts, STATISTICS_BATCHES: counted}), {device: {} for device in ups}
 
 
-def _passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]:
+def _run_passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]:
     """Yield the pass of a group; if it is not finite, a pass of each device alone."""
     together = top.run(group)
     if len(group) == 1 or together.counts:
@@ -186,21 +188,21 @@ def _passes(top: ServerPart, group: Mapping[str, Smashed]) -> Iterator[Pass]:
         yield top.run({device: batch})
 
 
-def _groups(
+def _group_devices(
     settings: FedslSettings, network: nn.Module, batches: Mapping[str, Smashed]
 ) -> Iterator[dict[str, Smashed]]:
     """Yield groups of devices that can share a pass without changing any result; else devices one by one."""
     shared = settings.server == "mean" and all(type(layer) in ROWWISE for layer in network.modules())
     group: dict[str, Smashed] = {}
     for device, batch in batches.items():
-        if group and not (shared and _fits(batch, group)):
+        if group and not (shared and _fits_group(batch, group)):
             yield group
             group = {}
         group[device] = batch
     yield group
 
 
-def _fits(batch: Smashed, group: Mapping[str, Smashed]) -> bool:
+def _fits_group(batch: Smashed, group: Mapping[str, Smashed]) -> bool:
     examples = len(batch.labels) + sum(len(other.labels) for other in group.values())
     return examples <= PASS_EXAMPLES and batch.features.shape[1:] == next(iter(group.values())).features.shape[1:]
 

@@ -83,13 +83,13 @@ def _sparse_shape(settings: FedslSettings, up: Tree) -> tuple[int, ...]:
     shape = (len(rows), *extents.tolist())
     if math.prod(shape) > MOST_NUMBERS:
         raise WireError(f"features of shape {shape} are too many", reason="shape")
-    delta = _delta(settings, up, shape)
+    delta = _read_delta(settings, up, shape)
     if rows.shape != (shape[0], int(delta.sum()) * (math.prod(shape[1:]) // len(delta))):
         raise WireError(f"features of shape {tuple(rows.shape)}, where {int(delta.sum())} are kept", reason="shape")
     return shape
 
 
-def _delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
+def _read_delta(settings: FedslSettings, up: Tree, shape: tuple[int, ...]) -> Tensor:
     count = shape[1] if settings.granularity == "channel" else math.prod(shape[1:])
     return torch.from_numpy(bits.unpack(up["keep"].numpy(force=True), count, 1)).bool().to(up["keep"].device)
 
@@ -100,5 +100,5 @@ def unpack_features(settings: FedslSettings, up: Tree) -> Smashed:
     if "keep" not in up:
         return Smashed(features, labels, None)
     shape = (len(features), *up["shape"].tolist())
-    delta = _delta(settings, up, shape)
+    delta = _read_delta(settings, up, shape)
     return Smashed(spread(features, delta, shape), labels, delta)

@@ -60,7 +60,7 @@ class Nested:
         if {key for key in down if is_statistic(key)} != statistics.keys():
             raise WireError("received statistics do not match the device's widths", reason="unknown-tensor")
         _, _, values = read_download(model, every.cut(down, width))
-        like = {name: _corner(values[key], *indices[width][key]) for name, (key, width) in statistics.items()}
+        like = {name: _slice_first(values[key], *indices[width][key]) for name, (key, width) in statistics.items()}
         check_like({name: down[name] for name in statistics}, like)
         leaves = {key: _copy_layout(values[key]).requires_grad_() for key in layout.leaves if not is_statistic(key)}
         leaves |= {name: down[name].clone() for name in statistics}
@@ -74,7 +74,7 @@ class Nested:
     def part(self, width: int) -> Tree:
         """Return the leaves of the network of one width: views."""
         index, tree = self.indices[width], self.every.cut(self.leaves, width)
-        return {key: _corner(leaf, *index[key]) for key, leaf in tree.items()}
+        return {key: _slice_first(leaf, *index[key]) for key, leaf in tree.items()}
 
     def __call__(self, width: int, inputs: Tensor) -> Tensor:
         """Return the outputs (B, classes) of one network in training mode."""
@@ -111,6 +111,6 @@ def _copy_layout(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.channels_last if leaf.ndim == PICTURE else torch.contiguous_format)
 
 
-def _corner(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+def _slice_first(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
     leaf = leaf if rows is None else leaf[: len(rows)]
     return leaf if columns is None else leaf[:, : len(columns)]

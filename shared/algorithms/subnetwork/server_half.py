@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from shared.algorithms.base import Algorithm, Allocation, Batches, Cohort, Outcome, Resources, Result, assign_alike
-from shared.algorithms.personal_model import origin, origin_in
+from shared.algorithms.personal_model import describe_origin, select_origin
 from shared.errors import WireError
 from shared.models.base import Model
 from shared.protocol.messages import Assignment, Scalar
@@ -56,7 +56,7 @@ def begin(model: Model, seed: int) -> State:
         ConfigError: The model is not a chain of layers.
     """
     tree = {key: leaf.clone() for key, leaf in model.tree().items()}
-    return State(tree, {CHAIN: read_chain(model.layers).text(), **origin(model, seed)})
+    return State(tree, {CHAIN: read_chain(model.layers).text(), **describe_origin(model, seed)})
 
 
 def stored_chain(facts: Mapping[str, Scalar]) -> Chain:
@@ -73,7 +73,7 @@ def assign(
         allocation: May give individual devices other shares.
         keep: Share of all other devices.
     """
-    common = {KEEP: keep} | origin_in(state.facts)
+    common = {KEEP: keep} | select_origin(state.facts)
     tasks = assign_alike(state, cohort, allocation, number)
     return {device: msgspec.structs.replace(task, values=common | task.values) for device, task in tasks.items()}
 

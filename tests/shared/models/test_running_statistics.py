@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from shared.models.running_statistics import measure_batch, measure_statistics, statistics_of
+from shared.models.running_statistics import measure_batch, measure_statistics, statistic_names
 
 
 def normed() -> nn.Sequential:
@@ -34,7 +34,7 @@ def test_by_hand():
     batches = [torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [10.0]])]
     after = measure_statistics(network, dict(network.state_dict()), batches)
     assert (after["0.running_mean"].item(), after["0.running_var"].item()) == (4.0, 10.0)
-    assert statistics_of(network) == ("0.running_mean", "0.running_var")
+    assert statistic_names(network) == ("0.running_mean", "0.running_var")
 
 
 def test_it_is_torchs_update_bn_to_the_bit_and_changes_nothing_else():
@@ -50,7 +50,7 @@ def test_it_is_torchs_update_bn_to_the_bit_and_changes_nothing_else():
 def test_batch_by_batch_is_all_at_once_whatever_was_stored_and_nothing_is_dropped():
     network = nn.Sequential(*normed(), nn.Dropout(0.5))
     stored = {key: leaf.clone() for key, leaf in network.state_dict().items()}
-    for key in statistics_of(network):
+    for key in statistic_names(network):
         stored[key].fill_(float("nan"))
     tree, other = stored, {"elsewhere": torch.ones(1)}
     for before, inputs in enumerate(batches := drawn()):
@@ -75,6 +75,6 @@ def test_the_network_is_as_it_was_also_after_an_error():
 def test_what_keeps_no_statistics_stays_as_it_is():
     network = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
     tree = dict(network.state_dict())
-    assert statistics_of(network) == ()
+    assert statistic_names(network) == ()
     assert measure_statistics(network, tree, [torch.randn(4, 3)]).keys() == tree.keys()
     assert measure_statistics(normed(), tree, []) is tree

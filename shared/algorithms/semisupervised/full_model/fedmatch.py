@@ -55,7 +55,13 @@ from shared.algorithms.semisupervised.full_model.fedmatch_weights import (
 from shared.algorithms.semisupervised.full_model.labelled_steps import labelled_views, supervise
 from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, Descent, assign
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.round_terms import CONSISTENCY, absorb_terms, number_fact, round_terms, terms_of
+from shared.algorithms.semisupervised.round_terms import (
+    CONSISTENCY,
+    absorb_terms,
+    collect_terms,
+    number_fact,
+    round_terms,
+)
 from shared.algorithms.semisupervised.semisfl_server import require_classes
 from shared.algorithms.semisupervised.settings import add_prefix, select, takes_options
 from shared.data.augment import PICTURES
@@ -204,7 +210,7 @@ def aggregate(state: State, mean: Mean) -> State:
     means, psi = tree.finish_mean(mean), state.tree[PSI_VALUES]
     last = {name: psi + change.to(psi.dtype) for name, change in means.items() if name.startswith(LAST)}
     shared = {name: leaf for name, leaf in means.items() if not name.startswith(LAST)}
-    return State(tree.add(state.tree, shared) | last, {**state.facts, **terms_of(mean)})
+    return State(tree.add(state.tree, shared) | last, {**state.facts, **collect_terms(mean)})
 
 
 def summed_parameters(settings: FedmatchSettings, state: State) -> Tree:

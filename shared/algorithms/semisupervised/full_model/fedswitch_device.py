@@ -86,7 +86,7 @@ def read_models(model: Model, start: Tree) -> tuple[Tree, Tree]:
     for tree in (student, teacher):
         check_like(tree, like)
     if len(student) != len(like) or len(teacher) not in {0, len(like)} or len(start) != len(student) + len(teacher):
-        raise WireError(f"{len(start)} tensors came, not one or two networks of {len(like)}", reason="shape")
+        raise WireError(f"received {len(start)} tensors, expected one or two networks of {len(like)}", reason="shape")
     return student, teacher
 
 

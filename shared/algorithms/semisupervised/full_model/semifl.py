@@ -40,7 +40,7 @@ from shared.algorithms.semisupervised.full_model.network_steps import FORWARD, L
 from shared.algorithms.semisupervised.full_model.semifl_device import FIX, MIX, local, timed_step
 from shared.algorithms.semisupervised.full_model.semifl_settings import SemiflSettings, split_epoch
 from shared.algorithms.semisupervised.learner import run_part
-from shared.algorithms.semisupervised.round_terms import absorb_terms, number_fact, round_terms, terms_of
+from shared.algorithms.semisupervised.round_terms import absorb_terms, collect_terms, number_fact, round_terms
 from shared.algorithms.semisupervised.semisfl_server import require_classes, view_batches
 from shared.algorithms.semisupervised.settings import MOMENTUM, add_prefix, select, takes_options
 from shared.models.base import Model
@@ -126,7 +126,7 @@ def aggregate(settings: SemiflSettings, state: State, mean: Mean) -> State:
         if name in changes:
             after[MOMENTUM + name] = settings.server_momentum * momentum - changes[name].to(momentum.dtype)
             after[name] = state.tree[name] - after[MOMENTUM + name]
-    return State(after, {**state.facts, **terms_of(mean)})
+    return State(after, {**state.facts, **collect_terms(mean)})
 
 
 def tested_parameters(state: State) -> Tree:

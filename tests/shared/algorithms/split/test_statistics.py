@@ -10,7 +10,7 @@ import torch
 
 from shared.algorithms.base import Algorithm
 from shared.algorithms.split.fedsl import STATISTICS_OPTIONS, fedsl
-from shared.models.running_statistics import measure_statistics, statistics_of
+from shared.models.running_statistics import measure_statistics, statistic_names
 from shared.protocol.messages import STATISTICS, STATISTICS_BATCHES, Assignment
 from tests.shared.algorithms.sessions import Driven, Fleet, drive
 
@@ -53,7 +53,7 @@ def test_the_servers_part_is_measured_on_all_features_and_moves_nothing(aware):
     assert [set(up) for step in ups for up in step.values()] == [{"features", "labels"}] * 2 * STEPS
     sent = [step[device]["features"] for step in ups for device in sorted(step)]
     expected = measure_statistics(top, start, sent)
-    names = statistics_of(fleet.skeleton.layers)
+    names = statistic_names(fleet.skeleton.layers)
     assert driven.state.facts[STATISTICS_BATCHES] == 2 * STEPS
     for key, leaf in driven.state.tree.items():
         assert torch.equal(leaf, expected[key]), key
@@ -66,7 +66,7 @@ def test_the_servers_part_is_measured_on_all_features_and_moves_nothing(aware):
         assert torch.equal(state.tree["mask"], fleet.devices[device].tree["mask"])
         if aware:
             assert result.metrics[STATISTICS_BATCHES] == STEPS
-            assert set(result.tree) == set(statistics_of(fleet.skeleton.below(2)))
+            assert set(result.tree) == set(statistic_names(fleet.skeleton.below(2)))
         else:
             assert STATISTICS_BATCHES not in result.metrics
             assert all(torch.equal(leaf, start[key]) for key, leaf in result.tree.items()), "not even its own"
