@@ -153,7 +153,7 @@ def _bound_rounds(
     """Yield a lower bound on each round of the devices with these indices."""
     dense = sum(leaf.nbytes for leaf in build_skeleton(plan.model).state_dict().values())
     bytes_up = dense if plan.codec.name == "dense" else 0  # the size under other codecs is not known yet
-    devices = [(behaviours[index], workload.of(_first_job(plan, fleet, index))) for index in members]
+    devices = [(behaviours[index], workload.task_work(_first_job(plan, fleet, index))) for index in members]
     least = None
     for number in range(1, plan.rounds + 1):
         if least is None or any(behaviour.of_round for behaviour, _ in devices):

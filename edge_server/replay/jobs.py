@@ -22,14 +22,14 @@ class Ticket:
     Attributes:
         number: Position in the order of submission, from 1.
         batch: Number of the job's batch; 0 while it has none.
-        place: Index in the batch.
+        index: Index in the batch.
         ending: Result of the job; set when `JobQueue.settle` collects it.
     """
 
     number: int
     order: TrainingOrder
     batch: int = 0
-    place: int = 0
+    index: int = 0
     ending: asyncio.Future[Ending] = field(default_factory=asyncio.Future)
 
 
@@ -37,24 +37,24 @@ class JobQueue:
     """Group jobs into batches and collect results in virtual time.
 
     Args:
-        together: Maximum number of jobs per batch. With 1, a job starts when it is submitted. With more, a batch starts
-            when virtual time reaches the end of any waiting job, so that batches depend on virtual time alone.
+        batch_size: Maximum number of jobs per batch. With 1, a job starts when it is submitted. With more, a batch
+            starts when virtual time reaches the end of any waiting job, so that batches depend on virtual time alone.
     """
 
-    def __init__(self, pool: Pool, together: int = 1) -> None:
-        self._pool, self._together = pool, together
-        self._loose: list[Ticket] = []
+    def __init__(self, pool: Pool, batch_size: int = 1) -> None:
+        self._pool, self._batch_size = pool, batch_size
+        self._unbatched: list[Ticket] = []
         self._due: list[tuple[int, Ticket]] = []
         self._batches: dict[int, list[Ticket]] = {}
         self._endings: dict[int, list[Ending]] = {}
-        self._last = self._submitted = 0
+        self._last_batch = self._submitted = 0
 
     def submit(self, order: TrainingOrder) -> Ticket:
         """Queue a job; it starts at once or with its batch."""
         self._submitted += 1
         ticket = Ticket(self._submitted, order)
-        self._loose.append(ticket)
-        if self._together == 1:
+        self._unbatched.append(ticket)
+        if self._batch_size == 1:
             self._form_batches()
         return ticket
 
@@ -66,8 +66,8 @@ class JobQueue:
     def withdraw(self, ticket: Ticket) -> None:
         """Discard a job; after the return, no process writes into its draft."""
         ticket.ending.cancel()
-        if ticket in self._loose:
-            self._loose.remove(ticket)
+        if ticket in self._unbatched:
+            self._unbatched.remove(ticket)
             return
         members = self._batches.get(ticket.batch, [])
         if ticket not in members:
@@ -87,20 +87,20 @@ class JobQueue:
         _, ticket = heapq.heappop(self._due)
         if not ticket.batch:
             self._form_batches()
-        ticket.ending.set_result(self._endings_of(ticket.batch)[ticket.place])
+        ticket.ending.set_result(self._endings_of(ticket.batch)[ticket.index])
         self._forget(ticket)
         return True
 
     def _form_batches(self) -> None:
-        parts = -(-len(self._loose) // self._together)
+        parts = -(-len(self._unbatched) // self._batch_size)
         for part in range(parts, 0, -1):
-            self._last += 1
-            size = -(-len(self._loose) // part)  # even sizes, so that no process gets a single job
-            batch, self._loose = self._loose[:size], self._loose[size:]
-            for place, ticket in enumerate(batch):
-                ticket.batch, ticket.place = self._last, place
-            self._batches[self._last] = batch
-            self._pool.submit_batch(self._last, [ticket.order for ticket in batch])
+            self._last_batch += 1
+            size = -(-len(self._unbatched) // part)  # even sizes, so that no process gets a single job
+            batch, self._unbatched = self._unbatched[:size], self._unbatched[size:]
+            for index, ticket in enumerate(batch):
+                ticket.batch, ticket.index = self._last_batch, index
+            self._batches[self._last_batch] = batch
+            self._pool.submit_batch(self._last_batch, [ticket.order for ticket in batch])
 
     def _endings_of(self, batch: int) -> list[Ending]:
         if batch not in self._endings:

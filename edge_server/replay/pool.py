@@ -104,7 +104,7 @@ class ProcessPool:
         self._orders, worker_orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._backlog: deque[tuple[int, Sequence[TrainingOrder]]] = deque()
-        self._under_way: set[int] = set()
+        self._pending: set[int] = set()
         self._done: dict[int, list[Ending]] = {}
         context, parent_sockets = multiprocessing.get_context("fork"), (self._orders, self._endings)
         self.processes = [
@@ -147,11 +147,11 @@ class ProcessPool:
 
     def _send_backlog(self) -> None:
         """Keep every process busy without filling the socket's buffer."""
-        while self._backlog and len(self._under_way) < AHEAD * len(self.processes):
+        while self._backlog and len(self._pending) < AHEAD * len(self.processes):
             number, orders = self._backlog.popleft()
             with suppress(ConnectionError):  # all processes are dead; `wait` reports that
                 self._orders.send(msgspec.msgpack.encode((number, orders)))
-            self._under_way.add(number)
+            self._pending.add(number)
 
     def _receive_endings(self) -> None:
         """Receive the endings of one batch.
@@ -171,7 +171,7 @@ class ProcessPool:
                 "lack of memory: use fewer with --workers"
             )
         number, endings = msgspec.msgpack.decode(data, type=tuple[int, list[Ending]])
-        self._under_way.discard(number)
+        self._pending.discard(number)
         self._done[number] = endings
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
@@ -280,12 +281,12 @@ def replay(  # noqa: PLR0913 - inputs of a replay
         ConfigError: The plan's data cannot be read, or the trace lacks a device of the plan.
         Infeasible: A budget of the plan cannot be met; the message names the smallest feasible one.
     """
-    with _prepare(plan, count, workers, trace) as ready:
-        runner, participants, place, notes = ready
-        store = ReportingStore(folder, place / "updates", runner.get_loop().time, tell)
+    with _prepare(plan, count, workers, trace) as prepared:
+        clock = prepared.runner.get_loop().time
+        store = ReportingStore(folder, prepared.folder / "updates", clock, tell)
         try:
-            state = runner.run(play(plan, folder.name, store, participants, recorded_rounds))
-            store.extend([Noted(what=note) for note in notes])
+            state = prepared.runner.run(play(plan, folder.name, store, prepared.participants, recorded_rounds))
+            store.extend([Noted(what=note) for note in prepared.notes])
             store.export()
             return state, store.records()
         finally:
@@ -313,27 +314,37 @@ def replay_sites(
         ConfigError: As `replay`.
         Infeasible: As `replay`.
     """
-    with _prepare(plan, 0, workers, traces) as ready, ExitStack() as stack:
-        runner, participants, place, notes = ready
-        stores = {
-            site: ReportingStore(folder, place / "updates" / site, runner.get_loop().time, tell)
-            for site, folder in folders.items()
-        }
+    with _prepare(plan, 0, workers, traces) as prepared, ExitStack() as stack:
+        clock, updates = prepared.runner.get_loop().time, prepared.folder / "updates"
+        stores = {site: ReportingStore(folder, updates / site, clock, tell) for site, folder in folders.items()}
         for store in stores.values():
             stack.callback(store.close)
-        states = runner.run(play_sites(plan, stores, participants, traces.server_s() if traces else {}, decisions))
+        server_s = traces.server_s() if traces else {}
+        states = prepared.runner.run(play_sites(plan, stores, prepared.participants, server_s, decisions))
         for store in stores.values():
-            store.extend([Noted(what=note) for note in notes])
+            store.extend([Noted(what=note) for note in prepared.notes])
             store.export()
         return {site: (states[site], store.records()) for site, store in stores.items()}
 
 
-Ready: TypeAlias = tuple["asyncio.Runner", Participants, Path, list[str]]
-"""Virtual-time loop, participants, temporary folder, and notes for the replay's record."""
+@dataclass(frozen=True)
+class PreparedReplay:
+    """Everything that a replay needs.
+
+    Attributes:
+        runner: Runs coroutines in virtual time.
+        folder: Temporary folder.
+        notes: Remarks for the replay's record.
+    """
+
+    runner: asyncio.Runner
+    participants: Participants
+    folder: Path
+    notes: list[str]
 
 
 @contextmanager
-def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[Ready]:
+def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | None) -> Iterator[PreparedReplay]:
     """Provide everything that a replay needs while the block lasts; arguments as `replay`."""
     malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
@@ -343,7 +354,7 @@ def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | N
     if together > 1:
         notes.append(f"up to {together} devices train in one pass; models differ from a live run's by float rounding")
     with (
-        folder_in(memory_folder(plan, fleet)) as aside,
+        folder_in(memory_folder(plan, fleet)) as folder,
         make_pool(TrainingExecutor(workload.cache, together=together > 1).execute, workers) as pool,
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
@@ -353,12 +364,9 @@ def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | N
             require_possible(plan, fleet, behaviours, workload)
         server_s = recorded_gateway.server_costs(trace) if isinstance(trace, Trace) else {}
         draw = trace.header.draw if trace else DRAW
-        yield (
-            runner,
-            Participants(fleet, behaviours, JobQueue(pool, together), workload, aside / "devices", server_s, draw),
-            aside,
-            notes,
-        )
+        jobs, devices_folder = JobQueue(pool, together), folder / "devices"
+        participants = Participants(fleet, behaviours, jobs, workload, devices_folder, server_s, draw)
+        yield PreparedReplay(runner, participants, folder, notes)
 
 
 def _heap_limits(plan: Plan) -> tuple[int, int]:

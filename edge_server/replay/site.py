@@ -47,7 +47,7 @@ class RunningAgent:
 
     agent: Agent
     link: Link
-    living: asyncio.Task[None]
+    main_task: asyncio.Task[None]
     folder: Path
     task: tuple[str, int]
 
@@ -73,10 +73,10 @@ class VirtualSite:
     members: frozenset[str] | None = None
     most: int = 0
     _numbers: dict[str, int] = field(init=False)
-    _actors: dict[str, RunningAgent] = field(default_factory=dict)
+    _agents: dict[str, RunningAgent] = field(default_factory=dict)
     _online: set[str] = field(default_factory=set)
     _spare: list[Path] = field(default_factory=list)
-    _entries: int = 0
+    _starts: int = 0
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _workspace: Workspace = field(init=False)
     _classes: tuple[str, ...] | None = field(init=False)
@@ -101,11 +101,11 @@ class VirtualSite:
 
     def stop_settled_agent(self, report: Report) -> None:
         """Stop the agent that reported the cost of its last task."""
-        actor, cost = self._actors.get(report.device), report.spent
-        if actor and cost and (cost.run, cost.round) == actor.task:
-            del self._actors[report.device]
-            actor.living.cancel()
-            self._recycle_folder(actor.folder)
+        running, cost = self._agents.get(report.device), report.spent
+        if running and cost and (cost.run, cost.round) == running.task:
+            del self._agents[report.device]
+            running.main_task.cancel()
+            self._recycle_folder(running.folder)
 
     async def run(self) -> None:
         """Connect and disconnect devices on schedule and run their agents until cancelled.
@@ -134,27 +134,30 @@ class VirtualSite:
                     yield stop, device.name, session, False
 
     async def _set_presence(self, name: str, session: int, *, is_online: bool) -> None:
-        presence, actor = build_presence(name, self.site, name, session, classes=self._classes), self._actors.get(name)
+        presence, running = (
+            build_presence(name, self.site, name, session, classes=self._classes),
+            self._agents.get(name),
+        )
         if is_online:
             self._online.add(name)
         else:
             self._online.discard(name)
-        if actor and is_online:
-            actor.link.connected.set()
-            actor.agent.delivery.wake.set()
-        elif actor:
-            actor.link.connected.clear()
+        if running and is_online:
+            running.link.connected.set()
+            running.agent.delivery.wake.set()
+        elif running:
+            running.link.connected.clear()
         await self.broker.publish(presence.topic, presence.birth if is_online else presence.will, retain=True)
 
     def _assign(self, name: str, task: Task) -> None:
-        if actor := self._actors.get(name):
-            actor.task = (task.run, task.round)
-            actor.link.tune(_link_rate(self.participants.behaviours[self._numbers[name]], task))
+        if running := self._agents.get(name):
+            running.task = (task.run, task.round)
+            running.link.tune(_link_rate(self.participants.behaviours[self._numbers[name]], task))
             return
-        self._entries += 1
+        self._starts += 1
         number, folder = self._numbers[name], self.folder / name
-        behaviour, entry = self.participants.behaviours[number], number + len(self.participants.fleet) * self._entries
-        link = Link(self.broker, _link_rate(behaviour, task), self.clock, seed=entry)
+        behaviour, seed = self.participants.behaviours[number], number + len(self.participants.fleet) * self._starts
+        link = Link(self.broker, _link_rate(behaviour, task), self.clock, seed=seed)
         if name not in self._online:
             link.connected.clear()
         if self._spare and not folder.exists():
@@ -170,19 +173,19 @@ class VirtualSite:
             behaviour, self.participants.workload, self.participants.jobs, self.clock, self._workspace
         )
         agent = compose(
-            *(config, folder, link, trainer), clock=self.clock, worker=inline, charge=trainer.charge, seed=entry
+            config, folder, link, trainer, clock=self.clock, worker=inline, charge=trainer.charge, seed=seed
         )
         agent.delivery.bucket = None  # the simulated link already has its share of the bandwidth
         self.broker.keep(topic(self.site, name, "task"))
-        living = self._group.create_task(agent.run(), name=name)
-        self._actors[name] = RunningAgent(agent, link, living, folder, (task.run, task.round))
-        self.most = max(self.most, len(self._actors))
+        main_task = self._group.create_task(agent.run(), name=name)
+        self._agents[name] = RunningAgent(agent, link, main_task, folder, (task.run, task.round))
+        self.most = max(self.most, len(self._agents))
 
     def _recycle_folder(self, folder: Path) -> None:
         """Keep a device's state; reuse its other files, at half the cost of creating new ones."""
         (folder / ".params").unlink(missing_ok=True)  # it names the stored payload; the folder's next device has none
         if not any((folder / "state").iterdir()) and not (folder / GRAPHS).exists():
-            self._spare.append(folder.rename(self.folder / f".spare-{self._entries}-{len(self._spare)}"))
+            self._spare.append(folder.rename(self.folder / f".spare-{self._starts}-{len(self._spare)}"))
             return
         shutil.rmtree(folder / "outbox", ignore_errors=True)
         (folder / "params").unlink(missing_ok=True)

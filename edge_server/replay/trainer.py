@@ -48,7 +48,7 @@ class ReplayTrainer:
         A split session is computed in this process, step by step.
         """
         if exchange:
-            work, forward = self.workload.session(job)
+            work, forward = self.workload.session_work(job)
             effort = self.behaviour.compute(work, self.clock())
             await run_session(job, self.workspace, exchange, self.clock, SessionCost(effort, forward, work.steps))
             return
@@ -82,10 +82,10 @@ class ReplayTrainer:
     def _order(self, job: Job) -> tuple[float, TrainingOrder]:
         """Return a job's virtual seconds and its training order."""
         compute, begun = self.behaviour.compute, self.clock()
-        effort = compute(self.workload.of(job), begun)
+        effort = compute(self.workload.task_work(job), begun)
         if not job.task.measure_s:
             return effort.seconds + effort.lag_s, TrainingOrder(job, _cost(effort))
-        step = compute(self.workload.step(job), begun)
+        step = compute(self.workload.step_work(job), begun)
         task = msgspec.structs.replace(job.task, measure_s=MEASURE_S)
         quick = msgspec.structs.replace(job, task=task)
         return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(quick, _cost(effort), _cost(step))

@@ -31,14 +31,14 @@ class Workload:
     _networks: dict[bytes, nn.Module] = field(default_factory=dict)
     _shares: dict[bytes, float] = field(default_factory=dict)
 
-    def of(self, job: Job) -> Work:
+    def task_work(self, job: Job) -> Work:
         """Return the work of a complete task.
 
         Raises:
             ConfigError: The device's data or network cannot be loaded.
         """
         if job.task.assignment.steps:
-            return self.session(job)[0]
+            return self.session_work(job)[0]
         task, total = job.task, self.cache.count(job.data)
         held_out = count_held_out(total, job.data.holdout)
         trained_on = count_trained_on(total, job.data)
@@ -56,13 +56,13 @@ class Workload:
         examples = sum(size * count for size, count in sizes.items())
         return self._make_work(job, steps=steps, examples=examples, flops=flops)
 
-    def session(self, job: Job) -> tuple[Work, float]:
+    def session_work(self, job: Job) -> tuple[Work, float]:
         """Return the work of a split session below the cut and the share of forward passes in it.
 
         An algorithm may pass every batch several times through layers below the cut, for example through a teacher's.
 
         Raises:
-            ConfigError: As `of`.
+            ConfigError: As `task_work`.
         """
         task, total = job.task, self.cache.count(job.data)
         received = payload.unpack(to_file.view(Path(job.params))).blobs.keys()
@@ -88,11 +88,11 @@ class Workload:
         weights = sum(leaf.numel() for name, leaf in network.named_parameters() if name in names)
         return replace(work, weights=weights), forward / both if both else 0.0
 
-    def step(self, job: Job) -> Work:
+    def step_work(self, job: Job) -> Work:
         """Return the work of one training step of a task.
 
         Raises:
-            ConfigError: As `of`.
+            ConfigError: As `task_work`.
         """
         total = self.cache.count(job.data)
         size = min(job.task.assignment.hyper.batch_size, count_trained_on(total, job.data))
@@ -109,7 +109,7 @@ class Workload:
             below: Number of layers below the cut of a split network; None for the complete network.
 
         Raises:
-            ConfigError: As `of`.
+            ConfigError: As `task_work`.
         """
         shape = self.cache.example(data).shape
         return step_flops(spec, shape, batch_size, trains=trains, below=below)
