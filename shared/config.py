@@ -1,4 +1,4 @@
-"""Read a TOML file (or JSON, by its suffix) into a typed struct; each mistake is one line with file, key and remedy."""
+"""Read a TOML or JSON configuration file into a typed struct, reporting all mistakes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shared.spelling import guess
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 20
-"""A longer file is none of ours, and is not read to its end."""
+"""Size limit; a longer file is not a configuration, and is not read to its end."""
 
 _DEEP_KEY = re.compile(r"(?:\.[^.\n]+){64}")
-"""A dotted key of so many parts; the parser's time and memory grow with their square, also where it ignores them."""
+"""A dotted key of so many parts: the parser's time and memory grow with their square, also for ignored keys."""
 
 
 def read(path: Path, kind: type[T]) -> T:
-    """Return the file's contents as `kind`.
+    """Read a file as `kind`.
 
     Raises:
-        ConfigError: The file is missing or unreadable, or as `parse`.
+        ConfigError: The file is missing, unreadable or invalid.
     """
     try:
         with path.open("rb") as file:
@@ -43,11 +43,11 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
     """Parse the contents of a file into a typed struct.
 
     Args:
-        data: What the file holds, UTF-8; a byte order mark, as Windows writes it, is passed over.
-        path: Where the file is; its suffix says whether it is JSON, and errors name it.
+        data: UTF-8, optionally with a byte order mark, as Windows writes it.
+        path: File name, for errors; the suffix `.json` selects JSON.
 
     Raises:
-        ConfigError: They are too long or not TOML (JSON, by its suffix); keys are unknown, missing or of a wrong type,
+        ConfigError: The data are too long or not TOML (JSON, by suffix); keys are unknown, missing or of a wrong type,
             one line for each.
     """
     if len(data) > MAX_BYTES:
@@ -59,14 +59,14 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
         faults = _all_faults(text, kind, is_json=is_json) or [str(error)]
-        lines = [f"{path}: {_remedy(one_line(fault), kind, text, is_json=is_json)}" for fault in faults]
+        lines = [f"{path}: {_rephrase(one_line(fault), kind, text, is_json=is_json)}" for fault in faults]
         raise ConfigError("\n".join(lines)) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {one_line(error)}; correct that line") from error
     except RecursionError:
-        raise ConfigError(f"{path}: arrays or tables within one another beyond all measure; flatten them") from None
+        raise ConfigError(f"{path}: arrays or tables are nested too deeply; flatten them") from None
     except OverflowError:
-        raise ConfigError(f"{path}: an integer of more than 64 bits; make it smaller") from None
+        raise ConfigError(f"{path}: an integer has more than 64 bits; make it smaller") from None
     return value
 
 
@@ -80,14 +80,14 @@ def _decode(text: str, kind: Any, *, is_json: bool) -> Any:
             value = msgspec.toml.decode(text, type=kind)
         except msgspec.MsgspecError:
             raise
-        except ValueError:  # the interpreter's own limit on digits
+        except ValueError:  # the interpreter's limit on digits
             raise OverflowError from None
-    msgspec.msgpack.encode(value)  # raises OverflowError: such an integer could not be told to anybody
+    msgspec.msgpack.encode(value)  # raises OverflowError for an integer that cannot be sent
     return value
 
 
 def _all_faults(text: str, kind: type, *, is_json: bool) -> list[str]:
-    """Return every fault of the file; none where it is not even plain data."""
+    """Return every fault of the file; empty where it is not even valid TOML or JSON."""
     try:
         value: Any = _decode(text, Any, is_json=is_json)
     except (msgspec.MsgspecError, RecursionError, OverflowError):
@@ -96,63 +96,63 @@ def _all_faults(text: str, kind: type, *, is_json: bool) -> list[str]:
 
 
 def one_line(error: object) -> str:
-    """Return what it says, with what a terminal would not print as it is, written out: keys may hold anything."""
+    """Escape unprintable characters: keys may hold anything."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 
 
-def _remedy(error: str, kind: type, text: str, *, is_json: bool) -> str:
-    """Rephrase msgspec's `Expected X, got Y - at `$.key`` with the key first and what to do last."""
+def _rephrase(error: str, kind: type, text: str, *, is_json: bool) -> str:
+    """Rephrase msgspec's `Expected X, got Y - at `$.key`` with the key first and the remedy last."""
     problem, _, place = error.partition(" - at ")
     key = place.strip("`").removeprefix("$").removeprefix(".") or "top level"
     if "unknown field" in problem:
-        known = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
-        named = f" (known: {', '.join(known)})" if known else ""
-        meant = guess(problem.partition("`")[2].rstrip("`"), known, "`")
-        return f"{key}: {problem}; remove it or correct its spelling{named}{meant}"
+        keys = _known_keys("" if key == "top level" else key, kind, text, is_json=is_json)
+        named = f" (known: {', '.join(keys)})" if keys else ""
+        hint = guess(problem.partition("`")[2].rstrip("`"), keys, "`")
+        return f"{key}: {problem}; remove it or correct its spelling{named}{hint}"
     if "missing required field" in problem:
         return f"{key}: {problem}; add it"
     if "enum value" in problem:
-        allowed = [str(value) or "''" for one in _types_at(key, kind) for value in _literals(one)]
+        allowed = [str(value) or "''" for node in _types_at(key, kind) for value in _literals(node)]
         return f"{key}: {problem}; correct the value: use {' or '.join(allowed)}" if allowed else f"{key}: {problem}"
     return f"{key}: {problem}; correct the value"
 
 
 def _known_keys(place: str, kind: type, text: str, *, is_json: bool) -> list[str]:
-    """Return the keys of the table at a place such as `device[0].link`; empty where nobody knows them."""
-    tables = [one for one in _types_at(place, kind) if isinstance(one, inspect.StructType)]
-    if len(tables) > 1:  # the table says which of them it is
-        told = _table_at(place, _decode(text, dict[str, Any], is_json=is_json))
-        tables = [one for one in tables if told.get(one.tag_field or "") == one.tag]
-    tags = [one.tag_field for one in tables[:1] if one.tag_field]
-    return [*tags, *(field.encode_name for one in tables[:1] for field in one.fields)]
+    """Return the keys of the table at a place such as `device[0].link`; empty if unknown."""
+    tables = [node for node in _types_at(place, kind) if isinstance(node, inspect.StructType)]
+    if len(tables) > 1:  # a tagged union: the table's tag selects the struct
+        content = _table_at(place, _decode(text, dict[str, Any], is_json=is_json))
+        tables = [table for table in tables if content.get(table.tag_field or "") == table.tag]
+    tags = [table.tag_field for table in tables[:1] if table.tag_field]
+    return [*tags, *(field.encode_name for table in tables[:1] for field in table.fields)]
 
 
 def _types_at(place: str, kind: type) -> list[inspect.Type]:
-    """Return the types that the value at a place may have."""
-    found = [inspect.type_info(kind)]
+    """Return the possible types of the value at a place."""
+    nodes = [inspect.type_info(kind)]
     for part in re.findall(r"[^.\[\]]+", place):
-        found = [inner for one in _without_unions(found) for inner in _parts_of(one, part)]
-    return list(_without_unions(found))
+        nodes = [inner for node in _without_unions(nodes) for inner in _inner_types(node, part)]
+    return list(_without_unions(nodes))
 
 
-def _literals(one: inspect.Type) -> Sequence[object]:
-    """Return the values that a type allows; none where it allows any."""
-    return one.values if isinstance(one, inspect.LiteralType) else ()
+def _literals(node: inspect.Type) -> Sequence[object]:
+    """Return the values that a type allows; empty if it allows any."""
+    return node.values if isinstance(node, inspect.LiteralType) else ()
 
 
 def _without_unions(types: list[inspect.Type]) -> Iterator[inspect.Type]:
-    for one in types:
-        yield from _without_unions(list(one.types)) if isinstance(one, inspect.UnionType) else (one,)
+    for node in types:
+        yield from _without_unions(list(node.types)) if isinstance(node, inspect.UnionType) else (node,)
 
 
-def _parts_of(one: inspect.Type, part: str) -> Iterator[inspect.Type]:
-    """Yield what type a part of a value may have: a struct's field, an entry of an array or of a table."""
-    if isinstance(one, inspect.StructType):
-        yield from (field.type for field in one.fields if field.encode_name == part)
-    elif isinstance(one, inspect.DictType):
-        yield one.value_type
-    elif isinstance(one, inspect.CollectionType):
-        yield one.item_type
+def _inner_types(node: inspect.Type, part: str) -> Iterator[inspect.Type]:
+    """Yield the possible types of a part: a struct's field, an entry of an array or of a table."""
+    if isinstance(node, inspect.StructType):
+        yield from (field.type for field in node.fields if field.encode_name == part)
+    elif isinstance(node, inspect.DictType):
+        yield node.value_type
+    elif isinstance(node, inspect.CollectionType):
+        yield node.item_type
 
 
 def _table_at(place: str, value: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All faults of a configuration's value, each with its place: msgspec reports the first one only."""
+"""All faults of a configuration with their places; msgspec reports only the first."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 MAX_FAULTS = 50
-"""No more are listed: a file with so many is of another kind."""
+"""Limit of the list: a file with more faults is not such a configuration."""
 _DATES = (dt.datetime, dt.date, dt.time)
 
 
 def find_faults(value: object, kind: type) -> list[str]:
-    """Return the faults of a decoded TOML or JSON value, each as msgspec would report it: `problem - at `$.place``."""
+    """Find the faults of a decoded TOML or JSON value, each in msgspec's form: `problem - at `$.place``."""
     return [fault for fault, _ in zip(_faults(value, kind, ""), range(MAX_FAULTS), strict=False)]
 
 
 def _faults(value: object, kind: Any, place: str) -> Iterator[str]:
-    """Yield the faults of the value at a place: those of its parts, else the one that it has as a whole."""
+    """Yield the faults of a value's parts, or else its own fault."""
     try:
         msgspec.convert(value, kind, builtin_types=_DATES, str_keys=True)
     except msgspec.ValidationError as error:
-        found = False
-        for fault in _faults_of_parts(value, _chosen(kind, value), place):
-            found = True
+        has_inner = False
+        for fault in _faults_of_parts(value, _select_type(kind, value), place):
+            has_inner = True
             yield fault
-        if not found:
-            yield _placed(str(error), place)
+        if not has_inner:
+            yield _prefix_place(str(error), place)
 
 
 def _faults_of_parts(value: object, kind: Any, place: str) -> Iterator[str]:
@@ -57,13 +57,13 @@ def _faults_of_struct(value: dict[str, object], kind: type[msgspec.Struct], plac
             yield f"Object missing required field `{key}`{_at(place)}"
 
 
-def _chosen(kind: Any, value: object) -> Any:
-    """Return which type of a union a value is meant to have: the one beside None, or the struct of its tag."""
+def _select_type(kind: Any, value: object) -> Any:
+    """Select the type of a union that a value is meant to have: the one beside None, or the struct of its tag."""
     if not isinstance(kind, types.UnionType):
         return kind
-    others = [one for one in get_args(kind) if one is not types.NoneType]
+    others = [option for option in get_args(kind) if option is not types.NoneType]
     if len(others) > 1 and isinstance(value, dict):
-        others = [one for one in others if _has_tag(one, value)]
+        others = [option for option in others if _has_tag(option, value)]
     return others[0] if len(others) == 1 else kind
 
 
@@ -77,8 +77,8 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _placed(error: str, place: str) -> str:
-    """Return msgspec's message of a part as it would be of the whole."""
+def _prefix_place(error: str, place: str) -> str:
+    """Prefix the place in msgspec's message with that of the enclosing value."""
     problem, _, inner = error.partition(" - at ")
     return problem + _at(place + inner.strip("`").removeprefix("$"))
 

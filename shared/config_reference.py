@@ -1,4 +1,4 @@
-"""Reference of a configuration's keys, read from its structs: type, unit, default and meaning of each.
+"""Reference of configuration keys, generated from structs: type, unit, default, meaning.
 
 The meaning of a key is its entry under `Attributes:` of the struct's docstring. The unit follows from its name.
 """
@@ -38,12 +38,12 @@ UNITS = {
     "_w": "W",
     "_m": "m",
 }
-"""By the ending of a key's name; the first that fits."""
+"""Units by the ending of a key's name; the first match counts."""
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-WORDS: Mapping[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text"}
+TYPE_NAMES: Mapping[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text"}
 NOTHING = (type(None), msgspec.UnsetType)
-"""Types of what is absent."""
+"""Types of absent values."""
 ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 
 
@@ -52,8 +52,8 @@ class Key(NamedTuple):
 
     Attributes:
         name: As the file writes it.
-        type: What its value is.
-        unit: Of the value; empty for none.
+        type: Type in words, such as `integer`.
+        unit: Unit of the value; empty for none.
         default: As a file would write it; `required` or `absent` where there is none.
     """
 
@@ -65,11 +65,11 @@ class Key(NamedTuple):
 
 
 class KeyGroup(NamedTuple):
-    """Keys that stand together.
+    """The keys of one table.
 
     Attributes:
-        heading: The table of the file, such as `[cohort]`.
-        meaning: What it is for.
+        heading: Table header, such as `[cohort]`.
+        meaning: Purpose of the table.
         keys: In the order of the struct.
     """
 
@@ -79,49 +79,49 @@ class KeyGroup(NamedTuple):
 
 
 def struct_keys(struct: type[msgspec.Struct]) -> list[KeyGroup]:
-    """Return the keys of a file and of every table in it."""
-    found: list[KeyGroup] = []
-    _add_struct(found, struct, TOP, {})
-    return found
+    """Describe the keys of a file and of every table in it."""
+    groups: list[KeyGroup] = []
+    _add_struct(groups, struct, TOP, {})
+    return groups
 
 
-def _add_struct(found: list[KeyGroup], struct: type[msgspec.Struct], heading: str, seen: dict[type, str]) -> None:
-    """Add a struct's keys, then the sections of the structs in it; one that was described before is referred to."""
+def _add_struct(groups: list[KeyGroup], struct: type[msgspec.Struct], heading: str, described: dict[type, str]) -> None:
+    """Add a struct's keys, then sections for the structs in it; repeated structs refer to their first section."""
     notes, below, keys = meanings(struct), [], []
     if tag := struct.__struct_config__.tag:
-        keys.append(Key("kind", f'"{tag}"', "", REQUIRED, "Says which of the kinds the table is."))
+        keys.append(Key("kind", f'"{tag}"', "", REQUIRED, "Selects the kind of this table."))
     prefix = "" if heading == TOP else heading.strip("[]").partition("]")[0] + "."
     for field in msgspec.structs.fields(struct):
         key = _key(field, notes.get(field.name, ""))
         if parts := _structs(field.type):
             name = f"[[{prefix}{key.name}]]" if get_origin(field.type) is list else f"[{prefix}{key.name}]"
-            known = seen.get(parts[0])
-            key = key._replace(type=f"table, as {known}" if known else f"table {name}")
-            below += [] if known else [(one, _of_kind(name, one)) for one in parts]
-            seen.update(dict.fromkeys(parts, known or name))
+            section = described.get(parts[0])
+            key = key._replace(type=f"table, as {section}" if section else f"table {name}")
+            below += [] if section else [(part, _section_name(name, part)) for part in parts]
+            described.update(dict.fromkeys(parts, section or name))
         keys.append(key)
-    found.append(KeyGroup(heading, summary(struct), keys))
-    for one, name in below:
-        _add_struct(found, one, name, seen)
+    groups.append(KeyGroup(heading, summary(struct), keys))
+    for part, name in below:
+        _add_struct(groups, part, name, described)
 
 
 def field_keys(struct: type[msgspec.Struct]) -> list[Key]:
-    """Return the keys of one struct."""
+    """Describe the keys of one struct."""
     notes = meanings(struct)
-    return [_key(one, notes.get(one.name, "")) for one in msgspec.structs.fields(struct)]
+    return [_key(field, notes.get(field.name, "")) for field in msgspec.structs.fields(struct)]
 
 
 def _key(field: msgspec.structs.FieldInfo, meaning: str) -> Key:
-    """Return the row of a field; the defaults of one that holds a struct are those of that struct's keys."""
+    """Describe a field; a struct has no default of its own, since its keys list theirs."""
     if _structs(field.type):
         usual = f'name = "{field.default.name}"' if isinstance(field.default, Spec) else ABSENT
         return Key(field.encode_name, "", "", REQUIRED if field.required else usual, meaning)
-    default = default_words(field.default, field.default_factory)
-    return Key(field.encode_name, type_words(field.type), unit_of(field.name), default, meaning)
+    default = format_default(field.default, field.default_factory)
+    return Key(field.encode_name, format_type(field.type), unit_of(field.name), default, meaning)
 
 
-def _of_kind(name: str, struct: type[msgspec.Struct]) -> str:
-    """Return a section's name with its kind, where it is one of several."""
+def _section_name(name: str, struct: type[msgspec.Struct]) -> str:
+    """Append the kind to a section's name if it is one of several."""
     tag = struct.__struct_config__.tag
     return f'{name} kind = "{tag}"' if tag else name
 
@@ -133,33 +133,33 @@ def _structs(hint: Any) -> list[type[msgspec.Struct]]:
     return [struct for part in get_args(hint) for struct in _structs(part)]
 
 
-def type_words(hint: Any) -> str:
-    """Return the type of a value in words, such as `integer` or `"continue" or "stop"`."""
-    if hint in WORDS:
-        return WORDS[hint]
+def format_type(hint: Any) -> str:
+    """Format a type in words, such as `integer` or `"continue" or "stop"`."""
+    if hint in TYPE_NAMES:
+        return TYPE_NAMES[hint]
     arguments, origin = get_args(hint), get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _union_words(arguments)
-    words: Mapping[object, Callable[[], str]] = {
-        Annotated: lambda: type_words(arguments[0]),
-        Literal: lambda: " or ".join(msgspec.json.encode(one).decode() for one in arguments),
-        tuple: lambda: _list_words(arguments),
-        list: lambda: _list_words((*arguments, ...)),
+        return _format_union(arguments)
+    formatters: Mapping[object, Callable[[], str]] = {
+        Annotated: lambda: format_type(arguments[0]),
+        Literal: lambda: " or ".join(msgspec.json.encode(value).decode() for value in arguments),
+        tuple: lambda: _format_list(arguments),
+        list: lambda: _format_list((*arguments, ...)),
         dict: lambda: "table",
     }
-    if origin not in words:
-        raise TypeError(f"no words for {hint}; add them to WORDS")
-    return words[origin]()
+    if origin not in formatters:
+        raise TypeError(f"no words for {hint}; add them to TYPE_NAMES")
+    return formatters[origin]()
 
 
-def _union_words(kinds: tuple[Any, ...]) -> str:
+def _format_union(kinds: tuple[Any, ...]) -> str:
     if set(kinds) == {bool, int, float, str}:
         return "number, text or true or false"
-    return " or ".join(type_words(one) for one in kinds if one not in NOTHING)
+    return " or ".join(format_type(kind) for kind in kinds if kind not in NOTHING)
 
 
-def _list_words(items: tuple[Any, ...]) -> str:
-    """Return what a tuple of items of these types is called."""
+def _format_list(items: tuple[Any, ...]) -> str:
+    """Format the type of a tuple or list in words."""
     if Ellipsis not in items:
         return "[number, number]"
     if get_origin(items[0]) is tuple:
@@ -168,12 +168,12 @@ def _list_words(items: tuple[Any, ...]) -> str:
 
 
 def unit_of(name: str) -> str:
-    """Return the unit that a key's name ends in; empty for none."""
+    """Derive the unit from the ending of a key's name; empty for none."""
     return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
 
 
-def default_words(value: object, factory: object) -> str:
-    """Return a default as a file would write it."""
+def format_default(value: object, factory: object) -> str:
+    """Format a default as a file would write it."""
     if value is None or value is msgspec.UNSET:
         return ABSENT
     if value not in (msgspec.NODEFAULT, inspect.Parameter.empty):
@@ -181,19 +181,19 @@ def default_words(value: object, factory: object) -> str:
     return REQUIRED if factory is msgspec.NODEFAULT else "[]" if factory is list else "{}"
 
 
-def summary(thing: object) -> str:
+def summary(documented: object) -> str:
     """Return the first paragraph of a docstring as one line."""
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return what the docstring of a class says of each attribute, with those of the classes that it is built on."""
-    parts = [docstring_entries(one.__dict__.get("__doc__")) for one in reversed(kind.__mro__)]
+    """Return the documentation of a class's attributes by name, including those of its bases."""
+    parts = [docstring_entries(base.__dict__.get("__doc__")) for base in reversed(kind.__mro__)]
     return {name: text for part in parts for name, text in part}
 
 
 def docstring_entries(docstring: str | None) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every entry below `Attributes:` or `Args:`."""
+    """Yield name and text of every entry under `Attributes:` or `Args:`."""
     names: list[str] = []
     text = ""
     is_inside = False
@@ -210,8 +210,8 @@ def docstring_entries(docstring: str | None) -> Iterator[tuple[str, str]]:
 
 
 def as_markdown(introduction: str, sections: Sequence[KeyGroup]) -> str:
-    """Return the reference as a page: a heading and a table for each section."""
-    return introduction + "".join(f"\n## {_escaped(one.heading)}\n\n{_body(one)}" for one in sections)
+    """Render the reference as a Markdown page: a heading and a table for each section."""
+    return introduction + "".join(f"\n## {_escape_cell(section.heading)}\n\n{_body(section)}" for section in sections)
 
 
 def _body(section: KeyGroup) -> str:
@@ -222,16 +222,16 @@ def _body(section: KeyGroup) -> str:
     for key in section.keys:
         default = key.default if key.default in (REQUIRED, ABSENT) else f"`{key.default}`"
         cells = (f"`{key.name}`", key.type, key.unit, default, key.meaning)
-        lines.append(f"| {' | '.join(map(_escaped, cells))} |")
+        lines.append(f"| {' | '.join(map(_escape_cell, cells))} |")
     return "\n".join([*lines, ""])
 
 
-def _escaped(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
 def file_schema(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
-    """Return the JSON Schema of a file: every key with its meaning and default."""
+    """Build the JSON Schema of a file, with the meaning and default of every key."""
     (reference,), structs = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     for struct in every_struct(kind):
         describe(structs[struct.__name__], struct)
@@ -239,14 +239,14 @@ def file_schema(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
 
 
 def every_struct(hint: Any) -> set[type[msgspec.Struct]]:
-    """Return a struct and those in it, at any depth."""
-    found = {hint} if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else set()
-    parts = [one.type for struct in found for one in msgspec.structs.fields(struct)] or [*get_args(hint)]
-    return found.union(*map(every_struct, parts))
+    """Return a struct and all structs nested in it."""
+    structs = {hint} if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else set()
+    parts = [field.type for struct in structs for field in msgspec.structs.fields(struct)] or [*get_args(hint)]
+    return structs.union(*map(every_struct, parts))
 
 
 def describe(definition: dict[str, Any], struct: type) -> None:
-    """Put the meaning of each key beside it, in place of a docstring for all of them."""
+    """Replace the struct's docstring in a schema by one description per key."""
     definition["description"] = summary(struct)
     notes = meanings(struct)
     for name, entry in definition["properties"].items():
@@ -255,13 +255,13 @@ def describe(definition: dict[str, Any], struct: type) -> None:
 
 
 def add_format(parser: argparse.ArgumentParser, page: str) -> None:
-    """Add the option that chooses how `write_reference` prints."""
+    """Add the option `--format` for `write_reference`."""
     help_ = f"json: a JSON Schema for editors; markdown: the page {page}; default: %(default)s"
     parser.add_argument("--format", choices=("table", "markdown", "json"), default="table", help=help_)
 
 
 def add_schema_verb(parser: argparse.ArgumentParser, file: str, page: str) -> None:
-    """Add the verb `schema`, which prints the keys of a file."""
+    """Add the subcommand `schema`, which prints the keys of a file."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_format(verbs.add_parser("schema", help=f"print every key of {file} with type, unit, default and meaning"), page)
 

@@ -1,4 +1,4 @@
-"""Errors, named by what the reader of the message can do about them."""
+"""Exception hierarchy, classified by what the receiver can do about an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 
 def escape_text(text: str) -> str:
-    r"""Return text that can be sent and printed: bytes of a file name that are not UTF-8 become `\\udcXX`."""
+    r"""Escape bytes of a file name that are not UTF-8 as `\\udcXX`, so that text can be sent and printed."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -14,7 +14,7 @@ class FieldFleetError(Exception):
     """Base of every error raised on purpose."""
 
     def __str__(self) -> str:
-        """Return the message; a path in it may hold bytes that are not UTF-8, and no message could carry them."""
+        """Return the message, escaped: a path in it may hold bytes that are not UTF-8."""
         return escape_text(super().__str__())
 
 
@@ -23,14 +23,14 @@ class ConfigError(FieldFleetError):
 
 
 class NoSuchRun(ConfigError):
-    """Nothing in a folder of runs has the name that was given, or begins so."""
+    """No run has this name, or a name that begins with it."""
 
 
 class WireError(FieldFleetError):
-    """The peer sent bytes we cannot accept; drop them, keep the session.
+    """The peer sent unacceptable bytes; drop them, keep the session.
 
     Attributes:
-        reason: One word under which refusals are counted, such as `truncated` or `shape`.
+        reason: Category for counters, such as `truncated` or `shape`.
     """
 
     def __init__(self, message: str, *, reason: str = "malformed") -> None:
@@ -39,27 +39,27 @@ class WireError(FieldFleetError):
 
 
 class Unrecordable(WireError):
-    """The journal could not read this record back, so it is not written; drop what it was made from."""
+    """The journal could not read this record back, so it is not written; drop its source."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="unrecordable")
 
 
 class Unreachable(FieldFleetError):
-    """The broker or the peer is away; retrying later may help."""
+    """The broker or the peer is unreachable; retrying later may help."""
 
 
 class Untrusted(Unreachable):
-    """The broker and this machine do not trust each other: mend a certificate, a clock or a name; it is tried again."""
+    """Mutual TLS authentication failed: correct a certificate, a clock or a name; the client retries."""
 
 
 class EnrolmentFailed(FieldFleetError):
-    """This board did not get a certificate; the message says why and what to do.
+    """This board did not get a certificate; the message has the cause and the remedy.
 
     Attributes:
-        code: With which the command ends: 2 the token or the board's own file, 3 another CA than the token's, 4 a
-            clock, 5 nobody answers.
-        reason: Of the gateway's refusal, one word; empty where it did not refuse.
+        code: Exit code of the command: 2 the token or the board's own file, 3 another CA than the token's, 4 a clock, 5
+            no answer.
+        reason: Reason of the gateway's refusal; empty where it did not refuse.
     """
 
     def __init__(self, message: str, *, code: int, reason: str = "") -> None:
@@ -68,15 +68,15 @@ class EnrolmentFailed(FieldFleetError):
 
 
 class TooLarge(Unreachable):
-    """The broker takes no payload of this size: cut it smaller, or raise the broker's largest packet."""
+    """The broker does not accept a packet of this size: send smaller ones, or raise the broker's limit."""
 
 
 class CorruptFile(FieldFleetError):
-    """A file of ours does not hold what was written; set it aside and use an older one."""
+    """One of our files is damaged; set it aside and use an older one."""
 
 
 class Unwritable(FieldFleetError, OSError):
-    """A disk of ours takes nothing more; make room or make it writable, and the same write works."""
+    """A disk is full, read-only or failing; after that is corrected, the same write works."""
 
 
 class TaskFailed(FieldFleetError):
@@ -84,22 +84,22 @@ class TaskFailed(FieldFleetError):
 
 
 class Diverged(TaskFailed):
-    """Training gave numbers that are none; nothing of it is kept. The message names the step and the remedy."""
+    """Training produced NaN or infinity; its result is dropped. The message names the step and the remedy."""
 
 
 class TrainerDied(TaskFailed):
-    """The trainer's process ended under a task; the same task may be tried again."""
+    """The trainer process died during a task; the task may be retried."""
 
 
 class Superseded(FieldFleetError):
-    """A newer task took the place of this one; its work is dropped."""
+    """A newer task replaced this one; its work is dropped."""
 
 
 class InferenceRefused(FieldFleetError):
-    """The server's half of a network was not run on a device's features; its own half, or another server, may do.
+    """The server refused to run its half of a network on a device's features; run it locally, or ask another server.
 
     Attributes:
-        reason: One word, such as `busy`, `unknown-release` or `shape`; of all, only `busy` passes by itself.
+        reason: Such as `busy`, `unknown-release` or `shape`; only `busy` is temporary.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -108,15 +108,15 @@ class InferenceRefused(FieldFleetError):
 
 
 class SessionLost(FieldFleetError):
-    """The server knows nothing of a split session any more; the same task, begun anew, can be done."""
+    """The server no longer has a split session; the task can be repeated from its start."""
 
 
 class ServingRefused(FieldFleetError):
-    """The inference process does not serve a model, or the model fails: another one, or the one before, may do."""
+    """The inference process cannot serve a model, or the model fails; another version may work."""
 
 
 class ServingDied(ServingRefused):
-    """The inference process ended under what it was asked for, or is not there; it is started again by itself."""
+    """The inference process died during a request, or does not run; it is restarted automatically."""
 
 
 class NoData(FieldFleetError):
@@ -138,5 +138,5 @@ class Infeasible(FieldFleetError):
 
 
 def is_cause(cause: str, error: type[FieldFleetError]) -> bool:
-    """Tell whether a failure that a device reports is of a kind: its cause begins with the error's name."""
+    """Check whether a failure reported by a device is of a kind: its text begins with the error's name."""
     return cause.startswith(f"{error.__name__}: ")

@@ -1,7 +1,7 @@
-"""Registry of builders by name, and the allow-list of a user's own builders, `module:function`.
+"""Build registered objects by name, and import allowed custom builders (`module:function`).
 
-What a task from the server or a plan in somebody's trace names must not choose what a process imports: to import is to
-run, and a function of the standard library with options of a stranger's choice is as good as a shell.
+A task from the server or a plan of a foreign trace must not choose what a process imports: importing runs code, and
+calling a function of the standard library with arbitrary options is as good as a shell.
 """
 
 from __future__ import annotations
@@ -30,66 +30,65 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 _ANY = ((object, bool), "")
 _ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:([^\W\d]\w*|\*)")
 VARIABLE = "FIELDFLEET_MODELS"
-"""Of the environment, where a command has no file of settings: entries with spaces between."""
+"""Environment variable for commands without a settings file: entries separated by spaces."""
 
 FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
 )
-"""What code of the user's own raises when something in it is wrong: no reason for a process of ours to end."""
+"""Exceptions from custom code; they must not end the process."""
 
 
 def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
-    """Return what the spec names, built with its options.
+    """Build the object that a spec names, with its options.
 
     Args:
-        spec: The name and the options.
-        what: What the registry holds, for the error: algorithm, codec, model.
+        what: Kind of object, for the error: algorithm, codec, model.
 
     Raises:
-        ConfigError: The name or an option is unknown, the builder refuses a value, or that is NaN or infinite, which no
-            journal keeps.
+        ConfigError: The name or an option is unknown, the builder refuses a value, or it is NaN or infinite, which the
+            journal cannot store.
     """
     builder = registry.get(spec.name)
     if builder is None:
         known_names = ", ".join(sorted(registry))
         raise ConfigError(f"unknown {what} {spec.name!r}; known: {known_names}{guess(spec.name, registry)}")
-    known = (_declared if is_custom(spec.name) else _declared_once)(builder)
-    unknown = sorted(set(spec.options) - set(known))
-    if unknown and not any(option.kind is option.VAR_KEYWORD for option in known.values()):
-        meant = guess(unknown[0], known)
+    parameters = (_read_parameters if is_custom(spec.name) else _cached_parameters)(builder)
+    unknown = sorted(set(spec.options) - set(parameters))
+    if unknown and not any(option.kind is option.VAR_KEYWORD for option in parameters.values()):
+        hint = guess(unknown[0], parameters)
         raise ConfigError(
-            f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}{meant}"
+            f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(parameters) or 'none'}{hint}"
         )
     if endless := [name for name, value in spec.options.items() if _is_endless(value)]:
         value = spec.options[endless[0]]
         raise ConfigError(f"{what} {spec.name!r}: {endless[0]} is {value}; give a number, a large one in place of inf")
     truths = {name: value for name, value in spec.options.items() if isinstance(value, bool)}
-    if odd := _odd_kind(truths, known):  # Python counts with true as with 1
+    if odd := _find_wrong_type(truths, parameters):  # Python would calculate with True as 1
         raise ConfigError(f"{what} {spec.name!r}: {odd}; correct its options")
     try:
         return builder(**spec.options)
-    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, of a layer of impossible size
-        odd = _odd_kind(spec.options, known) if isinstance(error, TypeError) else ""
-        problem = odd or str(error).partition("\n")[0]  # behind it torch may show its stack
+    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: torch, for a layer of impossible size
+        odd = _find_wrong_type(spec.options, parameters) if isinstance(error, TypeError) else ""
+        problem = odd or str(error).partition("\n")[0]  # further lines may be torch's stack
         raise ConfigError(f"{what} {spec.name!r}: {problem}; correct its options") from error
 
 
-def _declared(builder: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+def _read_parameters(builder: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(builder).parameters
 
 
-_declared_once = lru_cache(maxsize=256)(_declared)
-"""Of what is registered: a replay builds the same few for every device."""
+_cached_parameters = lru_cache(maxsize=256)(_read_parameters)
+"""Cached for registered builders: a replay builds the same few for every device."""
 
 
-def _odd_kind(options: Mapping[str, object], known: Mapping[str, inspect.Parameter]) -> str:
-    """Return which option is of another kind than its builder declares; empty where none is."""
+def _find_wrong_type(options: Mapping[str, object], parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Describe the first option of another type than its builder declares; empty where all fit."""
     for name, value in options.items():
-        declared = getattr(known.get(name), "annotation", "")
-        kinds, words = _KINDS.get(getattr(declared, "__name__", str(declared)), _ANY)
+        declared = getattr(parameters.get(name), "annotation", "")
+        kinds, advice = _KINDS.get(getattr(declared, "__name__", str(declared)), _ANY)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            return f"{name} is {value!r}; give {words}"
+            return f"{name} is {value!r}; give {advice}"
     return ""
 
 
@@ -98,11 +97,11 @@ def _is_endless(value: object) -> bool:
 
 
 _allowed: set[str] = set()
-"""Of this process, as `torch.set_num_threads` is."""
+"""Global to the process, like `torch.set_num_threads`."""
 
 
 def require_entries(entries: Iterable[str]) -> None:
-    """Refuse what is no entry of an allow-list.
+    """Validate the syntax of allow-list entries.
 
     Raises:
         ValueError: An entry is neither `module:function` nor `module:*`.
@@ -113,13 +112,13 @@ def require_entries(entries: Iterable[str]) -> None:
 
 
 def allow(entries: Iterable[str]) -> None:
-    """Have this process import these and no others; its composition root says so, once.
+    """Set this process's allow-list of builders; called once, by its composition root.
 
     Args:
-        entries: `module:function`, or `module:*` for every function that is defined in that very module.
+        entries: `module:function`, or `module:*` for every function defined in exactly that module.
 
     Raises:
-        ConfigError: One is neither.
+        ConfigError: An entry is neither.
     """
     entries = set(entries)
     try:
@@ -131,17 +130,17 @@ def allow(entries: Iterable[str]) -> None:
 
 
 def allowed_entries() -> list[str]:
-    """Return what this process may import, in order."""
+    """Return the allow-list of this process, sorted."""
     return sorted(_allowed)
 
 
 def is_custom(name: str) -> bool:
-    """Tell whether a name stands for a user's own builder, not for a registered one."""
+    """Check whether a name is a custom builder's, not a registered one's."""
     return ":" in name
 
 
 def import_builder(name: str) -> Callable[..., Any]:
-    """Import the builder that `module:function` names, from the Python path.
+    """Import a custom builder, `module:function`, from the Python path.
 
     Raises:
         ConfigError: It is not allowed in this process, or cannot be imported.
@@ -153,12 +152,12 @@ def import_builder(name: str) -> Callable[..., Any]:
             f"model {name[:120]!r} is not allowed in this process; list it under models in its settings or {VARIABLE}"
         )
     try:
-        found = getattr(importlib.import_module(module_name), function, None)
+        builder = getattr(importlib.import_module(module_name), function, None)
     except FAULTS as error:
         problem = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model {name!r}: {problem}; correct the module, or PYTHONPATH of this process") from error
-    if not callable(found):
+    if not callable(builder):
         raise ConfigError(f"model {name!r}: {module_name} has no function {function!r}; correct the name")
-    if not by_name and getattr(found, "__module__", None) != module_name:
+    if not by_name and getattr(builder, "__module__", None) != module_name:
         raise ConfigError(f"model {name!r}: {function} is not defined in {module_name} itself; list it by its name")
-    return found  # type: ignore[no-any-return]  # `callable` told
+    return builder  # type: ignore[no-any-return]  # `callable` told

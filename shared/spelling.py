@@ -1,20 +1,18 @@
-"""Guess which known name a mistyped one stands for."""
+"""Spelling suggestions for mistyped names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 
-def guess(name: str, known: Iterable[str], quote: str = "'") -> str:
-    """Return a question to end a message with, `; did you mean 'NAME'?`; empty where no known name is like it.
+def guess(name: str, candidates: Iterable[str], quote: str = "'") -> str:
+    """Suggest a name as the end of a message, `; did you mean 'NAME'?`; empty where no candidate is similar.
 
     Args:
-        name: As it was given.
-        known: Those that there are.
-        quote: What to put around the guess.
+        quote: Quotation mark around the suggestion.
     """
-    import difflib  # noqa: PLC0415 - who is given the right name has no use for it
+    import difflib  # noqa: PLC0415 - needed only for wrong names
 
-    folded = {one.casefold(): one for one in known}
+    folded = {candidate.casefold(): candidate for candidate in candidates}
     alike = difflib.get_close_matches(name.casefold(), folded, 1)
     return f"; did you mean {quote}{folded[alike[0]]}{quote}?" if alike else ""

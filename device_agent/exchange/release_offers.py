@@ -22,7 +22,7 @@ from device_agent.exchange.release_parts import PartStore, find_lacking, runtime
 from device_agent.exchange.resend import announce, ask
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
 from shared.protocol import wire
-from shared.protocol.inference.bundle import Lacking, bundle_pieces, say_lacking
+from shared.protocol.inference.bundle import Lacking, build_lacks, bundle_pieces
 from shared.protocol.inference.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
 from shared.protocol.inference.rollout import MOST_MODELS, Ahead, Bundle, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import topic
@@ -270,7 +270,7 @@ class ReleaseOffers:
 
     async def _say_lacking(self, offer: Offer | Ahead, lacking: Lacking) -> None:
         place = self.download
-        word = say_lacking(place.device, offer.deployment, lacking)
+        word = build_lacks(place.device, offer.deployment, lacking)
         with suppress(Unreachable):  # said again
             await place.transport.publish(topic(place.site, place.device, "lacks"), wire.encode(word))
 

@@ -18,8 +18,8 @@ from shared.protocol.inference.bundle import (
     LENGTH_BYTES,
     Lacking,
     bundle_pieces,
+    compute_lacking,
     header_bytes,
-    lacking_of,
     tensor_bytes,
     tensor_places,
 )
@@ -92,7 +92,7 @@ def find_lacking(store: PartStore, manifest: ReleaseManifest, *, whole: bool = F
     missing = {part.sha256 for part in store.missing(manifest).values()}
     held = {part.sha256 for part in manifest.parts.values()} - missing
     tensors = {} if whole or manifest.parameters.sha256 in held else _tensors_here(store, manifest)
-    return lacking_of(manifest, held, tensors.keys())
+    return compute_lacking(manifest, held, tensors.keys())
 
 
 def _tensors_here(store: PartStore, manifest: ReleaseManifest) -> dict[str, _Place]:

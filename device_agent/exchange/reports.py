@@ -15,7 +15,7 @@ from device_agent.exchange.upload import Sent
 from device_agent.measurement.power_log import PowerLog, charge_energy
 from shared.errors import Unreachable
 from shared.protocol import wire
-from shared.protocol.measurements import Cost, Spent
+from shared.protocol.measurements import Cost, TaskCost
 from shared.protocol.messages import Report
 from shared.protocol.topics import topic
 from shared.runtime import backports
@@ -59,9 +59,9 @@ class Reporter:
     instance: str = ""
     charge: Charge | None = None
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    _spent: Spent | None = None
+    _spent: TaskCost | None = None
     _told: bool = False
-    _earlier: deque[Spent] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER))
+    _earlier: deque[TaskCost] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER))
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class Reporter:
         cost = self.charged(cost, "upload_joules", sent.started, sent.ended)
         if self._spent and not self._told:
             self._earlier.append(self._spent)
-        self._spent, self._told = Spent(run=sent.run, round=sent.round, cost=cost), False
+        self._spent, self._told = TaskCost(run=sent.run, round=sent.round, cost=cost), False
         self._settled.set()
 
     def charged(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:

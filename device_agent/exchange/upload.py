@@ -149,7 +149,7 @@ class Delivery:
     def allow(self, told: Assignment) -> None:
         """Keep to the rate that a task's assignment allows from now on, if it names one."""
         if self.bucket:
-            self.bucket.tune(told.allocated.up_bits_per_s, told.allocated.share or 0.0)
+            self.bucket.tune(told.allocation.up_bits_per_s, told.allocation.share or 0.0)
 
     async def run(self) -> None:
         """Deliver for ever; `wake` says that the outbox has something new or that the server may be back."""

@@ -32,7 +32,7 @@ from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, MEMBERSHIP, Membership
 from device_agent.identity.https import Gateway, authority_tls
 from shared.errors import ConfigError, EnrolmentFailed, Unreachable, Unwritable, WireError
-from shared.protocol.enrolment import Moved, RenewAnswer, RenewRequest, decode_json
+from shared.protocol.enrolment import RenewAnswer, RenewRequest, TrustedRoot, decode_json
 from shared.runtime.executor import in_thread
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
@@ -127,7 +127,7 @@ class Renewal:
         if refused:
             raise refused
         if count > PLAIN and self._moved != membership.root:
-            await gateway.ask("/moved", Moved(root=membership.root), credentials.tls_of(used))
+            await gateway.ask("/moved", TrustedRoot(root=membership.root), credentials.tls_of(used))
             self._moved = membership.root
         return renewed
 

@@ -252,7 +252,7 @@ class BoardStore:
         wanted = {part.sha256 for part in ahead.parts.values()} if ahead else set[str]()
         try:
             for name in self._folders():
-                kept = self.record(name).kept
+                kept = self.record(name).retained_versions
                 for version in self.versions(name):
                     if version in kept:
                         wanted |= {part.sha256 for part in self.manifest(name, version).parts.values()}

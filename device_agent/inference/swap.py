@@ -203,7 +203,7 @@ class _Owner:
     def _known_problem(self, offer: NewVersion) -> str:
         """Return why an offer need not be tried: it failed here before, or its number is another release's."""
         record, store = self._record, self._candidate.around.store
-        if offer.version in record.kept and store.release(record.name, offer.version) != offer.release:
+        if offer.version in record.retained_versions and store.release(record.name, offer.version) != offer.release:
             return f"version: {offer.version} of {record.name} is here with another content; give it a new number"
         return record.failure(offer.release, offer.attempt)
 

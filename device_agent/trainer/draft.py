@@ -53,7 +53,7 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
 
 def _told_codec(task: Task) -> Spec:
     """Return how an update travels: as the plan says, and by `topk` as large a share of it as the device was told."""
-    sent = task.assignment.allocated.sent
+    sent = task.assignment.allocation.sent
     if sent is None or task.codec.name != "topk":
         return task.codec
     return msgspec.structs.replace(task.codec, options={**task.codec.options, "share": sent})

@@ -14,7 +14,7 @@ from edge_server.journal.claims import plausible
 from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
 from shared.protocol.measurements import JOULES, Cost, StepCost
-from shared.protocol.messages import Allocated
+from shared.protocol.messages import AllocatedValues
 
 WEIGHT, MOST_OFF = 0.5, 4.0
 """Of the newest error among the earlier ones; and the factor beyond which a prediction is not put right."""
@@ -54,7 +54,7 @@ class PastTask:
     @property
     def share(self) -> float | None:
         """Return which part of its link the device was told to keep to; None where it had the link as it was."""
-        given = Allocated.of(self.given.values if self.given else {})
+        given = AllocatedValues.of(self.given.values if self.given else {})
         return given.share if given.up_bits_per_s and given.share and 0 < given.share <= 1 else None
 
     @property
@@ -90,7 +90,7 @@ class PastTask:
 
     @property
     def _told(self) -> float | None:
-        return Allocated.of(self.given.values).up_bits_per_s if self.given and self.share else None
+        return AllocatedValues.of(self.given.values).up_bits_per_s if self.given and self.share else None
 
     @property
     def _thought(self) -> float | None:
@@ -160,7 +160,7 @@ class Experience:
         self.order += [device for device in record.assignments if device not in self.order]
         self._decisions[record.round] = record.decision
         self.limits = record.decision.limits if record.decision else {}
-        told = {(record.round, name): one.allocated.local_steps for name, one in record.assignments.items()}
+        told = {(record.round, name): one.allocation.local_steps for name, one in record.assignments.items()}
         kept = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
         self._steps = kept | {key: steps for key, steps in told.items() if steps is not None}
         for device, given in record.decision.devices.items() if record.decision else ():

@@ -9,7 +9,7 @@ import msgspec
 from edge_server.fleet.state import Fleet
 from edge_server.journal.report_history import KeptReport
 from shared.protocol.inference.rollout import ModelStatus
-from shared.protocol.measurements import Absent, Reading, Spent
+from shared.protocol.measurements import Absent, Reading, TaskCost
 from shared.protocol.messages import Report, Status
 
 
@@ -34,7 +34,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     readings: dict[str, Reading] = {}
     absent: dict[str, Absent] = {}
     facts: dict[str, str] = {}
-    spent: Spent | None = None
+    spent: TaskCost | None = None
     models: tuple[ModelStatus, ...] = ()
 
     def lack(self, name: str) -> Absent | None:

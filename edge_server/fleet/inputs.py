@@ -59,6 +59,6 @@ def agree_on_inputs(
             agreed = RunInputs(inputs, f"device {device} has", is_recorded=False)
         if refusal := agreed.explain_mismatch(device, inputs):
             raise ConfigError(refusal.replace(" takes no part", ": the run does not begin", 1))
-        if (filled := agreed.inputs.filled(inputs)) != agreed.inputs:
+        if (filled := agreed.inputs.fill_unknown(inputs)) != agreed.inputs:
             agreed = RunInputs(filled, f"the plan and device {device} have", is_recorded=False)
     return agreed

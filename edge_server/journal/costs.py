@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edge_server.journal.claims import doubted_figures, drop_figures, plausible
 from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, valid
-from shared.protocol.measurements import Cost, Spent
+from shared.protocol.measurements import Cost, TaskCost
 from shared.protocol.messages import Report
 
 SETTLE_S = 2.0
@@ -60,7 +60,7 @@ class Costs:
     def _last(self, number: int) -> dict[str, int]:
         return self.last if number <= self.rounds else self.evaluated
 
-    def _take(self, device: str, spending: Spent) -> None:
+    def _take(self, device: str, spending: TaskCost) -> None:
         last = self._last(spending.round)
         if not last.get(device, -1) < spending.round <= 2 * self.rounds + 1:
             return

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from shared.protocol.measurements import JOULES, Cost
-from shared.protocol.messages import Allocated, Value
+from shared.protocol.messages import AllocatedValues, Value
 
 Source: TypeAlias = Literal["measured", "last_good", "profile", "default"]
 
@@ -79,7 +79,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def kept_share(values: Mapping[str, Value]) -> float:
     """Return the share of the model that a device keeps under its assigned values."""
-    allocation = Allocated.of(values)
+    allocation = AllocatedValues.of(values)
     return (1.0 if allocation.keep is None else allocation.keep) - (allocation.prune or 0.0)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from edge_server.journal.claims import plausible
 from shared.errors import CorruptFile
-from shared.protocol.measurements import Absent, Quality, Reading, Spent
+from shared.protocol.measurements import Absent, Quality, Reading, TaskCost
 from shared.protocol.messages import Report
 from shared.protocol.topics import is_name
 
@@ -58,7 +58,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
     values: dict[int, int | float]
     uncertainties: dict[int, float | None] = {}
     moments: dict[int, float] = {}
-    spent: Spent | None = None
+    spent: TaskCost | None = None
     most_at: float | None = None
 
 

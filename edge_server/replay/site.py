@@ -194,7 +194,7 @@ class VirtualSite:
 def _link_rate(behaviour: Behaviour, task: Task) -> Rate:
     """Return a device's link in a round, its uplink limited to the share that the coordinator allocated."""
     up, down = behaviour.of_round(task.round) if behaviour.of_round else (behaviour.up, behaviour.down)
-    allocated = task.assignment.allocated
+    allocated = task.assignment.allocation
     # As in a live run, a share without a rate does not pace the device.
     share = allocated.share if allocated.up_bits_per_s is not None else None
     if up and share and 0 < share < 1:

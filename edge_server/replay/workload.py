@@ -18,7 +18,7 @@ from shared.models.build import build_blank
 from shared.models.cost import step_flops
 from shared.models.evaluate import build_skeleton
 from shared.protocol import payload
-from shared.protocol.messages import Spec, steps_of
+from shared.protocol.messages import Spec, count_steps
 from shared.registry import build
 from shared.transfer import to_file
 
@@ -49,7 +49,7 @@ class Workload:
         flops = passed * self.flops(task.model, job.data, 1, trains=False) if passed else 0
         if not task.train:
             return self._make_work(job, steps=0, examples=passed, flops=flops)
-        steps = steps_of(assignment, trained_on)
+        steps = count_steps(assignment, trained_on)
         sizes = batches(trained_on, assignment.hyper.batch_size, steps, merges_single=assignment.merges_single)
         dense = sum(count * self.flops(task.model, job.data, size) for size, count in sizes.items() if count)
         flops += round(self._share(job) * dense)

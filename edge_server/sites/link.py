@@ -21,7 +21,7 @@ from shared.errors import Unreachable, WireError
 from shared.protocol import payload, wire
 from shared.protocol.clip import NAME, printable
 from shared.protocol.messages import Message, Want
-from shared.protocol.peers import MOST_PLAN_BYTES, AtRound, Hello, OfSite
+from shared.protocol.peers import MOST_PLAN_BYTES, AtRound, Hello, PeerMessage
 from shared.protocol.topics import parse_channel, peer_topic
 from shared.runtime.executor import background
 from shared.transfer.frames import is_frame
@@ -280,7 +280,7 @@ class Links:
             await handler(peer, data)
             return
         message = wire.decode(data)
-        if isinstance(message, OfSite):
+        if isinstance(message, PeerMessage):
             self._check_sender(peer, message)
         elif not isinstance(message, Want):
             raise WireError(f"{type(message).__name__} is not for a peer", reason="unexpected")
@@ -300,7 +300,7 @@ class Links:
             self._rounds[peer] = announced.round
             await self.note_rounds(self._rounds)
 
-    def _check_sender(self, peer: str, message: OfSite) -> None:
+    def _check_sender(self, peer: str, message: PeerMessage) -> None:
         if message.site != peer:
             raise WireError(f"in the name of site {message.site[:NAME]!r}", reason="identity")
         if message.run != (known_run := self.run_of(peer)):

@@ -1,1 +1,1 @@
-"""The messages of a site, their encoding, their topics, and the bytes of a payload."""
+"""Wire protocol: messages, their encoding, MQTT topics, payload bytes."""

@@ -1,6 +1,6 @@
-"""Bounded field types of messages and manifests: what is out of form or range is refused where it is decoded.
+"""Bounded field types for messages and manifests, validated on decoding.
 
-A received string becomes part of a path or of a log line sooner or later, a received number part of a sum or a record.
+A received string becomes part of a path or a log line sooner or later, a received number part of a sum or a record.
 msgspec checks these bounds when it decodes; NaN and infinity are outside every range.
 """
 
@@ -15,17 +15,17 @@ MOST_VERSION = 999_999_999
 MOST_NUMBER = 1 << 40
 """Far above any count, round or size in bytes, and far below what 64 bits hold."""
 MOST_FIGURE = 1e15
-"""Of seconds, joules and the like; products of several are doubles still."""
+"""Limit of seconds, joules and the like; products of several still fit into a double."""
 
 _RELEASE_NAME = (
     r"\A(?!(?i:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|\Z))[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?\Z"
 )
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-"""Of a site, a device or a run, as `shared.protocol.topics.is_name` has it."""
+"""Name of a site, a device or a run, see `shared.protocol.topics.is_name`."""
 NameOrNone: TypeAlias = Annotated[str, Meta(pattern=r"\A(?:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")]
 ReleaseName: TypeAlias = Annotated[str, Meta(pattern=_RELEASE_NAME)]
-"""Of a model: a folder's name on boards, so that it ends with no dot and is no device of Windows."""
+"""Name of a model and of its folder on devices: without a final dot, and no device name of Windows."""
 Line: TypeAlias = Annotated[str, Meta(pattern=r"\A[ -~]{0,256}\Z")]
 """Printable ASCII that is shown or logged."""
 Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[ -~]{1,256}\Z")]
@@ -39,5 +39,5 @@ Amount: TypeAlias = Annotated[float, Meta(ge=0, le=MOST_FIGURE)]
 
 
 def is_release_name(name: str) -> bool:
-    """Return whether a model may be called so."""
+    """Check whether a model may have this name."""
     return re.search(_RELEASE_NAME, name) is not None

@@ -1,18 +1,18 @@
-"""How a board joins a site: the one-time token, and what board and gateway say to each other over HTTPS.
+"""Enrolment protocol: one-time join tokens and HTTPS requests between board and gateway.
 
-A token is one line of at most 140 characters, the form after those of k3s and `kubeadm join`, which carry the hash of
-the CA too: the board compares it before it shows the secret, so that nobody between the two learns anything.
-What is said is JSON (these structs) in HTTP/1.1, one request a connection, bodies of at most `MOST_BODY` bytes.
+A token is one line of at most 140 characters. As with k3s and `kubeadm join`, it carries the hash of the CA: the board
+verifies the CA before it sends the secret, so that a man in the middle learns nothing. Bodies are JSON (these structs)
+in HTTP/1.1, one request per connection, at most `MOST_BODY` bytes.
 
-GET  /ca.pem          the site's CA certificates, before anything is trusted; with its Date, the gateway's time
-POST /join            JoinRequest -> JoinAnswer     the first key that comes with a token's secret is bound to it
-POST /joined          Joined -> nothing             the board has proven its certificate: the token is closed
-POST /moved           Moved -> nothing              over such a connection: the root that the board trusts by now
-POST /renew           RenewRequest -> RenewAnswer   over a connection that the certificate to be renewed authenticates
-POST /renew-expired   RenewRequest -> RenewAnswer   by a request that the same key signed
+GET  /ca.pem          the site's CA certificates, before any trust exists; the Date header is the gateway's time
+POST /join            JoinRequest -> JoinAnswer     binds the token to the first key that presents its secret
+POST /joined          Joined -> nothing             over the new certificate: closes the token
+POST /moved           TrustedRoot -> nothing        over such a connection: the root that the board trusts now
+POST /renew           RenewRequest -> RenewAnswer   over a connection authenticated by the old certificate
+POST /renew-expired   RenewRequest -> RenewAnswer   request signed by the same key
 GET  /install.sh, /packages/...                      files, see `edge_server.gateway.packages.download`
 
-Whatever is refused is answered by a Refusal, status 4xx.
+A refused request is answered by a Refusal with status 4xx.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgspec
 from shared.errors import ConfigError, WireError
 
 MOST_TOKEN = 140
-"""Characters; a QR code of that many is still read off a terminal."""
+"""Characters; a QR code of that many can still be scanned from a terminal."""
 MOST_HEAD, MOST_BODY = 8 << 10, 32 << 10
 MOST_HEADERS = 64
 USUAL_PORT = 8443
@@ -39,10 +39,9 @@ SECRET_BYTES, DIGEST_BYTES = 16, 32
 Reason: TypeAlias = Literal[
     "unknown", "used", "expired", "revoked", "device", "request", "approval", "busy", "malformed", "site"
 ]
-"""Why the gateway refuses: no such token or a wrong secret; bound to another key or closed; past its time; withdrawn by
-the operator (the token, or the device); made for a device of another name; the certificate request is none; expired so
-long ago that the operator must approve it; too many attempts; nothing that the protocol knows; the gateway's own files
-are not in order."""
+"""Reasons of a refusal: unknown token or wrong secret; token bound to another key or closed; expired; withdrawn by the
+operator (token or device); issued for another device name; invalid certificate request; expired so long ago that the
+operator must approve; too many attempts; malformed request; faulty files of the gateway."""
 
 Kind = TypeVar("Kind")
 
@@ -56,12 +55,12 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
 
 @dataclass(frozen=True)
 class Token:
-    """What a board needs to join, once.
+    """One-time credentials for joining a site.
 
     Attributes:
-        host: Of the enrolment service, as the gateway's certificate names it; an IPv6 address without brackets.
+        host: Host of the enrolment service, as in the gateway's certificate; an IPv6 address without brackets.
         root: SHA-256 of the root certificate's DER, 32 bytes.
-        id: By which it is listed and withdrawn; no secret.
+        id: Public id, for listing and withdrawing.
         secret: 128 random bits, base64url.
     """
 
@@ -73,11 +72,11 @@ class Token:
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A board asks for its certificate.
+    """Board -> gateway: request a certificate.
 
     Attributes:
         request: PKCS #10, PEM, signed by the board's key; the names in it are not read.
-        device: What the board is called by its own file; empty where that leaves it to the token.
+        device: Device name from the board's own file; empty to use the token's.
     """
 
     token: str
@@ -87,12 +86,12 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a board gets; newer gateways may say more.
+    """Gateway -> board: certificate and site settings; newer gateways may add fields.
 
     Attributes:
-        site: Of which it is a part now.
+        site: Name of the site.
         chain: The site's CA certificates, PEM.
-        broker_host: Where the site's broker is.
+        broker_host: Host of the site's broker.
     """
 
     device: str
@@ -104,37 +103,37 @@ class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A board has connected to the broker by its certificate; `token` and `secret` as before."""
+    """Board -> gateway: connected to the broker with the certificate; `token` and `secret` as in the JoinRequest."""
 
     token: str
     secret: str
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A board trusts the newest root, for which the one before vouched; `root` is its DER's SHA-256, hexadecimal."""
+class TrustedRoot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Board -> gateway: trusts the newest root, cross-signed by the previous one; `root` is its hex SHA-256 (DER)."""
 
     root: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class RenewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A board asks for its next certificate; `request` is signed by the key that it has."""
+    """Board -> gateway: request the next certificate; `request` is signed by the board's existing key."""
 
     request: str
 
 
 class RenewAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The next certificate, and the site's CA certificates, which may be others by now; both PEM."""
+    """Gateway -> board: the next certificate and the site's current CA certificates, which may have changed; PEM."""
 
     certificate: str
     chain: str
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the gateway refuses, for programs, and in words.
+    """Gateway -> board: reason of a refusal, for programs and for people.
 
     Attributes:
-        reason: One of `Reason`; of a newer gateway perhaps another.
-        retry_s: Seconds after which to try again; 0 where it does not help.
+        reason: One of `Reason`; a newer gateway may send another.
+        retry_s: Seconds until a retry makes sense; 0 for never.
     """
 
     reason: str
@@ -143,10 +142,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_json(data: bytes, kind: type[Kind]) -> Kind:
-    """Return what a body says.
+    """Decode a JSON body.
 
     Raises:
-        WireError: It is none, or says something else.
+        WireError: It is not valid JSON of this kind.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -155,21 +154,21 @@ def decode_json(data: bytes, kind: type[Kind]) -> Kind:
 
 
 def new_secret() -> tuple[str, str]:
-    """Return the id and the secret of a new token."""
+    """Generate the id and the secret of a new token."""
     return (
         base64.b32encode(secrets.token_bytes(4)).decode().lower()[:6],
-        _unpadded(secrets.token_bytes(SECRET_BYTES)),
+        _encode_base64url(secrets.token_bytes(SECRET_BYTES)),
     )
 
 
 def format_token(token: Token) -> str:
-    """Return a token as the line that people copy.
+    """Format a token as the line that people copy.
 
     Raises:
-        ConfigError: The address is none, or too long for a token.
+        ConfigError: The address is invalid, or too long for a token.
     """
     host = f"[{token.host}]" if ":" in token.host else token.host
-    line = f"{_FORM},{host}:{token.port},{_unpadded(token.root)},{token.id},{token.secret}"
+    line = f"{_FORM},{host}:{token.port},{_encode_base64url(token.root)},{token.id},{token.secret}"
     if len(line) > MOST_TOKEN:
         raise ConfigError(f"{token.host}: too long for a token of {MOST_TOKEN} characters; use an IP address")
     parse_token(line)
@@ -177,24 +176,24 @@ def format_token(token: Token) -> str:
 
 
 def parse_token(line: str) -> Token:
-    """Return what a token says.
+    """Parse a token.
 
     Raises:
-        ConfigError: It is none; the message repeats nothing of it, since it is a secret.
+        ConfigError: It is invalid; the message repeats nothing of it, since it is a secret.
     """
-    form, _, rest = line.strip().partition(",")
+    form, _, fields = line.strip().partition(",")
     if form != _FORM or len(line.strip()) > MOST_TOKEN:
-        raise ConfigError("the token is none of this kind: copy the whole line, which begins with `ff1,`")
-    parts = rest.split(",")
+        raise ConfigError("the token is not of this kind: copy the whole line, which begins with `ff1,`")
+    parts = fields.split(",")
     if len(parts) != len(("address", "root", "id", "secret")):
-        raise ConfigError("the token is not whole: copy the line from `ff1,` to its end")
+        raise ConfigError("the token is incomplete: copy the line from `ff1,` to its end")
     address, root, name, secret = parts
     host, _, port = address.rpartition(":")
     if not _is_host(host) or not _PORT.fullmatch(port) or int(port) >= 1 << 16:
-        raise ConfigError("the token names no address of a gateway: copy the line again")
-    digest = _bytes(root, DIGEST_BYTES)
-    if not digest or not _ID.fullmatch(name) or not _bytes(secret, SECRET_BYTES):
-        raise ConfigError("the token was changed on its way: copy the line again")
+        raise ConfigError("the token has no valid gateway address: copy the line again")
+    digest = _decode_base64url(root, DIGEST_BYTES)
+    if not digest or not _ID.fullmatch(name) or not _decode_base64url(secret, SECRET_BYTES):
+        raise ConfigError("the token is damaged: copy the line again")
     return Token(host.strip("[]"), int(port), digest, name, secret)
 
 
@@ -208,64 +207,64 @@ def _is_host(text: str) -> bool:
     return text.endswith("]") and "%" not in text
 
 
-def _unpadded(data: bytes) -> str:
+def _encode_base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _bytes(text: str, length: int) -> bytes:
-    """Return what base64url without padding stands for if it is written in the one way there is; else nothing."""
+def _decode_base64url(text: str, length: int) -> bytes:
+    """Decode canonical base64url without padding; empty for any other text or length."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:
         return b""
-    return data if len(data) == length and _unpadded(data) == text else b""
+    return data if len(data) == length and _encode_base64url(data) == text else b""
 
 
 def parse_head(head: bytes) -> tuple[str, Mapping[str, str]]:
-    """Return the first line of an HTTP message and its headers, by names in small letters (RFC 9112).
+    """Parse the head of an HTTP message; return its first line and the headers by lower-case names (RFC 9112).
 
     Args:
-        head: Up to the empty line, that included.
+        head: Everything up to and including the empty line.
 
     Raises:
-        WireError: It is too long, not of printable ASCII, or a header is none or there twice.
+        WireError: It is too long, not printable ASCII, or a header is malformed or repeated.
     """
     if len(head) > MOST_HEAD or not head.endswith(b"\r\n\r\n"):
         raise WireError(f"a head of {len(head)} bytes", reason="malformed")
-    first, *rest = head[:-4].split(b"\r\n")
-    if len(rest) > MOST_HEADERS or not all(_LINE.fullmatch(line) for line in (first, *rest)):
+    first, *lines = head[:-4].split(b"\r\n")
+    if len(lines) > MOST_HEADERS or not all(_LINE.fullmatch(line) for line in (first, *lines)):
         raise WireError("not the head of an HTTP message", reason="malformed")
     headers: dict[str, str] = {}
-    for line in rest:
-        found = _HEADER.fullmatch(line.decode("ascii"))
-        if not found or found[1].lower() in headers:
-            raise WireError("a header of HTTP is none, or there twice", reason="malformed")
-        headers[found[1].lower()] = found[2]
+    for line in lines:
+        match = _HEADER.fullmatch(line.decode("ascii"))
+        if not match or match[1].lower() in headers:
+            raise WireError(f"HTTP header {line[:80]!r} is malformed or repeated", reason="malformed")
+        headers[match[1].lower()] = match[2]
     return first.decode("ascii"), headers
 
 
 def body_length(headers: Mapping[str, str]) -> int:
-    """Return how many bytes follow a head.
+    """Return the number of bytes that follow a head.
 
     Raises:
-        WireError: The length is none, more than `MOST_BODY`, or the body comes in another way than by length.
+        WireError: The length is invalid or above `MOST_BODY`, or the body is chunked.
     """
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not re.fullmatch(r"[0-9]{1,6}", length) or int(length) > MOST_BODY:
-        raise WireError("a body without a length that is taken", reason="malformed")
+        raise WireError("a body without an acceptable length", reason="malformed")
     return int(length)
 
 
 def http_date(utc_s: float) -> str:
-    """Return calendar seconds as HTTP's Date header writes them (RFC 9110, section 5.6.7)."""
-    from email.utils import formatdate  # noqa: PLC0415 - an idle agent has no use for it
+    """Format calendar seconds as HTTP's Date header (RFC 9110, section 5.6.7)."""
+    from email.utils import formatdate  # noqa: PLC0415 - not needed by an idle agent
 
     return formatdate(utc_s, usegmt=True)
 
 
 def parse_http_date(text: str) -> float | None:
-    """Return calendar seconds of a Date header; None for any other text."""
-    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - as above
+    """Parse a Date header to calendar seconds; None for any other text."""
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - not needed by an idle agent
 
     try:
         return parsedate_to_datetime(text).timestamp()

@@ -1,6 +1,6 @@
-"""The network of a run as devices evaluate it by ONNX Runtime: sent once, the parameters of each round are bound to it.
+"""ONNX graph for evaluation on devices, sent once per run; each round binds new parameters.
 
-A few kilobytes, the same for a whole run; a device keeps it under its digest and asks for it only where it has none.
+A few kilobytes; a device stores it under its digest and requests it only if it is missing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from shared.errors import WireError
 from shared.protocol.inference.release import TensorSpec
 
 FORMAT = 1
-"""Counted up where an older device would take a graph wrong."""
+"""Increased when an older device would misread a graph."""
 
 
 class EvaluationGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """An ONNX graph that is given its parameters when it is loaded.
+    """An ONNX graph whose parameters are bound when it is loaded.
 
     Attributes:
-        parameters: Names of the initializers that must be bound, which are those of the network's parameters.
-        format: See `FORMAT`.
+        parameters: Names of the initializers to bind, equal to those of the network's parameters.
+        format: Format version, see `FORMAT`.
     """
 
     input: TensorSpec
@@ -31,20 +31,20 @@ class EvaluationGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(graph: EvaluationGraph) -> bytes:
-    """Return a graph as it travels; the same one gives the same bytes."""
+    """Encode a graph, deterministically."""
     return msgspec.msgpack.encode(graph)
 
 
 def decode(data: bytes | memoryview) -> EvaluationGraph:
-    """Read a graph.
+    """Decode a graph.
 
     Raises:
-        WireError: It is none, or of a newer format.
+        WireError: The data are invalid, or of a newer format.
     """
     try:
-        found = msgspec.msgpack.decode(data, type=EvaluationGraph)
+        graph = msgspec.msgpack.decode(data, type=EvaluationGraph)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"{len(data)} bytes that are no graph to evaluate by: {error}") from error
-    if found.format > FORMAT:
-        raise WireError(f"graph of format {found.format}, this side reads {FORMAT}: update it", reason="version")
-    return found
+        raise WireError(f"{len(data)} bytes are not an evaluation graph: {error}") from error
+    if graph.format > FORMAT:
+        raise WireError(f"graph of format {graph.format}, this side reads {FORMAT}: update it", reason="version")
+    return graph

@@ -1,4 +1,4 @@
-"""What is measured, as it travels and as it is kept: figures with their origin, absences with their cause, costs."""
+"""Measured figures with provenance, absences with causes, and task costs; wire and journal format."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Quality: TypeAlias = Literal["measured", "corrected", "modelled"]
 Lack: TypeAlias = Literal["not_present", "denied", "busy", "invalid"]
 
 SKIPPED = "skipped"
-"""Among the metrics of an update: 1 where its device found nothing to learn from, and so sends no tensor; else 0."""
+"""Metric of an update: 1 if the device found nothing to learn from, and so sends no tensor; else 0."""
 
 JOULES = ("download_joules", "compute_joules", "exchange_joules", "upload_joules")
-"""The parts of a task's joules in a `Cost`. Together they are what it took, of the whole device and idle included: in
-this sense alone joules of tasks are predicted, limited, charged and shown. Waiting for others is no part of a task."""
+"""Parts of a task's joules in a `Cost`. Their sum is the task's energy, of the whole device and idle power included: in
+this sense joules of tasks are predicted, limited, charged and shown. Waiting for others is no part of a task."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One measured figure: SI value, unit, where it comes from, how good it is, monotonic seconds.
+    """One measured figure: SI value, unit, source, quality, monotonic seconds.
 
     Attributes:
-        quality: `measured` by a sensor; `corrected`: measured, then put right by a known error; `modelled`: computed.
-        uncertainty: One standard deviation in the same unit; None where nobody knows.
+        quality: `measured` by a sensor; `corrected`: measured, then corrected for a known error; `modelled`: computed.
+        uncertainty: One standard deviation in the same unit; None if unknown.
     """
 
     value: float
@@ -34,12 +34,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Absent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A figure that is not there, and why.
+    """An absent figure and its cause.
 
     Attributes:
         lack: `not_present` on this board; `denied` to this user; `busy`: its block is off or answers later; `invalid`:
-            what it says cannot be true.
-        cause: For people: which file or tool, and the remedy if there is one.
+            the value cannot be true.
+        cause: Message: which file or tool, and the remedy if there is one.
     """
 
     lack: Lack
@@ -47,7 +47,7 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a figure of a `Cost` comes from; `uncertainty` is one standard deviation, as a share of the figure."""
+    """Source and quality of a figure in a `Cost`; `uncertainty` is one standard deviation, as a share of the figure."""
 
     source: str
     quality: Quality
@@ -55,20 +55,20 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task cost the device; a figure nobody measured is None, never zero.
+    """Cost of a task on the device; a figure that was not measured is None, never zero.
 
     Seconds are of the device's monotonic clock. Joules are those of the whole device in that time, idle included:
     the increment is `joules - idle_w * seconds`. `bytes_down` counts every byte of frames received for the task.
-    What the upload cost is known only after the update was sent: it comes with the next Report.
+    The cost of the upload is known only after the update was sent: it comes with the next Report.
 
     Attributes:
-        exchange_s: Of a split session, from features handed over to gradients received, all steps together: link,
-            server, and waiting for others. `compute_s` and `compute_joules` are without it.
-        features_bytes, gradient_bytes: Of every frame of that exchange, up and down; not part of `bytes_up` and
+        exchange_s: Of a split session, from features sent to gradients received, all steps together: link, server, and
+            waiting for others. `compute_s` and `compute_joules` exclude it.
+        features_bytes, gradient_bytes: Bytes of that exchange's frames, up and down; not part of `bytes_up` and
             `bytes_down`, which are the model's.
-        cycles: CPU cycles that the trainer's process was busy, all cores together.
-        idle_w: Watts of the device while it did nothing, last measured before the task.
-        provenance: Source and quality of a figure, by its name here.
+        cycles: Busy CPU cycles of the trainer process, all cores together.
+        idle_w: Watts of the idle device, last measured before the task.
+        provenance: Source and quality of a figure, by its field name.
     """
 
     download_s: float | None = None
@@ -90,22 +90,22 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def joule_parts(*, split: bool) -> tuple[str, ...]:
-    """Return the parts that a task's joules have; only a split session has an exchange."""
+    """Return the parts of a task's joules; only a split session has an exchange."""
     return tuple(name for name in JOULES if split or name != "exchange_joules")
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one local iteration, a training step on one batch, costs a device; None where nobody measured it.
+    """Cost of one local iteration, a training step on one batch; None where it was not measured.
 
     Attributes:
-        steps: How many were timed.
-        seconds: Of one; mu of HCEF.
-        joules: Of one, those of the whole device in that time; alpha of HCEF is this less `idle_w * seconds`.
-        idle_w: Watts of the device while it did nothing.
-        cycles: CPU cycles of one, all cores together; with `weights`, C_k of pruned personalization.
-        hertz: Mean clock of the CPU meanwhile; f_k.
+        steps: Number of timed steps.
+        seconds: Time of one step; mu of HCEF.
+        joules: Energy of one step, of the whole device; alpha of HCEF is this less `idle_w * seconds`.
+        idle_w: Watts of the idle device.
+        cycles: CPU cycles of one step, all cores together; with `weights`, C_k of pruned personalization.
+        hertz: Mean CPU clock during the steps; f_k.
         weights: Trainable parameters of the network.
-        flops: Floating-point operations of one, counted from the network's shapes.
+        flops: Floating-point operations of one step, counted from the network's shapes.
         provenance: Source and quality of a figure, by its name in `Cost` (`compute_s`, `compute_joules`, `cycles`).
     """
 
@@ -120,8 +120,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provenance: dict[str, Provenance] = {}
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole cost of the task whose update was settled last."""
+class TaskCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Complete cost of the task whose update was acknowledged last."""
 
     run: str
     round: int

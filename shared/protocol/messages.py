@@ -1,4 +1,7 @@
-"""The messages of a round, and of a split session whose steps go through the server: bytes, no tensors, no torch."""
+"""Messages of rounds and split sessions: plain structs without tensors or torch.
+
+Class names are the tags on the wire, so they must not change.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 import xxhash
 
 from shared.protocol.inputs import Inputs
-from shared.protocol.measurements import Absent, Cost, Reading, Spent, StepCost
+from shared.protocol.measurements import Absent, Cost, Reading, StepCost, TaskCost
 
 Scalar: TypeAlias = bool | int | float | str
 Verdict: TypeAlias = Literal["accepted", "duplicate", "late", "refused", "void"]
@@ -20,16 +23,16 @@ STATISTICS = "statistics"  # among the values of an assignment: see `Assignment.
 STATISTICS_BATCHES = "statistics_batches"
 MERGES_SINGLE = "merges_single"  # among the values of an assignment: see `Assignment.merges_single`
 """Among the metrics of an update: batches over which its device measured the running statistics that it sends. Among
-the values of an assignment: over how many it is to, at most."""
+the values of an assignment: the most batches to measure over."""
 MISSED_STEPS = "missed_steps"  # among the metrics of an update: steps of its split session that went on without it
 MAX_CLASSES, MAX_CLASS_CHARS = 4096, 1 << 15
-"""Of the names of a device's classes, which it tells in one message."""
+"""Limits of a device's class names, which are sent in one message."""
 BLOCK_BYTES = 1024
-"""A payload travels in frames of whole blocks; what of it lacks is counted in them."""
+"""Frames carry whole blocks of a payload; missing parts are counted in blocks."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of what travels; unknown fields are ignored so that minor versions may meet."""
+    """Base of all messages; unknown fields are ignored, so that minor versions interoperate."""
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -41,30 +44,30 @@ class Blob(msgspec.Struct, frozen=True):
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree of tensors after a codec; only that codec reads the keys of `blobs`."""
+    """Encoded tensors; only the codec that wrote them reads the keys of `blobs`."""
 
     codec: str
     blobs: dict[str, Blob]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of tensor data, without the payload's header."""
+        """Size of the tensor data in bytes, without the payload's header."""
         return sum(blob.data.nbytes for blob in self.blobs.values())
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered thing by name, with the options its builder takes."""
+    """A registered object by name, with options for its builder."""
 
     name: str
     options: dict[str, Scalar] = {}
 
 
 LOSSLESS = Spec(name="dense")
-"""Every tensor as it is; where a message says no more than this very default, it is left out."""
+"""Lossless codec; a message omits it as a default."""
 
 
 class Hyper(msgspec.Struct, frozen=True, kw_only=True):
-    """Hyperparameters of local training; zero epochs train nothing."""
+    """Hyperparameters of local training; with zero epochs, no training."""
 
     local_epochs: int = 1
     batch_size: int = 32
@@ -73,32 +76,30 @@ class Hyper(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what no training can use, every figure of it."""
-        wanted = {
+        """Refuse values that no training can use; all faults are listed."""
+        rules = {
             "local_epochs": (self.local_epochs >= 0, "at least 0"),
             "batch_size": (self.batch_size >= 1, "at least 1"),
             "learning_rate": (0 < self.learning_rate < math.inf, "above 0 and finite"),
             "momentum": (0 <= self.momentum < 1, "0 or more, and below 1"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "at least 0 and finite"),
         }
-        faults = [
-            f"{name} is {getattr(self, name)}: give {what}" for name, (holds, what) in wanted.items() if not holds
-        ]
+        faults = [f"{name} is {getattr(self, name)}: give {what}" for name, (holds, what) in rules.items() if not holds]
         if faults:
             raise ValueError("; ".join(faults))
 
 
-class Allocated(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of an assignment that mean the same for every algorithm; None where nothing is said, or no number.
+class AllocatedValues(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of an assignment that mean the same for every algorithm; None where absent or not a number.
 
-    They travel and are recorded among `Assignment.values` and are read here alone, so that versions may meet.
+    They travel and are recorded in `Assignment.values` and are parsed only here, for interoperability of versions.
 
     Attributes:
         keep: Share of each hidden layer's neurons that the device trains.
-        prune: Share of the weights that it leaves out.
+        prune: Share of the weights that are pruned.
         sent: Share of its update that it sends, by the codec `topk`.
         share: Share of the site's uplink that it may use.
-        up_bits_per_s: Rate up that it keeps to.
+        up_bits_per_s: Upload rate to keep to.
         local_steps: Training steps of its task.
     """
 
@@ -110,25 +111,25 @@ class Allocated(msgspec.Struct, frozen=True, kw_only=True):
     local_steps: int | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Allocated:
-        """Read them from what an assignment or a recorded decision says."""
+    def of(cls, values: Mapping[str, Value]) -> AllocatedValues:
+        """Read them from the values of an assignment or a recorded decision."""
         shares = ("keep", "prune", "sent", "share", "up_bits_per_s")
-        found = {name: float(one) for name in shares if isinstance(one := values.get(name), int | float)}
+        numbers = {name: float(value) for name in shares if isinstance(value := values.get(name), int | float)}
         steps = values.get("local_steps")
-        return cls(**found, local_steps=steps if isinstance(steps, int) else None)
+        return cls(**numbers, local_steps=steps if isinstance(steps, int) else None)
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the server decided for one device in one round.
+    """The server's instructions for one device in one round.
 
     Attributes:
-        seed: Seed of everything random that the device does in this round.
+        seed: Seed of all randomness on the device in this round.
         hyper: Hyperparameters of its local training.
         steps: Steps of a split session, each of which goes through the server; 0 where the device trains alone.
-        values: What the algorithm and the resource optimizer add: ratios, active neurons, bits, shares.
-        classes: Names of the run's classes in the order of their numbers, where the device has told others or none; a
-            device that has a class beyond them fails the task.
-        graph: Of a task that evaluates: what by, with ONNX Runtime; fetched in frames where the device has none of it.
+        values: Values of the algorithm and the resource optimizer: ratios, active neurons, bits, shares.
+        classes: Class names of the run in label order, if the device reported others or none; a device that has a class
+            beyond them fails the task.
+        graph: ONNX graph for a task that evaluates; fetched in frames if the device lacks it.
     """
 
     seed: int
@@ -139,56 +140,57 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     graph: Transfer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a session that could not be."""
+        """Refuse a negative number of steps."""
         if self.steps < 0:
             raise ValueError("steps must be >= 0")
 
     @property
     def is_split(self) -> bool:
-        """Whether every training step goes through the server."""
+        """Every training step goes through the server."""
         return self.steps > 0
 
     @property
-    def allocated(self) -> Allocated:
-        """The values that mean the same for every algorithm."""
-        return Allocated.of(self.values)
+    def allocation(self) -> AllocatedValues:
+        """The values that mean the same for every algorithm, parsed."""
+        return AllocatedValues.of(self.values)
 
     @property
     def measures_statistics(self) -> bool:
-        """Whether the task trains nothing: BatchNorm's running statistics are measured, over `batches_to_measure`.
+        """The task trains nothing: BatchNorm's running statistics are measured, over `batches_to_measure`.
 
-        In a split session they are measured of what devices send. A device that does not know of it is answered without
-        a loss at every step, and so it moves nothing either.
+        In a split session they are measured on the devices' features. A device that does not know this value gets an
+        answer without a loss at every step, and so it changes nothing either.
         """
         return self.values.get(STATISTICS) is True
 
     @property
     def merges_single(self) -> bool:
-        """Whether a last batch of one example joins the batch before it: BatchNorm cannot train on one example.
+        """A last batch of one example joins the previous batch: BatchNorm cannot train on one example.
 
-        Said for networks with BatchNorm. An agent that does not know of it fails such a task, as it did before.
+        Set for networks with BatchNorm. An agent that does not know this value fails such a task, as earlier versions
+        did.
         """
         return self.values.get(MERGES_SINGLE) is True
 
     @property
     def largest_batch(self) -> int:
-        """Examples of the largest batch that the device may train on."""
+        """Size of the largest batch that the device may train on."""
         return self.hyper.batch_size + (1 if self.merges_single and self.hyper.batch_size > 1 else 0)
 
     @property
     def batches_to_measure(self) -> int:
-        """Batches over which a device measures running statistics, in a task for that or before it evaluates."""
-        told = self.steps if self.is_split else self.values.get(STATISTICS_BATCHES, 0)
-        return told if isinstance(told, int) else 0
+        """Number of batches for measuring running statistics, in a task for that or before an evaluation."""
+        batches = self.steps if self.is_split else self.values.get(STATISTICS_BATCHES, 0)
+        return batches if isinstance(batches, int) else 0
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """A payload that travels in frames, named by its content.
+    """A payload that travels in frames, identified by its content.
 
     Attributes:
         digest: XXH3-128 of the whole payload, 16 bytes.
-        size: Bytes of the whole payload.
-        frame_bytes: Bytes of payload that the sender puts into a frame unless the receiver wants smaller ones.
+        size: Size of the whole payload in bytes.
+        frame_bytes: Payload bytes per frame unless the receiver wants smaller frames.
     """
 
     digest: bytes
@@ -197,7 +199,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of 1 KiB, the last of which may be shorter."""
+        """Number of blocks of 1 KiB; the last one may be shorter."""
         return max(1, -(-self.size // BLOCK_BYTES))
 
 
@@ -205,12 +207,12 @@ class Status(Message, frozen=True, kw_only=True):
     """Retained presence of a device or of the server; birth and will of a session carry the same number.
 
     Attributes:
-        ended: Of a server: its runs that are over, the newest first; a device may forget what it keeps of them.
-        classes: In a device's birth the names of its classes in the order of their numbers, none where they are plain
-            numbers; nil where nobody knows, and from versions that do not tell.
-        trains: Whether a device is given tasks that train; one without torch evaluates alone.
-        inputs: In a device's birth, how it prepares its examples; nil where it does not know, and from versions that
-            do not tell.
+        ended: Of a server: its finished runs, the newest first; a device may delete its data of them.
+        classes: In a device's birth, its class names in label order, empty where they are plain numbers; nil if
+            unknown, and from versions without this field.
+        trains: Whether a device can be given training tasks; without torch it only evaluates.
+        inputs: In a device's birth, the preparation of its inputs; nil if unknown, and from versions without this
+            field.
     """
 
     device: str
@@ -225,7 +227,7 @@ class Status(Message, frozen=True, kw_only=True):
     inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
-        """Refuse more names than any data set has: a server keeps those of all devices."""
+        """Refuse more names than any data set has: a server stores those of all devices."""
         if self.classes and (len(self.classes) > MAX_CLASSES or sum(map(len, self.classes)) > MAX_CLASS_CHARS):
             raise ValueError(f"classes must be {MAX_CLASSES} names and {MAX_CLASS_CHARS} characters at most")
 
@@ -236,8 +238,8 @@ class Task(Message, frozen=True, kw_only=True):
     Attributes:
         params: The payload to start from, fetched in frames.
         shared: Whether its frames come on the topic common to all devices.
-        cut_codec: How features and gradients of a split session are encoded.
-        measure_s: Seconds of training steps to time; what they learn is thrown away. 0 for none.
+        cut_codec: Codec of features and gradients of a split session.
+        measure_s: Seconds of training steps to time; their result is dropped. 0 for none.
         deadline_s: Seconds the server will wait, counted from when it sent the task.
     """
 
@@ -258,17 +260,17 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """Device -> server, retained: what the board measured last; what it cannot measure is an absence with its cause.
+    """Device -> server, retained: the board's last measurements, and causes of absent ones.
 
     Attributes:
         board: Id of the board's firmware profile.
         readings: Figures by name; a name ends in its unit, such as `thermal.cpu-thermal_celsius`.
-        absent: Names of figures, or of whole probes, that are not there.
-        facts: What is no figure: power mode, governor, versions.
-        spent: The cost of the task that was settled last.
-        earlier: Costs of tasks settled before that one which no report has told yet, in order.
-        instance: That of the process's Status, so that what an earlier process said can be told apart; `at` orders
-            what one process says.
+        absent: Absent figures, or whole absent probes, by name.
+        facts: Values that are not figures: power mode, governor, versions.
+        spent: The cost of the task that was acknowledged last.
+        earlier: Costs of earlier tasks that no report has carried yet, in order.
+        instance: Process id as in its Status, to distinguish reports of an earlier process; `at` orders the reports of
+            one process.
     """
 
     device: str
@@ -277,22 +279,22 @@ class Report(Message, frozen=True, kw_only=True):
     readings: dict[str, Reading] = {}
     absent: dict[str, Absent] = {}
     facts: dict[str, str] = {}
-    spent: Spent | None = None
-    earlier: list[Spent] = []
+    spent: TaskCost | None = None
+    earlier: list[TaskCost] = []
     instance: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a time by which nothing can be ordered, and which no journal could hold."""
+        """Refuse a time that cannot be ordered or recorded."""
         if not math.isfinite(self.at):
             raise ValueError("at must be finite")
 
 
 class Update(Message, frozen=True, kw_only=True):
-    """Device -> server: what a task gave. Also the offer of its payload, which the server then asks for.
+    """Device -> server: result of a task. Also the offer of its payload, which the server then requests.
 
-    `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and what
-    was trained from other parameters must not count in it. `trained_on` is where the task was computed: the CPU, as
-    with all agents that do not say so, or `cuda` and the name of the GPU.
+    `start` is the digest of the parameters that the task began with: a server that lost a round repeats it, and updates
+    trained from other parameters must not count. `trained_on` is the processor: the CPU, the default of older agents,
+    or `cuda` and the name of the GPU.
     """
 
     run: str
@@ -319,15 +321,15 @@ class Want(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """Server -> device: stop listening to the shared topic for this payload; its frames will come to you alone."""
+    """Server -> device: unsubscribe from the shared topic for this payload; its frames will be sent directly."""
 
     digest: bytes
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """Server -> device: the update is settled and may leave the outbox.
+    """Server -> device: the update is processed and may leave the outbox.
 
-    `void` is said of a split session's alone: the server has lost that session, and its task is to be done anew.
+    The verdict `void` is only for a split session: the server has lost it, and its task must be repeated.
     """
 
     run: str
@@ -339,18 +341,18 @@ class Ack(Message, frozen=True, kw_only=True):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a receiver takes unasked of the next payload: so many blocks, in frames of so many bytes at most."""
+    """Credit for unrequested blocks of the next payload, and their frame size."""
 
     blocks: int = 0
     frame_bytes: int = BLOCK_BYTES
 
 
-class OfSession(Message, frozen=True, kw_only=True):
-    """What every message of a session says first.
+class SessionMessage(Message, frozen=True, kw_only=True):
+    """Common fields of the messages of a split session.
 
     Attributes:
-        start: Digest of the parameters that the session began with: it tells a round that is repeated from itself.
-        step: Of the session, from 1.
+        start: Digest of the parameters that the session began with: it distinguishes repetitions of a round.
+        step: Step of the session, from 1.
     """
 
     run: str
@@ -360,12 +362,12 @@ class OfSession(Message, frozen=True, kw_only=True):
     step: int
 
 
-class Features(OfSession, frozen=True, kw_only=True):
-    """Device -> server: one step's activations at the cut, with labels, offered.
+class Features(SessionMessage, frozen=True, kw_only=True):
+    """Device -> server: offer one step's activations at the cut, with labels.
 
     Attributes:
-        pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
-        room: What may come unasked the other way, of the gradient.
+        pushed: Blocks that follow at once, unrequested; the server requests the others.
+        room: Credit for unrequested blocks of the gradient.
     """
 
     params: Transfer
@@ -373,12 +375,13 @@ class Features(OfSession, frozen=True, kw_only=True):
     room: Room = Room()
 
 
-class Gradient(OfSession, frozen=True, kw_only=True):
-    """Server -> device: the answer to one step's features, offered; fields as there.
+class Gradient(SessionMessage, frozen=True, kw_only=True):
+    """Server -> device: offer the gradient for one step's features.
 
     Attributes:
-        answers: Digest of those features: a session begun anew has others at the same step.
-        room: What may come unasked of the next step's features.
+        answers: Digest of those features: a restarted session has others at the same step.
+        pushed: Blocks that follow at once, unrequested; the device requests the others.
+        room: Credit for unrequested blocks of the next step's features.
     """
 
     answers: bytes
@@ -387,49 +390,48 @@ class Gradient(OfSession, frozen=True, kw_only=True):
     room: Room = Room()
 
 
-class Skip(OfSession, frozen=True, kw_only=True):
-    """Server -> device: that step went on without you, or is over; the next one that is open to you is `step`.
+class Skip(SessionMessage, frozen=True, kw_only=True):
+    """Server -> device: that step went on without you, or is over; the next one open to you is `step`.
 
-    Beyond the last step it says that the session is over, before the device's own that the server has lost it and
-    the device is to begin it anew.
+    A `step` beyond the last one means that the session is over. One before the device's own step means that the server
+    has lost the session and the device must restart it.
 
     Attributes:
-        offered: The step of the features that it answers, or would have: an older one's is of no concern any more.
+        offered: The step of the features that this answers, or would have; older answers are ignored.
     """
 
     offered: int
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """Given to a split device half in place of a gradient: its step, and so many in all, went on without it."""
+    """In place of a gradient, for a split device half: its step, the `steps`-th in all, went on without it."""
 
     steps: int
 
 
 def mix(seed: int, number: int, device: str) -> int:
-    """Return the seed of one device in one round; the same everywhere and for ever."""
+    """Derive the seed of one device in one round; stable across versions and platforms."""
     return xxhash.xxh3_64_intdigest(f"{seed}/{number}/{device}".encode()) >> 1
 
 
 def split_epoch(examples: int, batch_size: int, *, merges_single: bool) -> tuple[int, int]:
-    """Return how many full batches an epoch begins with, and the examples of its last one; 0 where all are full.
+    """Return the number of full batches in an epoch, and the examples of its last batch; 0 where all are full.
 
     Args:
-        batch_size: Of a full batch.
-        merges_single: As `Assignment.merges_single`.
+        merges_single: See `Assignment.merges_single`.
     """
-    whole, rest = divmod(examples, batch_size)
-    if merges_single and rest == 1 and whole and batch_size > 1:
-        return whole - 1, batch_size + 1
-    return whole, rest
+    full, remainder = divmod(examples, batch_size)
+    if merges_single and remainder == 1 and full and batch_size > 1:
+        return full - 1, batch_size + 1
+    return full, remainder
 
 
-def steps_of(told: Assignment, examples: int) -> int:
-    """Return the training steps of a task: as many as it says, or one for each batch of its epochs."""
-    if told.is_split:
-        return told.steps
-    said = told.allocated.local_steps
-    if said is not None:
-        return said
-    whole, last = split_epoch(examples, told.hyper.batch_size, merges_single=told.merges_single)
-    return told.hyper.local_epochs * (whole + (last > 0))
+def count_steps(assignment: Assignment, examples: int) -> int:
+    """Return the training steps of a task: the assigned number, or one for each batch of its epochs."""
+    if assignment.is_split:
+        return assignment.steps
+    local_steps = assignment.allocation.local_steps
+    if local_steps is not None:
+        return local_steps
+    full, last = split_epoch(examples, assignment.hyper.batch_size, merges_single=assignment.merges_single)
+    return assignment.hyper.local_epochs * (full + (last > 0))

@@ -1,8 +1,8 @@
-"""A payload as one run of bytes: a small header, then every tensor's bytes in place.
+"""Payload bytes: a small header, then every tensor's bytes, aligned.
 
     F P <major> 0 | u32 header length | MessagePack [codec, [[name, dtype, shape], ...]] | blobs
 
-Every blob starts at a multiple of `ALIGN`, so that reading is a view of the buffer and never a copy.
+Every blob starts at a multiple of `ALIGN`, so that reading it is a view of the buffer and never a copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _decoder: msgspec.msgpack.Decoder[_Header] = msgspec.msgpack.Decoder(_Header)
 
 
 def pack(payload: Payload) -> list[memoryview]:
-    """Return the payload's bytes as parts in order; the tensors' bytes are not copied."""
+    """Encode a payload as byte parts in order, without copying tensors."""
     entries = [(name, blob.dtype, blob.shape) for name, blob in payload.blobs.items()]
     header = _encoder.encode((payload.codec, entries))
     parts = [memoryview(_PREFIX.pack(b"FP", MAJOR, 0, len(header)) + header)]
@@ -46,7 +46,7 @@ def pack(payload: Payload) -> list[memoryview]:
 
 
 def unpack(data: memoryview) -> Payload:
-    """Return the payload whose blobs are views of `data`.
+    """Decode a payload whose blobs are views of `data`.
 
     Raises:
         WireError: The bytes are not a payload, or shapes and sizes do not add up to exactly `data`.
@@ -87,7 +87,7 @@ def _header(data: memoryview) -> tuple[str, list[tuple[str, str, tuple[int, ...]
 
 
 def digest(parts: Iterable[memoryview]) -> bytes:
-    """Return the XXH3-128 of the parts' bytes, 16 bytes."""
+    """Compute the XXH3-128 of the parts' bytes, 16 bytes."""
     state = xxhash.xxh3_128()
     for part in parts:
         state.update(part)
@@ -95,7 +95,7 @@ def digest(parts: Iterable[memoryview]) -> bytes:
 
 
 class Scattered:
-    """Bytes that lie in several places, read as if they were one run."""
+    """Byte parts that are read as if they were contiguous."""
 
     def __init__(self, parts: Sequence[memoryview]) -> None:
         self._parts = [part.cast("B") for part in parts if part.nbytes]
@@ -103,7 +103,7 @@ class Scattered:
         self.size = self._ends[-1] if self._ends else 0
 
     def read(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Yield views that together are `length` bytes from `offset`, fewer where the end comes first."""
+        """Yield views of `length` bytes from `offset` in all, fewer at the end."""
         end = min(offset + length, self.size)
         place = bisect_right(self._ends, offset)
         while offset < end:
@@ -114,7 +114,7 @@ class Scattered:
             place += 1
 
     def join(self, into: bytearray | None = None) -> memoryview:
-        """Copy everything into one run, reusing `into` where it is long enough; each byte is copied once."""
+        """Copy all parts into one buffer, reusing `into` if it is long enough."""
         if into is None or len(into) < self.size:
             into = bytearray(self.size)
         run = memoryview(into)[: self.size]

@@ -1,8 +1,8 @@
-"""What the servers of one run's sites say to each other; each hears the others at its own broker.
+"""Messages between the servers of one run's sites.
 
-Site A says at B's broker who it is, what model it has, and what its round looks like (`status`, `gossip`, `telemetry`);
-B answers there what it knows of their edge, and what it decided as coordinator (`gossiped`, `decision`). Which round A
-is in stands there too (`round`), for people.
+Site A publishes its presence, model and round figures at B's broker (`status`, `gossip`, `telemetry`); B answers there
+with its state of their edge, and with its decisions as coordinator (`gossiped`, `decision`). A's current round is there
+too (`round`), for people.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shared.protocol.bounded import Amount, Count, Line, Name, NameOrNone, Numbe
 from shared.protocol.messages import Message, Transfer
 
 MOST_PLAN_BYTES = 256 << 10
-"""Of the plan in a Hello; of a longer one the digest alone is told."""
+"""Limit of the plan in a Hello; of a longer one only the digest is sent."""
 MOST_ASKED = 1024
-"""Pledges of which one message asks, or tells, what became."""
+"""Most pledges that one message asks about or settles."""
 
 MOST_DIGEST_BYTES = 16
 
 Joules: TypeAlias = tuple[Number, Count, Amount]
-"""Round, term, joules: a pledge, or what was granted for it."""
+"""Round, term, joules: a pledge, or the amount granted for it."""
 Digest: TypeAlias = Annotated[bytes, Meta(max_length=MOST_DIGEST_BYTES)]
 JoulesList: TypeAlias = Annotated[tuple[Joules, ...], Meta(max_length=MOST_ASKED)]
 
@@ -31,11 +31,11 @@ class Hello(Message, frozen=True, kw_only=True):
     """Retained presence of a site at a peer's broker; birth and will of a session carry the same number.
 
     Attributes:
-        session: Of the connection; it only grows within a process, which `instance` names.
+        session: Connection number; increases within a process, which `instance` identifies.
         run: The site's own name of its run.
         digest: XXH3-128 of the plan as JSON, 16 bytes; a will has none.
-        plan: That JSON, empty where it is longer than `MOST_PLAN_BYTES`.
-        ended: Whether the run has ended there: nothing of it is to be waited for.
+        plan: The plan as JSON, empty where it is longer than `MOST_PLAN_BYTES`.
+        ended: Whether the run has ended there, so that peers need not wait for it.
     """
 
     site: Name
@@ -48,12 +48,12 @@ class Hello(Message, frozen=True, kw_only=True):
     plan: Annotated[bytes, Meta(max_length=MOST_PLAN_BYTES)] = b""
 
 
-class OfSite(Message, frozen=True, kw_only=True):
-    """What every other message between servers says first.
+class PeerMessage(Message, frozen=True, kw_only=True):
+    """Common fields of the other messages between servers.
 
     Attributes:
-        run: By the speaker's own name of it.
-        round: Of the run: edge rounds are counted through.
+        run: The sender's own name of the run.
+        round: Round of the run; edge rounds are numbered consecutively.
     """
 
     site: Name
@@ -61,24 +61,24 @@ class OfSite(Message, frozen=True, kw_only=True):
     round: Count
 
 
-class AtRound(OfSite, frozen=True, kw_only=True):
-    """Retained: the round that the speaker has begun."""
+class AtRound(PeerMessage, frozen=True, kw_only=True):
+    """Retained: the round that the sender has begun."""
 
 
-class ModelOffer(OfSite, frozen=True, kw_only=True):
-    """The speaker's model of the gossip after a round; said again until the other's word of the edge is heard."""
+class ModelOffer(PeerMessage, frozen=True, kw_only=True):
+    """The sender's model for the gossip after a round; repeated until the peer's EdgeWord arrives."""
 
     params: Transfer
 
 
-class EdgeWord(OfSite, frozen=True, kw_only=True):
-    """What the speaker knows of the edge between both in one gossip.
+class EdgeWord(PeerMessage, frozen=True, kw_only=True):
+    """The sender's state of the edge between both in one gossip.
 
     Attributes:
-        digest: Of the offered model that it answers.
-        has: Whether that model is here, whole and checked.
-        on: Whether the edge is on, by the speaker's journal; nil while it has not settled that.
-        reason: Why it is off, one word, where it is.
+        digest: Digest of the offered model that it answers.
+        has: Whether that model has arrived and is verified.
+        on: Whether the edge is on, by the sender's journal; nil while undecided.
+        reason: Category of why it is off, where it is.
     """
 
     digest: Digest
@@ -87,14 +87,14 @@ class EdgeWord(OfSite, frozen=True, kw_only=True):
     reason: Line = ""
 
 
-class Telemetry(OfSite, frozen=True, kw_only=True):
-    """To the coordinator of a term: what is to be decided for the speaker's devices in a round.
+class Telemetry(PeerMessage, frozen=True, kw_only=True):
+    """To the coordinator of a term: inputs of the decision for the sender's devices in a round.
 
     Attributes:
-        term: It only grows; the coordinator of term T is site T modulo their number, in the plan's order.
-        case: MessagePack of the figures of the speaker's devices, see `edge_server.sites.coordinate`.
-        pledge: Joules that the speaker has put aside for this round and term; nil where the plan has no such budget.
-        asks: Earlier pledges to this coordinator of which nobody told what became.
+        term: Only increases; the coordinator of term T is site T modulo their number, in the plan's order.
+        case: MessagePack of the figures of the sender's devices, see `edge_server.sites.coordinate`.
+        pledge: Joules that the sender reserved for this round and term; nil where the plan has no such budget.
+        asks: Earlier pledges to this coordinator whose outcome is unknown.
     """
 
     term: Count
@@ -103,14 +103,15 @@ class Telemetry(OfSite, frozen=True, kw_only=True):
     asks: JoulesList = ()
 
 
-class Ruling(OfSite, frozen=True, kw_only=True):
-    """A coordinator's answer to a Telemetry of that round and term; asked again, the same comes.
+class Ruling(PeerMessage, frozen=True, kw_only=True):
+    """A coordinator's answer to a Telemetry of that round and term; the same one for repeated requests.
 
     Attributes:
-        term: Of the answer; a higher one than was asked with says that the asker's term is over.
-        decision: MessagePack of the decision for the asker's devices; empty where it is none of theirs.
-        grants: What the asker may spend of what it pledged and asked for: a pledge that was not used comes back whole.
-        reason: Why there is no decision, one word: `late`, `term`.
+        term: Term of the answer; a higher one than in the request means that the requested term is over.
+        decision: MessagePack of the decision for the recipient's devices; empty where there is none.
+        grants: Joules that the recipient may spend of those it pledged and asked about; an unused pledge is returned
+            whole.
+        reason: Category of why there is no decision: `late`, `term`.
     """
 
     term: Count

@@ -1,27 +1,27 @@
-"""Topic names, built and parsed in one place.
+"""MQTT topic names: build, parse, match.
 
-fieldfleet/v1/<site>/<device>/<channel>; the device stands before the channel so that one broker ACL line,
+fieldfleet/v1/<site>/<device>/<channel>; the device precedes the channel so that one broker ACL line,
 `pattern readwrite fieldfleet/v1/+/%u/#`, confines a device to itself.
 
 status  device -> server  retained birth and will      report  device -> server  retained measurements
 task    server -> device  Task, Leave                  model   server -> device  frames of parameters
 want    device -> server  Want                         update  device -> server  Update and its frames
 ack     server -> device  Want, Ack                    log     device -> server  lines the operator asked for
-probe   device, server or peer -> itself  filler that measures the link, and whether the broker delivers
+probe   device, server or peer -> itself  filler for measuring the link and testing delivery
 
 Of a release, see `rollout`:
 offer   server -> device  Offer, Bundle, Withdraw         parts    server -> device  frames of parts
 lacks   device -> server  Lacks, Want                     release  device -> server  retained Releases
-Of the agent itself the same by: upgrade  server -> device  Offer, Bundle, Withdraw    agent  device -> server  retained
-Releases
+Of the agent itself, with the same messages: upgrade  server -> device  Offer, Bundle, Withdraw
+agent  device -> server  retained Releases
 
 Of a split session, each with frames: features  device -> server  Features, Want    gradient  server -> device
-Gradient, Skip, Want. Two channels, since who publishes on a topic that it hears would hear itself.
+Gradient, Skip, Want. Two channels, since a client that publishes on a topic it subscribes to receives its own messages.
 
 Of collaborative inference: infer  device -> server  TopRequest and its frames    inferred  server -> device  TopAnswer,
-Want. The process that serves it has a status of its own, as `_tops`.
+Want. The serving process has its own status, as `_tops`.
 
-Between the servers of a run's sites, at the broker of the one that is told first, as `_peer-<site that speaks first>`:
+Between the servers of a run's sites, at the recipient's broker, as `_peer-<sending site>`:
 status  retained Hello     gossip  ModelOffer and its frames     gossiped  Want, EdgeWord     telemetry  Telemetry
 decision  Ruling     round  retained AtRound
 """
@@ -50,22 +50,22 @@ CHANNELS = frozenset(
         *("gossip", "telemetry", "round", "gossiped", "decision"),  # between servers
     }
 )
-"""All there are. Whoever adds one says in the gateway's table of access who may use it, else brokers deny it to all."""
+"""All channels. A new one must be added to the gateway's access table, else brokers deny it to everybody."""
 
 _LEVELS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def topic(site: str, device: str, channel: str) -> str:
-    """Return a topic name; device `ANY` makes it a filter for every device.
+    """Build a topic name; device `ANY` makes it a filter for every device.
 
     Args:
         site: Id of the site.
         device: Id of the device, or `ANY`.
-        channel: One of `CHANNELS`.
+        channel: A member of `CHANNELS`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The channel is unknown.
     """
     if channel not in CHANNELS:
         raise ValueError(f"channel {channel!r}: not one of the protocol's")
@@ -73,17 +73,12 @@ def topic(site: str, device: str, channel: str) -> str:
 
 
 def peer_topic(site: str, peer: str, channel: str) -> str:
-    """Return a topic between servers, at the broker of `site`.
-
-    Args:
-        site: Whose broker it is.
-        channel: One of those between servers.
-    """
+    """Build a topic between servers, at the broker of `site`."""
     return topic(site, f"{PEER}{peer}", channel)
 
 
 def parse_device(name: str) -> str:
-    """Return the device level of a topic name, or the empty string where there is none."""
+    """Return the device level of a topic name; empty where there is none."""
     levels = name.split("/")
     return levels[-2] if len(levels) == _LEVELS else ""
 
@@ -94,7 +89,7 @@ def parse_channel(name: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether `name` may stand in a topic and in a file name."""
+    """Check whether `name` may be part of topics and file names."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -102,7 +97,7 @@ def check_name(name: str, what: str) -> str:
     """Return `name` if it may be a site or device id.
 
     Raises:
-        ConfigError: It holds what MQTT or a file system would misread.
+        ConfigError: It has characters that MQTT or a file system would misinterpret.
     """
     if not is_name(name):
         raise ConfigError(
@@ -112,12 +107,12 @@ def check_name(name: str, what: str) -> str:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell whether an MQTT topic filter matches a topic name (MQTT 3.1.1, section 4.7)."""
-    return _compiled(pattern).fullmatch(name) is not None
+    """Check whether an MQTT topic filter matches a topic name (MQTT 3.1.1, section 4.7)."""
+    return _compile_filter(pattern).fullmatch(name) is not None
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_filter(pattern: str) -> re.Pattern[str]:
     *above, last = ["[^/]*" if level == ANY else re.escape(level) for level in pattern.split("/")]
     if last != re.escape(ALL_BELOW):
         return re.compile("/".join([*above, last]), re.DOTALL)

@@ -1,4 +1,4 @@
-"""Units of everyday size for figures that people read: seconds as days, joules as kJ, bytes as MB."""
+"""Format figures with readable units: seconds as days, joules as kJ, bytes as MB."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Unit(NamedTuple):
     """A unit and when to use it.
 
     Attributes:
-        name: As people write it.
-        size: In the SI unit, or in bytes.
-        least: The least figure that it is used for, as `size` is told.
+        name: Symbol, as people write it.
+        size: Size in the SI unit, or in bytes.
+        least: Smallest figure that it is used for, in the SI unit or bytes.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Unit(NamedTuple):
 
 
 Units: TypeAlias = Sequence[Unit]
-"""Of one quantity, the largest first."""
+"""Units of one quantity, the largest first."""
 
 
 def decimal_units(name: str) -> Units:
@@ -45,10 +45,10 @@ BINARY_BYTES: Units = (
 
 
 def choose_unit(value: float, units: Units, *, between: tuple[str, str] = ("", "")) -> Unit:
-    """Return the unit that fits a figure.
+    """Choose the unit that fits a figure.
 
     Args:
-        value: The figure in the SI unit; below zero it is taken as it is above.
+        value: The figure in the SI unit; its sign is ignored.
         between: Names of the largest and the smallest unit to choose from; empty for all of them.
     """
     names = [unit.name for unit in units]
@@ -69,10 +69,10 @@ FIGURE_UNITS: Mapping[str, Units] = {
     "_seconds": [Unit("s", 1.0, 0.0)],
     "_dbm": [Unit("dBm", 1.0, 0.0)],
 }
-"""Units of a board's figures by the ending of their names, the first one that fits; a count has none."""
+"""Units of a board's figures by the ending of their names, first match; a count has none."""
 
 LEAST_WHOLE, MOST_WHOLE = 1e4, 1e15
-"""Between them a figure is shown to the last digit before the point."""
+"""Range in which a figure is shown without decimals, with all its digits."""
 
 
 def format_figure(name: str, value: float, unit: str = "") -> str:
@@ -80,7 +80,7 @@ def format_figure(name: str, value: float, unit: str = "") -> str:
 
     Args:
         value: In the SI unit.
-        unit: Shown where the name ends in no known unit, as of a newer agent; a count has none.
+        unit: Fallback where the name ends in no known unit, as from a newer agent; a count has none.
     """
     if name.endswith("_flag"):
         return "yes" if value else "no"

@@ -1,11 +1,11 @@
-"""How a board takes something new, be it a model, a configuration or the agent: the states, and what is kept of them.
+"""State machine and durable record of updates: models, configurations, the agent itself.
 
-One transition table for all. What a board is at stands in a record, which is durable before anybody is told of it, so
-that a power cut at any moment leaves a board that knows what it serves and goes on. What came last wins over all that
-is under way but a trial, which is short and has a deadline.
+One transition table for all. A board's state is in a record, which is durable before it is reported, so that after a
+power cut at any moment the board knows what it serves and continues. A newer offer supersedes everything in progress
+except a trial, which is short and has a deadline.
 
-The shape is that of A/B updates as RAUC (https://rauc.readthedocs.io) and Mender (https://docs.mender.io) make them:
-the new one beside the old, a trial under watch, and the old one again where it does worse.
+As in the A/B updates of RAUC (https://rauc.readthedocs.io) and Mender (https://docs.mender.io), the new version is
+installed beside the old one, tried under supervision, and rolled back if it does worse.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Phase: TypeAlias = Literal[
     "refused",
     "superseded",
 ]
-"""none        nothing was ever offered                    trial        it answers, under watch
-offered     it is known, parts of it may be missing     committed    it answers
-fetched     all of it lies here                         rolled-back  the one before answers again
-verified    it passed every gate, in a child            refused      it failed a gate and never answered
-staged      it is loaded beside the one that answers    superseded   a newer one, or nobody, wants its place
+"""none        nothing was ever offered                    trial        it serves, under supervision
+offered     known, parts may be missing                 committed    it serves
+fetched     all parts are stored                        rolled-back  the previous version serves again
+verified    passed every gate, in a child process       refused      failed a gate and never served
+staged      loaded beside the serving version           superseded   replaced by a newer offer, or withdrawn
 """
 Event: TypeAlias = Literal[
     "offered", "fetched", "verified", "staged", "switched", "passed", "worse", "back", "refused", "superseded", "known"
 ]
 
 FORMAT = 1
-"""Of the record. Counted up where an older reader would take one wrong."""
+"""Format of the record; increased when an older reader would misread one."""
 MOST_REMEMBERED = 16
-"""Releases that failed here, of one name."""
+"""Failed releases of one name that are remembered."""
 REASON_CHARS = 500
 
 _WITHDRAWN: Mapping[Event, Phase] = {"refused": "refused", "superseded": "superseded"}
@@ -63,16 +63,16 @@ TRANSITIONS: Mapping[Phase, Mapping[Event, Phase]] = {
     "superseded": _ENDED,
 }
 PENDING: frozenset[Phase] = frozenset({"offered", "fetched", "verified", "staged"})
-"""What a newer offer supersedes."""
+"""Phases that a newer offer supersedes."""
 ENDED: frozenset[Phase] = frozenset({"committed", "rolled-back", "refused", "superseded"})
-"""Where a board stays until it is told something new."""
+"""Phases in which a board stays until a new offer."""
 
 
 def follow(phase: Phase, event: Event) -> Phase:
     """Return the phase after an event.
 
     Raises:
-        ValueError: The table has no such event in this phase: a fault of ours.
+        ValueError: The table has no such event in this phase: a bug of ours.
     """
     following = TRANSITIONS[phase].get(event)
     if following is None:
@@ -81,12 +81,13 @@ def follow(phase: Phase, event: Event) -> Phase:
 
 
 class UpdateTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new version must keep to.
+    """Conditions that a new version must meet.
 
     Attributes:
-        soak_s: Seconds that its trial lasts.
-        max_drop: By how much its accuracy on the device's own held-out examples may be below the old one's.
-        max_latency_ms: Most milliseconds of 95 % of its answers; 0 for one and a half times the old one's.
+        soak_s: Duration of its trial in seconds.
+        max_drop: Allowed loss of accuracy on the device's own held-out examples, against the old version.
+        max_latency_ms: Limit of the 95th percentile of its response times, in ms; 0 for one and a half times the old
+            version's.
     """
 
     soak_s: float = 600.0
@@ -94,22 +95,22 @@ class UpdateTerms(msgspec.Struct, frozen=True, kw_only=True):
     max_latency_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what nothing could keep to."""
+        """Refuse conditions that nothing could meet."""
         if not all(0 <= term < math.inf for term in (self.soak_s, self.max_drop, self.max_latency_ms)):
             raise ValueError("soak_s, max_drop and max_latency_ms must be 0 or more and finite")
 
     @property
     def deadline_s(self) -> float:
-        """Seconds after which a trial that neither passed nor failed has failed."""
+        """Seconds after which a trial without a result has failed."""
         return 3 * self.soak_s + 60.0
 
 
 class FailedRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """A release that failed here, and is not tried again unless somebody asks anew.
+    """A release that failed on this board, and is not retried without a new attempt number.
 
     Attributes:
         release: SHA-256 of its manifest.
-        attempt: The last one that was made.
+        attempt: The last attempt.
     """
 
     release: str
@@ -118,23 +119,23 @@ class FailedRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a board is at with one name.
+    """State of a board for one name.
 
     Attributes:
-        name: What applications call it.
-        kind: Of what it is a version.
-        committed: The version that answers, but in a trial; 0 for none.
-        previous: The one that answered before; 0 for none.
-        candidate: The one that was offered last; 0 for none.
+        name: Name that applications use.
+        kind: Kind of thing that is updated.
+        committed: The serving version, except in a trial; 0 for none.
+        previous: The version that served before; 0 for none.
+        candidate: The version that was offered last; 0 for none.
         release: SHA-256 of the candidate's manifest.
-        deployment: Under which name it was offered.
-        attempt: Which try of that deployment it is, from 1.
-        reason: Why it was refused or went back; else empty.
+        deployment: Name of the rollout that offered it.
+        attempt: Attempt number within that deployment, from 1.
+        reason: Cause of a refusal or rollback; else empty.
         since: Calendar seconds at which the phase began.
-        starts: How often a process began to try it out: more than a few, and it is what ends them.
-        terms: What it must keep to.
-        failed: What failed here before, the newest last.
-        format: See `FORMAT`.
+        starts: Number of processes that began the trial: more than a few mean that it crashes them.
+        terms: Conditions that it must meet.
+        failed: Earlier failures on this board, the newest last.
+        format: Format version, see `FORMAT`.
     """
 
     name: str
@@ -155,34 +156,36 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def serving(self) -> int:
-        """The version that answers; 0 for none."""
+        """The serving version; 0 for none."""
         return self.candidate if self.phase == "trial" else self.committed
 
     @property
-    def kept(self) -> frozenset[int]:
-        """The versions whose files must stay: the last two that answered, and what is under way."""
+    def retained_versions(self) -> frozenset[int]:
+        """Versions whose files must stay: the last two that served, and the one in progress."""
         gone_back = self.phase == "rolled-back" and not self.previous
         last = self.candidate if self.phase in PENDING or self.phase == "trial" or gone_back else 0
         return frozenset({self.committed, self.previous, last} - {0})
 
     def failure(self, release: str, attempt: int) -> str:
-        """Return why a release failed here before, at this attempt or a later one; empty where it did not.
+        """Return why a release failed before, at this attempt or a later one; empty where it did not.
 
         Args:
             release: SHA-256 of its manifest.
-            attempt: Which is to be made.
+            attempt: The attempt to be made.
         """
-        return next((one.reason for one in self.failed if one.release == release and one.attempt >= attempt), "")
+        return next(
+            (entry.reason for entry in self.failed if entry.release == release and entry.attempt >= attempt), ""
+        )
 
 
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is offered to a board.
+    """An offered version.
 
     Attributes:
-        version: Of a name, from 1.
+        version: Version number within its name, from 1.
         release: SHA-256 of its manifest.
-        attempt: Which try of that deployment, from 1.
-        terms: What it must keep to.
+        attempt: Attempt number within that deployment, from 1.
+        terms: Conditions that it must meet.
     """
 
     version: int
@@ -193,10 +196,10 @@ class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_offer(record: UpdateRecord, offer: NewVersion, at: float) -> UpdateRecord:
-    """Return a record once a version is offered; what is pending must have been superseded before.
+    """Return a record after an offer; a pending version must have been superseded before.
 
     Args:
-        at: Calendar seconds.
+        at: Time of the offer in calendar seconds.
     """
     return msgspec.structs.replace(
         record,
@@ -216,15 +219,16 @@ def advance(record: UpdateRecord, event: Event, at: float, reason: str = "", *, 
     """Return a record after any event but an offer.
 
     Args:
-        at: Calendar seconds.
-        reason: Of a refusal, or of going back.
-        lasting: Whether what failed would fail again, so that it is not to be tried again; a full disk is not such.
+        at: Time of the event in calendar seconds.
+        reason: Cause of a refusal or rollback.
+        lasting: Whether the failure would recur, so that the release is not retried; false for a full disk, for
+            example.
     """
     change: dict[str, object] = {}
     failed = event == "worse" or (event == "refused" and lasting)
     if failed:
         failure = FailedRelease(release=record.release, attempt=record.attempt, reason=reason[:REASON_CHARS])
-        others = [one for one in record.failed if one.release != record.release]
+        others = [entry for entry in record.failed if entry.release != record.release]
         change["failed"] = (*others, failure)[-MOST_REMEMBERED:]
     if event == "passed" and record.candidate != record.committed:
         change |= {"committed": record.candidate, "previous": record.committed}
@@ -237,7 +241,7 @@ def advance(record: UpdateRecord, event: Event, at: float, reason: str = "", *, 
 
 
 def count_start(record: UpdateRecord) -> UpdateRecord:
-    """Return a record of which one more process begins to try the candidate out."""
+    """Return a record after one more process began the candidate's trial."""
     return msgspec.structs.replace(record, starts=record.starts + 1)
 
 
@@ -246,29 +250,28 @@ class _RecordFormat(msgspec.Struct):
 
 
 def write_record(record: UpdateRecord) -> bytes:
-    """Return a record as it lies on the disk: the SHA-256 of what follows on a line, then JSON that people can read."""
+    """Encode a record for the disk: a line with the SHA-256 of the rest, then readable JSON."""
     body = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n"
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
 
 def read_record(data: bytes, place: str) -> UpdateRecord:
-    """Read a record.
+    """Decode a record.
 
     Args:
-        data: As `write_record` makes it.
-        place: Where it lies, for the error.
+        place: Path for the error.
 
     Raises:
         ConfigError: A newer fieldfleet wrote it.
-        CorruptFile: It is not as it was written.
+        CorruptFile: It is damaged.
     """
     digest, _, body = data.partition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise CorruptFile(f"{place}: it is not as it was written")
+        raise CorruptFile(f"{place}: its checksum is wrong")
     try:
-        found = msgspec.json.decode(body, type=_RecordFormat).format
-        if found > FORMAT:
-            raise ConfigError(f"{place}: of format {found}, and this fieldfleet reads up to {FORMAT}: update it")
+        number = msgspec.json.decode(body, type=_RecordFormat).format
+        if number > FORMAT:
+            raise ConfigError(f"{place}: of format {number}, and this fieldfleet reads up to {FORMAT}: update it")
         return msgspec.json.decode(body, type=UpdateRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{place}: it is no record of an update ({error})") from error
+        raise CorruptFile(f"{place}: not an update record ({error})") from error

@@ -1,6 +1,6 @@
-"""Messages to bytes and back. The only file that knows the encoding is MessagePack.
+"""Encode and decode messages (MessagePack); the only module that knows the encoding.
 
-A message is `F M <major version> <MessagePack map>`. A message is small: parameters travel apart, in frames.
+A message is `F M <major version> <MessagePack map>`. Messages are small: parameters travel separately, in frames.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 def encode(message: Message) -> bytes:
-    """Serialize one message; text that is not UTF-8, such as a file's name, is sent escaped."""
+    """Encode one message; text that is not UTF-8, such as a file's name, is escaped."""
     try:
         return _PREFIX + _encoder.encode(message)
     except UnicodeEncodeError:
@@ -73,20 +73,20 @@ def _escape_texts(value: Any) -> Any:
 
 
 def is_message(data: bytes) -> bool:
-    """Tell a message from a frame by its first two bytes."""
+    """Distinguish a message from a frame by its first two bytes."""
     return data[:2] == _PREFIX[:2]
 
 
 def decode(data: bytes) -> AnyMessage:
-    """Parse and validate one message.
+    """Decode and validate one message.
 
     Raises:
-        WireError: The bytes are too many, of another major version, not a message we know, or a field is wrong.
+        WireError: It is too long, of another major version, of an unknown type, or a field is invalid.
     """
     if len(data) > MAX_MESSAGE_BYTES:
-        raise WireError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are read", reason="oversized")
+        raise WireError(f"message of {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}", reason="oversized")
     if not is_message(data) or len(data) < len(_PREFIX):
-        raise WireError(f"{len(data)} bytes that are no fieldfleet message")
+        raise WireError(f"{len(data)} bytes are not a fieldfleet message")
     if data[2] != MAJOR:
         raise WireError(
             f"protocol version {data[2]}, this side speaks {MAJOR}: update the older side", reason="version"
@@ -98,10 +98,10 @@ def decode(data: bytes) -> AnyMessage:
 
 
 def decode_as(kind: type[M], data: bytes) -> M:
-    """Parse one message of a known kind.
+    """Decode one message of an expected kind.
 
     Raises:
-        WireError: As `decode`, or the message is of another kind.
+        WireError: It is invalid, or of another kind.
     """
     message = decode(data)
     if not isinstance(message, kind):

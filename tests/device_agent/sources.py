@@ -21,7 +21,7 @@ from typing import Literal
 from device_agent.measurement.energy import Energy, Sample, integrate_energy
 from device_agent.measurement.tuning.plan import CPUFREQ_FOLDER
 from shared.errors import NoData
-from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
+from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Report
 from shared.runtime.clock import Clock, monotonic
 from tests.machine import grow
@@ -220,7 +220,7 @@ def report(random: Random, at: float, device: str = "orin", **changes: object) -
     figures |= {f"net.eth0_{way}_bytes": at * 12_345.0 // 1 for way in ("received", "sent")}
     figures |= {f"link.{way}_bits_per_s": random.uniform(5e6, 2e7) for way in ("up", "down")}
     readings = {name: _reading(name, value, at) for name, value in figures.items()}
-    spent = Spent(run="run-1", round=int(at // 600), cost=Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.5))
+    spent = TaskCost(run="run-1", round=int(at // 600), cost=Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.5))
     known = Report(
         device=device,
         at=at,

@@ -23,7 +23,7 @@ from edge_server.allocation.optimizers.bandwidth_marks import Upload
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
 from edge_server.journal.decision import Figure
-from shared.protocol.messages import Allocated, Scalar
+from shared.protocol.messages import AllocatedValues, Scalar
 
 STEPS: Mapping[str, int] = {"personal_steps": 5, "global_steps": 5, "warmup_steps": 1, "updates_at_once": 0}
 """Of paper 004's method, where the plan's algorithm does not say: tau_v, tau_u, those of the warm-up; and whether steps
@@ -127,7 +127,7 @@ def _step_estimate(device: DeviceFacts, options: BandwidthOptions, limits: Mappi
     if measured is None and known.cycles_per_weight and known.f_hertz and known.weights:
         measured = known.cycles_per_weight * known.weights / known.f_hertz
     if measured is None and task and task.cost.compute_s:
-        pruned = Allocated.of(task.given.values).prune if task.given else None
+        pruned = AllocatedValues.of(task.given.values).prune if task.given else None
         kept = 1 - (pruned or 0.0)
         before, warm, masked = options.iterations(limits, kept)
         measured = task.cost.compute_s / max(LEAST, before + warm + kept * masked)

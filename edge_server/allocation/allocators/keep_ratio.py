@@ -30,7 +30,7 @@ from edge_server.allocation.options import MeasuringOptions, parse_ratios
 from edge_server.allocation.task_joules import busy_w, joule_estimates, times, with_joules
 from edge_server.journal.decision import Decision, Figure, Given, kept_share
 from shared.protocol.measurements import Cost
-from shared.protocol.messages import Allocated
+from shared.protocol.messages import AllocatedValues
 
 GRADIENTS, ACTIVATIONS = 0.30 / 0.38, 0.32 / 0.38
 """Beside the weights, as shares of their bytes."""
@@ -105,7 +105,7 @@ def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float |
     cost = getattr(device.task.cost, part) if device.task else None
     if cost is None or device.task is None:
         return None
-    keep = Allocated.of(device.task.given.values).keep if device.task.given else None
+    keep = AllocatedValues.of(device.task.given.values).keep if device.task.given else None
     return float(cost) / options.work(1.0 if keep is None else keep)
 
 

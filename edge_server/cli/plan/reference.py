@@ -25,13 +25,13 @@ from shared.config_reference import (
     ABSENT,
     Key,
     KeyGroup,
-    default_words,
     docstring_entries,
     field_keys,
+    format_default,
+    format_type,
     meanings,
     struct_keys,
     summary,
-    type_words,
     unit_of,
 )
 from shared.models import MODELS
@@ -101,11 +101,11 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
     hints, notes = get_type_hints(function), builder_meanings(function)
     found = []
     for name, option in own_options(builder).items():
-        default = default_words(option.default, msgspec.NODEFAULT)
+        default = format_default(option.default, msgspec.NODEFAULT)
         if option.kind is option.VAR_KEYWORD:
             name, default = "NAME_OPTION", ABSENT  # noqa: PLW2901 - any key of that form
         note = notes.get(option.name, "")
-        found.append(Key(name, type_words(hints[option.name]), unit_of(name), default, note))
+        found.append(Key(name, format_type(hints[option.name]), unit_of(name), default, note))
     return found
 
 

@@ -29,11 +29,11 @@ from shared.protocol.enrolment import (
     JoinAnswer,
     Joined,
     JoinRequest,
-    Moved,
     Reason,
     Refusal,
     RenewAnswer,
     RenewRequest,
+    TrustedRoot,
     decode_json,
 )
 
@@ -221,7 +221,7 @@ class Registrar:
                 ledger.roots[record.device] = record.root
 
     def _record_root(self, request: Request) -> None:
-        root, holder = _decode(request.body, Moved).root, self._holder(public_key_of(request.peer))
+        root, holder = _decode(request.body, TrustedRoot).root, self._holder(public_key_of(request.peer))
         with self.edit() as ledger:
             if ledger.roots.get(holder.device) != root:
                 log.info("%s trusts the root %s", holder.device, root)

@@ -48,7 +48,7 @@ from edge_server.release.store import StoredRelease
 from shared.errors import Unreachable, WireError
 from shared.protocol import wire
 from shared.protocol.clip import clip
-from shared.protocol.inference.bundle import hear_lacking
+from shared.protocol.inference.bundle import parse_lacks
 from shared.protocol.inference.rollout import Ahead, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Message, Report, Status, Want
 from shared.protocol.topics import parse_channel, parse_device, topic
@@ -345,7 +345,7 @@ class RolloutEngine:
             case Releases():
                 self._take_releases(message)
             case Lacks() if message.deployment == self.plan.deployment and device in self._fetching():
-                self.parts.ask(device, hear_lacking(message))
+                self.parts.ask(device, parse_lacks(message))
 
     def _take_releases(self, message: Releases) -> None:
         device = message.device

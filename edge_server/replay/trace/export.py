@@ -19,7 +19,7 @@ from edge_server.replay.trace.observations import fact_rows, presence_rows, samp
 from edge_server.replay.trace.schema import DecisionRow, Purpose, Round, Step, TableRow, TaskRow
 from edge_server.replay.trace.trace import Trace
 from shared.protocol.measurements import Cost, Provenance
-from shared.protocol.messages import steps_of
+from shared.protocol.messages import count_steps
 
 
 def trace_of(records: Sequence[AnyRecord]) -> Trace:
@@ -163,7 +163,7 @@ def _tasks(journal: IndexedJournal) -> Iterable[TaskRow]:
             purpose=purpose,
             outcome="arrived",
             **_arrival_fields(accepted, settled_cost, opened_s, arrived_s),
-            steps=steps_of(round_opened.assignments[device], accepted.update.num_examples) if round_opened else None,
+            steps=count_steps(round_opened.assignments[device], accepted.update.num_examples) if round_opened else None,
             missed_steps=missed_steps,
         )
 

@@ -80,7 +80,7 @@ def assign(
 
 def keep_share(assignment: Assignment) -> float:
     """Return a device's share of the neurons."""
-    keep = assignment.allocated.keep
+    keep = assignment.allocation.keep
     return 1.0 if keep is None else keep
 
 

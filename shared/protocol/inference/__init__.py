@@ -1,1 +1,1 @@
-"""What servers and boards say of trained models: releases, their rollout, upper halves asked of the server."""
+"""Protocol of trained models: releases, rollouts, collaborative inference."""

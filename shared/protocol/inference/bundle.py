@@ -1,7 +1,7 @@
-"""What of a release a board lacks, and the one payload that brings it: parts, a header, tensors, in a fixed order.
+"""Layout of a release bundle: the parts and tensors that a board lacks, in one payload.
 
-Content decides: a part, or a tensor of the parameters' file, that is on the board under its SHA-256 does not travel.
-Both sides lay a bundle out by the manifest alone, so that boards which lack the same share one transmission.
+Addressing is by content: a part or tensor that the board already has under its SHA-256 is not sent. Both sides derive
+the layout from the manifest alone, so that boards which lack the same share one transmission.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shared.protocol.inference.release import ParameterSpec, ReleasePart
 from shared.protocol.inference.rollout import MOST_LACKING, Lacks
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Of the dtypes of safetensors."""
+"""Sizes of the dtypes of safetensors."""
 LENGTH_BYTES = 8
-"""Of the header's length, which stands before it and is counted with it here."""
+"""Size of the header's length prefix, which counts as part of the header here."""
 HEADER = ""
-"""In place of a digest: the header of the parameters' file, which has none of its own."""
+"""In place of a digest: the header of the parameters' file, which has no digest."""
 
 
 class Lacking(NamedTuple):
-    """What lacks.
+    """Missing content of a release.
 
     Attributes:
         parts: SHA-256 of whole parts.
         tensors: SHA-256 of tensors of the parameters' file.
-        header: Whether the header of that file lacks.
+        header: Whether the header of that file is missing.
     """
 
     parts: frozenset[str] = frozenset()
@@ -39,30 +39,30 @@ class Lacking(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A run of bytes of a bundle: the SHA-256 of what it is, or `HEADER`, and its size."""
+    """A run of bytes of a bundle: the SHA-256 of its content, or `HEADER`, and its size."""
 
     sha256: str
     size: int
 
 
 class Parts(Protocol):
-    """What of a manifest says how its bytes are laid out: a release's, or one of what has parts alone."""
+    """The part of a manifest that determines the layout, of a release or of anything that has only whole parts."""
 
     @property
     def reference(self) -> str:
-        """Name and version."""
+        """Name and version, for errors."""
 
     @property
     def parts(self) -> Mapping[str, ReleasePart]:
-        """Its files, by names."""
+        """Files by name."""
 
     @property
     def parameters(self) -> ReleasePart:
-        """The file that holds its tensors."""
+        """The file that holds the tensors."""
 
     @property
     def tensors(self) -> Sequence[ParameterSpec]:
-        """In the order of that file; empty where nothing is asked for but whole parts."""
+        """Tensors in the order of that file; empty if only whole parts are requested."""
 
 
 class _Place(msgspec.Struct):
@@ -73,10 +73,10 @@ _header = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def tensor_bytes(tensor: ParameterSpec) -> int:
-    """Return the size of a tensor in bytes.
+    """Compute the size of a tensor in bytes.
 
     Raises:
-        WireError: Its dtype is none of safetensors, or an extent is below zero.
+        WireError: Its dtype is unknown to safetensors, or an extent is negative.
     """
     if tensor.dtype not in ITEM_BYTES or any(extent < 0 for extent in tensor.shape):
         raise WireError(f"tensor {tensor.name!r} of {tensor.dtype[:16]} {tensor.shape}", reason="dtype")
@@ -84,10 +84,10 @@ def tensor_bytes(tensor: ParameterSpec) -> int:
 
 
 def header_bytes(manifest: Parts) -> int:
-    """Return the size of the header of the parameters' file, with its length before it.
+    """Compute the size of the header of the parameters' file, including its length prefix.
 
     Raises:
-        WireError: There is no room for one: the manifest contradicts itself.
+        WireError: The manifest leaves no room for one.
     """
     size = manifest.parameters.size - sum(map(tensor_bytes, manifest.tensors))
     if size <= LENGTH_BYTES:
@@ -96,31 +96,30 @@ def header_bytes(manifest: Parts) -> int:
 
 
 def tensor_places(header: bytes | memoryview) -> dict[str, tuple[int, int]]:
-    """Return where each tensor's bytes lie behind the header of a safetensors file, by name.
+    """Read the offsets of each tensor's bytes after the header of a safetensors file, by name.
 
     Args:
         header: JSON, without its length.
 
     Raises:
-        WireError: It is none.
+        WireError: It is malformed.
     """
     try:
         entries = _header.decode(header)
         entries.pop("__metadata__", None)
-        return {name: msgspec.json.decode(one, type=_Place).data_offsets for name, one in entries.items()}
+        return {name: msgspec.json.decode(entry, type=_Place).data_offsets for name, entry in entries.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"no header of safetensors: {error}") from error
+        raise WireError(f"not a header of safetensors: {error}") from error
 
 
-def lacking_of(manifest: Parts, held: Collection[str], tensors: Collection[str]) -> Lacking:
-    """Return what a board lacks.
+def compute_lacking(manifest: Parts, stored: Collection[str], tensors: Collection[str]) -> Lacking:
+    """Compute what a board lacks of a release.
 
     Args:
-        manifest: Of what it is to have.
-        held: SHA-256 of the parts that it has.
-        tensors: SHA-256 of the tensors that its releases have.
+        stored: SHA-256 of the parts on the board.
+        tensors: SHA-256 of the tensors in the board's releases.
     """
-    parts = {part.sha256 for part in manifest.parts.values()} - set(held)
+    parts = {part.sha256 for part in manifest.parts.values()} - set(stored)
     needed = {tensor.sha256 for tensor in manifest.tensors}
     some = needed - set(tensors)
     if manifest.parameters.sha256 not in parts or some == needed or len(some) + len(parts) > MOST_LACKING:
@@ -129,7 +128,7 @@ def lacking_of(manifest: Parts, held: Collection[str], tensors: Collection[str])
 
 
 def bundle_pieces(manifest: Parts, lacking: Lacking) -> list[Piece]:
-    """Return what a bundle consists of, in order.
+    """List the pieces of a bundle, in order.
 
     Raises:
         WireError: The release has no such part or tensor.
@@ -144,11 +143,11 @@ def bundle_pieces(manifest: Parts, lacking: Lacking) -> list[Piece]:
     return [*pieces, *(Piece(sha256, size) for sha256, size in tensors.items() if sha256 in lacking.tensors)]
 
 
-def say_lacking(device: str, deployment: str, lacking: Lacking) -> Lacks:
-    """Return the message that asks for what lacks.
+def build_lacks(device: str, deployment: str, lacking: Lacking) -> Lacks:
+    """Build the message that requests missing content.
 
     Args:
-        deployment: That of the offer.
+        deployment: Name from the offer.
     """
     return Lacks(
         device=device,
@@ -159,17 +158,17 @@ def say_lacking(device: str, deployment: str, lacking: Lacking) -> Lacks:
     )
 
 
-def hear_lacking(message: Lacks) -> Lacking:
-    """Return what a board says that it lacks.
+def parse_lacks(message: Lacks) -> Lacking:
+    """Parse a board's request for missing content.
 
     Raises:
-        WireError: It is more than anybody asks for.
+        WireError: It requests too many parts.
     """
     if len(message.parts) + len(message.tensors) > MOST_LACKING:
-        raise WireError(f"{len(message.parts) + len(message.tensors)} parts are asked for", reason="oversized")
-    parts, tensors = (frozenset(one.hex() for one in found) for found in (message.parts, message.tensors))
+        raise WireError(f"{len(message.parts) + len(message.tensors)} parts are requested", reason="oversized")
+    parts, tensors = (frozenset(digest.hex() for digest in digests) for digests in (message.parts, message.tensors))
     return Lacking(parts, tensors, header=message.header or bool(tensors))
 
 
 def _raw(digests: Iterable[str]) -> tuple[bytes, ...]:
-    return tuple(bytes.fromhex(one) for one in sorted(digests))
+    return tuple(bytes.fromhex(digest) for digest in sorted(digests))

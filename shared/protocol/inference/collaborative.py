@@ -1,6 +1,6 @@
-"""Messages of collaborative inference: features at a release's cut go up, what they come to at the server comes down.
+"""Messages of collaborative inference: a device sends features at the cut, the server its outputs.
 
-They say nothing of labels, and hold no example: what leaves a device is what its half of the network puts out.
+They carry no labels and no examples: only the outputs of the device's half of the network leave the device.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from shared.protocol.messages import Message, Room, Transfer
 from shared.protocol.topics import is_name
 
 FROM_DEVICE, TO_DEVICE = "infer", "inferred"
-"""The channels."""
+"""Channels of requests and answers."""
 MAX_DEADLINE_S = 60.0
 MAX_OUTPUT_BYTES = 256 << 10
-"""Of the outputs of one request, which travel in one message."""
+"""Limit of one request's outputs, which travel in one message."""
 MAX_DETAIL = 300
-"""Characters of why a request was refused."""
+"""Most characters of a refusal's message."""
 
 
 class TopRequest(Message, frozen=True, kw_only=True):
-    """Device -> server: features of one request, offered; said again, it is the same request.
+    """Device -> server: offer the features of one request; a repeated message is the same request.
 
     Attributes:
-        instance: Of the device's process, as in its Status.
-        number: Of the request, counted up by that process: an older one is given up by a newer.
-        parameters: SHA-256 of the parameters that the device's half is bound to, 32 bytes: the server's are to be them.
-        pushed: Blocks of it that come right behind this, unasked; the rest is asked for.
-        deadline_s: Seconds that the device still waits.
+        instance: Id of the device's process, as in its Status.
+        number: Request number, counted by that process: a newer request cancels older ones.
+        parameters: SHA-256 of the parameters of the device's half, 32 bytes: the server must use the same.
+        pushed: Blocks that follow at once, unrequested; the server requests the others.
+        deadline_s: Seconds that the device will still wait.
     """
 
     device: str
@@ -45,11 +45,11 @@ class TopRequest(Message, frozen=True, kw_only=True):
 
 
 class TopTiming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the server's seconds went.
+    """Seconds spent at the server.
 
     Attributes:
-        waited_s: From all features being there until they were worked on.
-        compute_s: Of decoding, of the network's half, of encoding.
+        waited_s: From the arrival of all features to the start of processing.
+        compute_s: Decoding, the network's half, encoding.
     """
 
     waited_s: float = 0.0
@@ -57,20 +57,19 @@ class TopTiming(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TopAnswer(Message, frozen=True, kw_only=True):
-    """Server -> device: what a request's features came to.
+    """Server -> device: outputs for a request's features.
 
     Attributes:
-        instance: As in the request.
-        number: As in the request.
+        instance: Copied from the request.
+        number: Copied from the request.
         answers: Digest of its features.
         outputs: A payload in one piece, of codec `dense`, with one tensor named as the graph names its output; empty
             where the request is refused.
-        reason: One word for why it is refused: `busy`, `unknown-release`, `other-release`, `oversized`, `codec`,
-            `dtype`, `shape`, `not-finite`, `late`, `failed`, and what damaged payloads are counted by; empty where it
-            is not.
-        detail: The same for people.
-        timing: Where its seconds went at the server.
-        room: What may come unasked of the next request's features.
+        reason: Category of a refusal: `busy`, `unknown-release`, `other-release`, `oversized`, `codec`, `dtype`,
+            `shape`, `not-finite`, `late`, `failed`, or that of a damaged payload; empty where it is not refused.
+        detail: Message for people.
+        timing: Seconds spent at the server.
+        room: Credit for unrequested blocks of the next request's features.
     """
 
     device: str
@@ -85,10 +84,10 @@ class TopAnswer(Message, frozen=True, kw_only=True):
 
 
 def check_request(request: TopRequest) -> None:
-    """Refuse a request that names nothing, or has no time.
+    """Refuse a request without a valid release, number or deadline.
 
     Raises:
-        WireError: It says what no device of ours would.
+        WireError: A field is out of range.
     """
     if not is_name(request.name) or request.version < 1 or request.number < 1:
         raise WireError("a request names a release by a version, and has a number, both from 1")
@@ -97,12 +96,12 @@ def check_request(request: TopRequest) -> None:
 
 
 def check_answer(answer: TopAnswer) -> None:
-    """Refuse an answer whose seconds are none, or that holds more than one message is to.
+    """Refuse an answer with invalid times or too much output.
 
     Raises:
-        WireError: It says what no server of ours would.
+        WireError: A field is out of range.
     """
-    if not all(0 <= one < math.inf for one in (answer.timing.waited_s, answer.timing.compute_s)):
+    if not all(0 <= seconds < math.inf for seconds in (answer.timing.waited_s, answer.timing.compute_s)):
         raise WireError(f"seconds of {answer.timing.waited_s} and {answer.timing.compute_s}")
     if len(answer.outputs) > MAX_OUTPUT_BYTES:
         raise WireError(f"outputs of {len(answer.outputs)} bytes, at most {MAX_OUTPUT_BYTES}", reason="oversized")

@@ -1,8 +1,8 @@
-"""Check of an ONNX graph, without the library `onnx`: no tensor lies in another file.
+"""Check that an ONNX graph references no external files, without the library `onnx`.
 
-ONNX Runtime reads such a file from a path that the graph names, relative to the working directory of whoever opens the
-graph from memory. A graph of ours has its parameters outside, and is given all of them; it names no file that is read.
-The numbers of fields: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+ONNX Runtime reads such a file from a path in the graph, relative to the working directory of the process that loads
+the graph from memory. Our graphs have external parameters too, but all are passed in, so that no file is read.
+Field numbers: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TypeAlias, cast
 from shared.errors import CorruptFile
 
 MOST_DEPTH, MOST_FIELDS = 64, 1 << 20
-"""Of messages within messages, and in all: no network has as many."""
+"""Limits of the nesting and of the fields in all; no network has as many."""
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
 FIXED = {FIXED_64: 8, FIXED_32: 4}
 OWN_FORMAT = b"ORTM"
 EXTERNAL = 1
 NAME, EXTERNAL_DATA, DATA_LOCATION = 8, 13, 14
-"""Of a TensorProto."""
+"""Field numbers of a TensorProto."""
 Kind: TypeAlias = str
 WITHIN: dict[Kind, dict[int, Kind]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -30,32 +30,32 @@ WITHIN: dict[Kind, dict[int, Kind]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
 }
-"""Messages that may hold a tensor, by the field of the message that they stand in."""
+"""Messages that may contain a tensor, by the field of the enclosing message."""
 
 
 Field: TypeAlias = "tuple[int, int | memoryview]"
 
 
-def require_no_files(model: bytes, given: Collection[str], what: str) -> None:
-    """Refuse a graph that would have a file read.
+def require_no_files(model: bytes, parameters: Collection[str], what: str) -> None:
+    """Refuse a graph that would make ONNX Runtime read a file.
 
     Args:
-        model: The graph's bytes.
-        given: Names of the parameters that are handed over when it is opened.
-        what: It, for the error.
+        model: Serialized ModelProto.
+        parameters: Names of the parameters passed in at loading.
+        what: Name of the graph, for the error.
 
     Raises:
-        CorruptFile: A tensor of it lies in a file, or the bytes are no ONNX model. ONNX Runtime also takes a format of
-            its own from bytes, which nothing here looks through.
+        CorruptFile: A tensor is stored in a file, or the bytes are not an ONNX model. ONNX Runtime also accepts its own
+            format, which this check cannot parse.
     """
     try:
         _require_onnx(model)
-        outside = next((name for name in _outside(memoryview(model)) if name not in given), None)
+        outside = next((name for name in _external_tensors(memoryview(model)) if name not in parameters), None)
     except (ValueError, IndexError) as error:
-        raise CorruptFile(f"{what}: its graph is no ONNX model ({error}); make it anew") from error
+        raise CorruptFile(f"{what}: its graph is not an ONNX model ({error}); export it again") from error
     if outside is not None:
-        told = outside.partition("\0")[0]
-        raise CorruptFile(f"{what}: tensor {told!r} lies in a file beside its graph, which is not read; put it inside")
+        name = outside.partition("\0")[0]
+        raise CorruptFile(f"{what}: tensor {name!r} is stored in a file beside its graph, which is not read; embed it")
 
 
 def _require_onnx(model: bytes) -> None:
@@ -63,12 +63,12 @@ def _require_onnx(model: bytes) -> None:
         raise ValueError("it has ONNX Runtime's own format")
 
 
-def _outside(model: memoryview) -> Iterator[str]:
-    """Yield the names of tensors that lie outside; of those that nothing can be handed over for, one that none has."""
-    left: list[tuple[Kind, memoryview, int]] = [("model", model, 0)]
+def _external_tensors(model: memoryview) -> Iterator[str]:
+    """Yield the names of external tensors; those that cannot be passed in get a name that no parameter has."""
+    pending: list[tuple[Kind, memoryview, int]] = [("model", model, 0)]
     count = 0
-    while left:
-        kind, data, depth = left.pop()
+    while pending:
+        kind, data, depth = pending.pop()
         if depth > MOST_DEPTH:
             raise ValueError("messages too deep")
         for number, value in _fields(data):
@@ -79,13 +79,13 @@ def _outside(model: memoryview) -> Iterator[str]:
             if inner is None or not isinstance(value, memoryview):
                 continue
             if inner != "tensor":
-                left.append((inner, value, depth + 1))
+                pending.append((inner, value, depth + 1))
             elif (name := _external_name(value)) is not None:
                 yield name if (kind, depth) == ("graph", 1) else f"{name}\0 within {kind}"
 
 
 def _external_name(tensor: memoryview) -> str | None:
-    """Return a tensor's name if its values lie outside; None where they are in it."""
+    """Return a tensor's name if its values are external; else None."""
     name, is_outside = "", False
     for number, value in _fields(tensor):
         if number == NAME and isinstance(value, memoryview):
@@ -95,7 +95,7 @@ def _external_name(tensor: memoryview) -> str | None:
 
 
 def _fields(data: memoryview) -> Iterator[Field]:
-    """Yield the fields of a message of Protocol Buffers: numbers, and the bytes of what has a length."""
+    """Yield the fields of a Protocol Buffers message: integers, and the bytes of length-delimited fields."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,7 +1,7 @@
-"""What a release says of itself: the manifest that a server writes and that boards serve a model by.
+"""Manifest of a model release, written by servers and read by boards.
 
-A release is a manifest in JSON and the parts that it names by their SHA-256: an ONNX graph without parameters, the
-parameters as safetensors, and probes. Readers tolerate unknown keys of the same format, and refuse newer formats.
+A release is a manifest in JSON and parts that it references by SHA-256: an ONNX graph without parameters, the
+parameters as safetensors, and probes. Readers ignore unknown keys of the same format, and refuse newer formats.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shared.protocol.inputs import BYTE_SCALE
 from shared.protocol.messages import Spec
 
 FORMAT = 1
-"""Counted up where an older reader would take a manifest wrong."""
+"""Increased when an older reader would misread a manifest."""
 MANIFEST, PARAMETERS, PROBES = "manifest.json", "parameters.safetensors", "probes.safetensors"
 GRAPH, BOTTOM, TOP = "graph.onnx", "bottom.onnx", "top.onnx"
-"""Names of the parts in a folder."""
+"""File names of the parts."""
 MAX_MANIFEST_BYTES = 16 << 20
 MOST_SHOWN = 12
 """Class names that a message lists."""
 Kind: TypeAlias = Literal["int8", "float16"]
-"""What makes a release smaller."""
+"""Methods that make a release smaller."""
 _REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:/([1-9][0-9]{0,8}))?")
 
 
@@ -35,8 +35,8 @@ class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a release.
 
     Attributes:
-        sha256: Of its bytes, as 64 hexadecimal digits.
-        size: In bytes.
+        sha256: Hash of its bytes, 64 hexadecimal digits.
+        size: Size in bytes.
     """
 
     sha256: Sha256
@@ -44,11 +44,11 @@ class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor that goes in or comes out.
+    """An input or output tensor.
 
     Attributes:
-        name: As the graph names it.
-        dtype: `float32`.
+        name: Name in the graph.
+        dtype: Always `float32`.
         shape: The first extent is the batch: -1, any number of examples.
     """
 
@@ -58,10 +58,10 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """An ONNX graph that is given its parameters when it is loaded.
+    """An ONNX graph whose parameters are bound when it is loaded.
 
     Attributes:
-        parameters: Names of the initializers that must be bound, which are those of the parameters' file.
+        parameters: Names of the initializers to bind, equal to those in the parameters' file.
     """
 
     part: ReleasePart
@@ -71,10 +71,10 @@ class ReleaseGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitHalves(msgspec.Struct, frozen=True, kw_only=True):
-    """The network in two graphs: what the bottom puts out goes into the top.
+    """The network in two graphs: the bottom's outputs are the top's inputs.
 
     Attributes:
-        cut: Where, as the model counts its cuts.
+        cut: Index of the cut, as the model numbers its cuts.
         bottom: The layers below, for a device.
         top: The layers above, for the server.
     """
@@ -88,10 +88,10 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor of the parameters' file.
 
     Attributes:
-        name: As the network names it.
-        dtype: As safetensors writes it: F32, I64; I8 and I32 of `int8`, F16 of `float16`.
-        shape: None of them is a batch.
-        sha256: Of its bytes: what is the same as in another release need not travel.
+        name: Name in the network.
+        dtype: In safetensors' notation: F32, I64; I8 and I32 of `int8`, F16 of `float16`.
+        shape: Without a batch axis.
+        sha256: Hash of its bytes: a tensor that another release has too need not be sent.
     """
 
     name: str
@@ -101,18 +101,18 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done to the examples that it was trained on, in this order.
+    """Preprocessing of the training examples, in this order.
 
     Attributes:
-        byte_scale: What a stored value was divided by; 1 where it stayed as it was. Where `dtype` is empty only bytes
-            were divided, if there were any.
-        dtype: Of the stored values: `uint8` or `float32`; empty: not known.
-        mean: What was subtracted from each channel, one number for all or one a channel; empty for nothing. None: the
-            run's plan does not say, as where devices prepare their examples by files of their own.
-        std: What each channel was divided by after that; likewise.
+        byte_scale: Divisor of stored values; 1 for none. Where `dtype` is empty, only bytes were divided, if there were
+            any.
+        dtype: Type of the stored values: `uint8` or `float32`; empty if unknown.
+        mean: Subtracted from each channel, one number for all or one per channel; empty for nothing. None: the run's
+            plan does not say, as where devices prepare their examples by files of their own.
+        std: Divisor of each channel after that, one number for all or one per channel; empty and None as for `mean`.
         size: Height and width of a picture, else empty.
-        layout: What each extent of an input is, N for one input after the other: `NCHW`, `NF`; empty: not known.
-        features: Names of a table's columns in the order of an input's numbers; empty: there are none, or not known.
+        layout: Axes of an input, N for the batch: `NCHW`, `NF`; empty if unknown.
+        features: Column names of a table in the order of an input's numbers; empty if there are none or unknown.
     """
 
     byte_scale: float = BYTE_SCALE
@@ -125,15 +125,15 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model comes from.
+    """Origin of a model.
 
     Attributes:
         run: Name of the run.
-        round: The last round that it learnt from.
+        round: The last round whose updates it includes.
         plan: Name of the run's plan.
         personal: Whether devices of that method use models of their own; this is the server's.
-        accuracy: What was measured of this model, None where nobody did.
-        measured_on: Whose examples that was on: `server` or `devices`; empty for nobody's.
+        accuracy: Measured accuracy of this model, None if not measured.
+        measured_on: Owner of those examples: `server` or `devices`; empty if not measured.
     """
 
     run: Line
@@ -146,18 +146,18 @@ class ReleaseSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reduction(msgspec.Struct, frozen=True, kw_only=True):
-    """What made a release smaller, and what that took and gave, measured on the server that made it.
+    """Reduction of a release's size, with its effects measured on the server that made it.
 
     Attributes:
-        kind: `int8`: weights and activations of 8 bits, quantized. `float16`: the parameters' file holds 16-bit floats,
-            which a board expands to the graph's 32 before it binds them; all else is as without.
-        accuracy_before: Of the trained network on examples of the server's.
-        accuracy: Of this one on the same.
-        examples: How many these are.
-        calibrated_on: Others that ranges of activations were taken from; 0 where nothing needs them.
+        kind: `int8`: weights and activations quantized to 8 bits. `float16`: the parameters' file holds 16-bit floats,
+            which a board expands to the graph's 32 before it binds them.
+        accuracy_before: Accuracy of the trained network on the server's examples.
+        accuracy: Accuracy of the reduced network on the same examples.
+        examples: Number of these examples.
+        calibrated_on: Number of other examples that calibrated the ranges of activations; 0 where none is needed.
         error: Largest difference of an output between the two on these examples, as a share of the largest output.
-        bytes_before: Size of the parameters' file without.
-        seconds_before: Time of one example on one thread without; None where it is the same.
+        bytes_before: Size of the unreduced parameters' file.
+        seconds_before: Time of one example on one thread, unreduced; None where it is the same.
     """
 
     kind: Kind
@@ -173,24 +173,24 @@ class Reduction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A release.
+    """Manifest of a release.
 
     Attributes:
-        name: What applications call the model.
-        version: Counted from 1 for each name, none given twice.
+        name: Name that applications use.
+        version: Counted from 1 for each name, never reused.
         created: Calendar time, for people.
         model: The network and its options.
-        source: Where it comes from.
-        halves: The same in two halves, where that was asked for.
-        reduction: What made it smaller; None for the network as it was trained.
-        parameters: The file of parameters, which the graphs and halves share.
-        tensors: What is in it.
-        preprocessing: What an application does to its inputs before.
-        classes: Names of the classes in the order of the outputs; empty where they are numbers.
-        probes: File of ten made-up `inputs` with the `outputs` that PyTorch computes of them, and `features` of halves;
-            of `int8` with those that ONNX Runtime computed where it was made, from which another CPU's differ.
-        versions: Of what wrote it.
-        format: See `FORMAT`.
+        source: Origin of the model.
+        halves: The network in two halves, if requested.
+        reduction: Size reduction; None for the network as trained.
+        parameters: The file of parameters, shared by the graphs and halves.
+        tensors: Its tensors, in file order.
+        preprocessing: Preparation of inputs that applications must do.
+        classes: Class names in the order of the outputs; empty where they are numbers.
+        probes: File of ten synthetic `inputs` with the `outputs` that PyTorch computes of them, and `features` of
+            halves; of `int8` with those that ONNX Runtime computed where it was made, from which another CPU's differ.
+        versions: Versions of the software that wrote it.
+        format: Format version, see `FORMAT`.
     """
 
     name: ReleaseName
@@ -213,16 +213,16 @@ class ReleaseManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reference(self) -> str:
-        """What commands call it."""
+        """Name and version, as commands accept it."""
         return f"{self.name}/{self.version}"
 
     @property
     def parts(self) -> dict[str, ReleasePart]:
-        """Its files by the names that they have in a folder."""
-        found = {GRAPH: self.graph.part, PARAMETERS: self.parameters, PROBES: self.probes}
+        """Files by their names in a folder."""
+        files = {GRAPH: self.graph.part, PARAMETERS: self.parameters, PROBES: self.probes}
         if self.halves:
-            found |= {BOTTOM: self.halves.bottom.part, TOP: self.halves.top.part}
-        return found
+            files |= {BOTTOM: self.halves.bottom.part, TOP: self.halves.top.part}
+        return files
 
 
 class _Format(msgspec.Struct):
@@ -230,7 +230,7 @@ class _Format(msgspec.Struct):
 
 
 def describe_class_fault(classes: Sequence[str], outputs: Sequence[int]) -> str:
-    """Return how the class names of a release do not fit its outputs; empty where they do, or where it names none.
+    """Describe a mismatch between class names and outputs; empty where they match, or there are no names.
 
     Args:
         classes: Names in the order of the outputs.
@@ -239,15 +239,15 @@ def describe_class_fault(classes: Sequence[str], outputs: Sequence[int]) -> str:
     count = outputs[1] if len(outputs) > 1 else 0
     if not classes or len(classes) == count:
         return ""
-    shown = ", ".join(map(ascii, classes[:MOST_SHOWN])) + ", ..." * (len(classes) > MOST_SHOWN)
-    return f"{len(classes)} class names ({shown}) for {count} outputs"
+    names = ", ".join(map(ascii, classes[:MOST_SHOWN])) + ", ..." * (len(classes) > MOST_SHOWN)
+    return f"{len(classes)} class names ({names}) for {count} outputs"
 
 
 def require_class_names(manifest: ReleaseManifest) -> None:
-    """Refuse a release whose class names do not fit its outputs, as versions up to 0.1 made them.
+    """Refuse a release whose class names do not match its outputs, as versions up to 0.1 made them.
 
     Raises:
-        ConfigError: As said.
+        ConfigError: They do not match.
     """
     if fault := describe_class_fault(manifest.classes, manifest.graph.output.shape):
         raise ConfigError(
@@ -257,21 +257,20 @@ def require_class_names(manifest: ReleaseManifest) -> None:
 
 
 def sha256_of(data: bytes | memoryview) -> str:
-    """Return the digest of some bytes, as 64 hexadecimal digits."""
+    """Compute the SHA-256 as 64 hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def write_manifest(manifest: ReleaseManifest) -> bytes:
-    """Return a manifest as JSON that people can read; the same one gives the same bytes."""
+    """Encode a manifest as readable JSON, deterministically."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1) + b"\n"
 
 
 def read_manifest(data: bytes, place: str) -> ReleaseManifest:
-    """Read a manifest.
+    """Decode a manifest.
 
     Args:
-        data: As `write_manifest` makes it.
-        place: Where it lies, for the error.
+        place: Path for the error.
 
     Raises:
         ConfigError: It is of a newer format.
@@ -279,23 +278,23 @@ def read_manifest(data: bytes, place: str) -> ReleaseManifest:
     """
     try:
         if len(data) > MAX_MANIFEST_BYTES:
-            raise CorruptFile(f"{place}: {len(data)} bytes, more than any manifest has")
-        found = msgspec.json.decode(data, type=_Format).format
-        if found > FORMAT:
+            raise CorruptFile(f"{place}: {len(data)} bytes, the limit of a manifest is {MAX_MANIFEST_BYTES}")
+        number = msgspec.json.decode(data, type=_Format).format
+        if number > FORMAT:
             raise ConfigError(
-                f"{place}: a release of format {found}, and this fieldfleet reads up to {FORMAT}: update it"
+                f"{place}: a release of format {number}, and this fieldfleet reads up to {FORMAT}: update it"
             )
         return msgspec.json.decode(data, type=ReleaseManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptFile(f"{place}: it is no manifest of a release ({error})") from error
+        raise CorruptFile(f"{place}: not a release manifest ({error})") from error
 
 
 def parse_reference(text: str) -> tuple[str, int]:
-    """Return name and version of a release that is named `NAME` or `NAME/VERSION`; version 0 stands for the newest.
+    """Parse `NAME` or `NAME/VERSION`; version 0 stands for the newest.
 
     Raises:
         ConfigError: It is neither.
     """
-    if not (found := _REFERENCE.fullmatch(text)):
+    if not (match := _REFERENCE.fullmatch(text)):
         raise ConfigError(f"release {text[:80]!r}: write NAME, or NAME/VERSION with a version from 1")
-    return found[1], int(found[2] or 0)
+    return match[1], int(match[2] or 0)

@@ -1,7 +1,7 @@
-"""Messages of a rollout: a release is offered to a board, which says what of it lacks, and what became of it.
+"""Messages of a rollout: offer, request of missing parts, bundle, status of a board's models.
 
-Nothing of a release is pushed: the board names by their digests the parts, or single tensors, that no release which it
-has holds, and fetches these as one payload. What a board serves, it says in a retained message.
+Nothing of a release is pushed: the board requests by digest the parts, or single tensors, that none of its releases
+has, and fetches them as one payload. It reports what it serves in a retained message.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from shared.protocol.bounded import Number, ReleaseName, Version, Word
 from shared.protocol.messages import Message, Transfer
 
 MOST_MANIFEST_BYTES = 768 << 10
-"""Of an offered release: its offer is one message."""
+"""Limit of a manifest in an offer, which is one message."""
 MOST_LACKING = 1024
-"""Parts and tensors that are asked for one by one; a board that lacks more asks for the whole file."""
+"""Most parts and tensors requested one by one; a board that lacks more requests the whole file."""
 MOST_MODELS = 32
-"""Names that a board serves."""
+"""Most models that a board serves."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a board says of the model of one name.
+    """A board's status of the model of one name.
 
     Attributes:
-        name: What applications call it.
+        name: Name that applications use.
         committed: The version that it serves; 0 for none.
-        previous: The version that it would go back to; 0 for none.
-        candidate: The version that it is about to take, or took or refused last; 0 for none.
-        state: Of that one: see `shared.protocol.update`; empty for none.
+        previous: The version for a rollback; 0 for none.
+        candidate: The version in progress, or accepted or refused last; 0 for none.
+        state: Phase of the candidate, see `shared.protocol.update`; empty for none.
         deployment: The rollout that offered it.
-        reason: Why it was refused or rolled back.
-        figures: How the served one does: `requests`, `errors`, `p95_s`, as far as it is known.
+        reason: Cause of a refusal or rollback.
+        figures: Figures of the served version, as far as known: `requests`, `errors`, `p95_s`.
     """
 
     name: str
@@ -45,12 +45,12 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Releases(Message, frozen=True, kw_only=True):
-    """Device -> server, retained: that this board serves releases, and how it stands with each.
+    """Device -> server, retained: status of all releases on this board.
 
     Attributes:
-        instance: That of the process's Status.
-        models: One a name; each was written to the board's disk before it was said.
-        ahead: Deployment of which all parts are here before it was offered; empty for none.
+        instance: Process id as in its Status.
+        models: One entry per name; written to the board's disk before it is sent.
+        ahead: Deployment whose parts were all fetched before its offer; empty for none.
     """
 
     device: str
@@ -60,14 +60,14 @@ class Releases(Message, frozen=True, kw_only=True):
 
 
 class Offer(Message, frozen=True, kw_only=True):
-    """Server -> device: take this release.
+    """Server -> device: install this release.
 
     Attributes:
-        attempt: Counted from 1: what a board refused it tries again only where this is larger.
-        manifest: As `shared.protocol.inference.release.write_manifest` makes it.
-        soak_s: Seconds that the new version is watched before it is committed.
-        max_drop: Accuracy that may be lost on the board's own examples.
-        max_latency_ms: Longest p95 of one inference; 0 for one and a half times the version before.
+        attempt: Counted from 1: a board retries a refused release only if this is larger.
+        manifest: Output of `shared.protocol.inference.release.write_manifest`.
+        soak_s: Duration of the new version's trial in seconds.
+        max_drop: Allowed loss of accuracy on the board's own examples.
+        max_latency_ms: Longest p95 of one inference; 0 for one and a half times the previous version's.
     """
 
     deployment: Word
@@ -81,11 +81,11 @@ class Offer(Message, frozen=True, kw_only=True):
 
 
 class Ahead(Message, frozen=True, kw_only=True):
-    """Server -> device: this release will be offered; have its parts here by then, and try nothing out yet.
+    """Server -> device: this release will be offered; fetch its parts, but do not try it yet.
 
     Attributes:
-        deployment: That of the offer to come.
-        manifest: As `shared.protocol.inference.release.write_manifest` makes it.
+        deployment: Deployment of the future offer.
+        manifest: Output of `shared.protocol.inference.release.write_manifest`.
     """
 
     deployment: Word
@@ -95,13 +95,13 @@ class Ahead(Message, frozen=True, kw_only=True):
 
 
 class Lacks(Message, frozen=True, kw_only=True):
-    """Device -> server: what of an offered release is not on the board; answered with Bundle.
+    """Device -> server: missing parts of an offered release; answered with Bundle.
 
     Attributes:
-        deployment: That of the offer.
+        deployment: Deployment of the offer.
         parts: SHA-256 of whole parts, 32 bytes each.
-        tensors: SHA-256 of tensors of the parameters' file, where other releases on the board have the rest of it.
-        header: Whether the header of that file lacks, as it does with any of its tensors.
+        tensors: SHA-256 of tensors of the parameters' file, if other releases on the board have its remaining tensors.
+        header: Whether the header of that file is missing; always set together with tensors.
     """
 
     device: str
@@ -112,11 +112,11 @@ class Lacks(Message, frozen=True, kw_only=True):
 
 
 class Bundle(Message, frozen=True, kw_only=True):
-    """Server -> device: what lacks as one payload, to be asked for with Want.
+    """Server -> device: the missing parts as one payload, to be requested with Want.
 
     Attributes:
-        deployment: That of the offer.
-        params: Parts, the header and tensors, one behind the other in the order of the manifest.
+        deployment: Deployment of the offer.
+        params: Parts, the header and tensors, concatenated in the order of the manifest.
         shared: Whether its frames come on the topic common to all devices.
     """
 
@@ -126,11 +126,11 @@ class Bundle(Message, frozen=True, kw_only=True):
 
 
 class Withdraw(Message, frozen=True, kw_only=True):
-    """Server -> device: fetch no more of that offer.
+    """Server -> device: stop fetching that offer.
 
     Attributes:
-        deployment: That of the offer.
-        back: Whether to go back to the version before where this one is served by now.
+        deployment: Deployment of the offer.
+        back: Whether to roll back to the previous version if this one is served already.
     """
 
     deployment: Word

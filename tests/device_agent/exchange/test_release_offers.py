@@ -18,7 +18,7 @@ from edge_server.release.rollout.parts_out import cut_bundle
 from edge_server.release.store import StoredRelease
 from shared.errors import CorruptFile, WireError
 from shared.protocol import wire
-from shared.protocol.inference.bundle import Lacking, hear_lacking
+from shared.protocol.inference.bundle import Lacking, parse_lacks
 from shared.protocol.inference.release import ReleaseManifest
 from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.messages import Transfer, Want
@@ -89,7 +89,7 @@ class Gateway:
                             await self.transport.publish(topic(SITE, DEVICE, "parts"), frame)
 
     async def _offer_bundle(self, told: Lacks) -> None:
-        whole = cut_bundle(self.stored, hear_lacking(told), 4096)
+        whole = cut_bundle(self.stored, parse_lacks(told), 4096)
         data = self.damage(b"".join(whole.source.read(0, 1 << 24)))
         self._sender = type(whole).of_parts([memoryview(data)], 4096)
         await self.say(Bundle(deployment=told.deployment, params=self._sender.transfer))
@@ -119,8 +119,8 @@ def live(gateway: Gateway, virtually, routine) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"manifest": b"{}"}, "no manifest"),
-        ({"manifest": b"\xff\x00"}, "no manifest"),
+        ({"manifest": b"{}"}, "manifest"),
+        ({"manifest": b"\xff\x00"}, "manifest"),
         ({"manifest": b'{"format": 99}'}, "format 99"),
         ({"version": 7}, "net/7"),
         ({"soak_s": -1.0}, "soak_s"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_server.allocation.figures import MeasuredResources, measured_resources
-from shared.protocol.measurements import Cost, Reading, Spent, StepCost
+from shared.protocol.measurements import Cost, Reading, StepCost, TaskCost
 from shared.protocol.messages import Report
 
 STEP = StepCost(steps=10, seconds=0.25, joules=2.0, idle_w=3.0, cycles=4e8, hertz=1.6e9, weights=200_000, flops=7)
@@ -15,7 +15,7 @@ def report(*, rate: float | None = None, cost: Cost | None = None) -> Report:
     readings = {}
     if rate is not None:
         readings["link.up_bits_per_s"] = Reading(value=rate, unit="bit/s", source="tcp", quality="measured", at=1.0)
-    spent = Spent(run="run", round=1, cost=cost) if cost else None
+    spent = TaskCost(run="run", round=1, cost=cost) if cost else None
     return Report(device="pi", at=1.0, readings=readings, spent=spent)
 
 

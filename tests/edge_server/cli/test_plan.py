@@ -26,7 +26,7 @@ from edge_server.cli.plan.schema import plan_schema
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from shared.algorithms.early_stopping import STOPPING_OPTIONS, can_stop_early
-from shared.config_reference import as_markdown, struct_keys, type_words, unit_of
+from shared.config_reference import as_markdown, format_type, struct_keys, unit_of
 from tests.naming import naming
 
 ROOT = Path(__file__).parents[3]
@@ -138,9 +138,9 @@ def test_units_are_those_of_the_names(name, unit):
 
 def test_a_type_without_words_is_an_error():
     """So that nobody adds a key whose type the page does not name."""
-    with pytest.raises(TypeError, match=naming(bytes, "WORDS")):
-        type_words(bytes)
-    assert type_words(float | tuple[float, float] | None) == "number or [number, number]"
+    with pytest.raises(TypeError, match=naming(bytes, "TYPE_NAMES")):
+        format_type(bytes)
+    assert format_type(float | tuple[float, float] | None) == "number or [number, number]"
 
 
 def test_a_meaning_is_found_where_the_docstring_points():

@@ -11,7 +11,7 @@ from edge_server.fleet.report_changes import PAUSE_S, sense_report
 from edge_server.journal import sqlite
 from edge_server.journal.records import Joined, Left, RoundOpened, RunClosed, Sensed, ServerBegan, UpdateAccepted
 from shared.errors import Unwritable
-from shared.protocol.measurements import Cost, Provenance, Reading, Spent
+from shared.protocol.measurements import Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Report, Status
 from tests.edge_server.harness import RUN, moved, site, virtual
 
@@ -74,7 +74,7 @@ def flagged(at: float) -> Report:
         (report(2.0, board="nano"), True),
         (report(2.0, readings={}), True),  # its sensor is gone
         (flagged(2.0), True),
-        (report(2.0, spent=Spent(run="r", round=1, cost=Cost())), True),  # a task ended
+        (report(2.0, spent=TaskCost(run="r", round=1, cost=Cost())), True),  # a task ended
     ],
 )
 def test_what_is_news_at_once(later, is_told):
@@ -188,7 +188,7 @@ def test_a_run_records_who_came_what_was_measured_and_when(tmp_path):
             one, other = await here.device("a"), await here.device("b")
             await one.say(report(1.0), "report")
             await one.answer(await one.task(), moved(here.plan, 0.5))
-            whole = Spent(run=RUN, round=1, cost=Cost())  # so that the run's end waits for nothing else
+            whole = TaskCost(run=RUN, round=1, cost=Cost())  # so that the run's end waits for nothing else
             await one.say(report(2.0, facts={"mode": "MAXN"}, spent=whole), "report")
             await other.answer(await other.task(), moved(here.plan, 0.5))
             await here.run

@@ -25,7 +25,7 @@ from edge_server.fleet.tables import (
 )
 from edge_server.journal.report_history import KeptReport
 from shared.protocol.inference.rollout import ModelStatus
-from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
+from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Report, Status
 from tests.device_agent.sources import report
 
@@ -127,7 +127,7 @@ def test_what_the_last_task_cost():
     """Compute and upload apart; half of it may be unknown."""
     modelled = {"compute_joules": Provenance(source="model", quality="modelled")}
     cost = Cost(compute_s=4.5, compute_joules=31.25, upload_s=0.123456, provenance=modelled)
-    one = device(spent=Spent(run="run", round=1, cost=cost))
+    one = device(spent=TaskCost(run="run", round=1, cost=cost))
     assert task_cost_cell(one, "compute_s", "upload_s") == "4.5/0.123"
     assert task_cost_cell(one, "compute_joules", "upload_joules") == "31.2≈/-"
     assert task_cost_cell(device(), "compute_s", "upload_s") == "-/-"

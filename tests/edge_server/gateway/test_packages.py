@@ -136,9 +136,9 @@ def test_one_package_is_for_boards_of_several_pythons(site, tmp_path):
     assert build.kind == "arm64 with Python 3.10 to 3.14"
     for python in ("3.10", "3.12", "3.14"):
         assert find_build(manifest, "arm64", python) == build
-    with pytest.raises(ConfigError, match=r"arm64 with Python 3.10 to 3.14, and not for arm64 with Python 3.15"):
+    with pytest.raises(ConfigError, match=r"arm64 with Python 3.10 to 3.14, but not for arm64 with Python 3.15"):
         find_build(manifest, "arm64", "3.15")
-    with pytest.raises(ConfigError, match="each of another architecture or Python"):
+    with pytest.raises(ConfigError, match="each for a different architecture or Python"):
         add_packages(site, [put_deb(tmp_path, "0.5.0", "arm64", "3.11")])
 
 

@@ -19,7 +19,7 @@ from edge_server.rounds.check_plan import load
 from edge_server.rounds.run import run_plan
 from edge_server.trial.tables import slowest, total_joules
 from shared.protocol import wire
-from shared.protocol.measurements import Cost, Provenance, Spent
+from shared.protocol.measurements import Cost, Provenance, TaskCost
 from shared.protocol.messages import Report, Update
 from shared.protocol.topics import topic
 from shared.runtime.executor import background, inline
@@ -30,7 +30,7 @@ COST = Cost(compute_s=2.0, upload_s=0.5, compute_joules=6.0, upload_joules=1.5)
 
 
 def report(device: str, number: int, *, at: float = 1.0, run: str = RUN, cost: Cost = COST) -> Report:
-    return Report(device=device, at=at, spent=Spent(run=run, round=number, cost=cost), instance=device)
+    return Report(device=device, at=at, spent=TaskCost(run=run, round=number, cost=cost), instance=device)
 
 
 async def tell(here, said: Report) -> None:
@@ -231,9 +231,9 @@ def test_a_report_tells_of_several_tasks(tmp_path):
                 for puppet in (one, two):
                     await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
             await tell(here, report("one", 1))
-            both = msgspec.structs.replace(report("one", 2, at=2.0), earlier=[Spent(run=RUN, round=1, cost=Cost())])
+            both = msgspec.structs.replace(report("one", 2, at=2.0), earlier=[TaskCost(run=RUN, round=1, cost=Cost())])
             await tell(here, both)
-            other = [Spent(run="other", round=9, cost=COST), Spent(run=RUN, round=1, cost=COST)]
+            other = [TaskCost(run="other", round=9, cost=COST), TaskCost(run=RUN, round=1, cost=COST)]
             await tell(here, msgspec.structs.replace(report("two", 2, at=2.0), earlier=other))
             await asyncio.sleep(1)
             assert settled(here) == [(1, "one"), (2, "one"), (1, "two"), (2, "two")]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_server.fleet.history import BATCH_S
 from edge_server.fleet.tables import COLUMNS, FREE, LINK
 from edge_server.journal import report_rows
-from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, Spent
+from shared.protocol.measurements import Absent, Cost, Lack, Quality, Reading, TaskCost
 from shared.protocol.messages import Report
 from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT
@@ -30,7 +30,7 @@ READINGS = st.builds(
     at=st.sampled_from([0.0, 9.0, 100.0]),
     uncertainty=st.none() | st.floats(0, 1e9),
 )
-SPENT = st.builds(Spent, run=st.just("run"), round=st.integers(0, 3), cost=st.builds(Cost, upload_s=st.floats(0, 9)))
+SPENT = st.builds(TaskCost, run=st.just("run"), round=st.integers(0, 3), cost=st.builds(Cost, upload_s=st.floats(0, 9)))
 REPORTS = st.builds(
     Report,
     device=st.just("pi"),
@@ -98,7 +98,7 @@ def hostile() -> dict[str, Report]:
     """Return reports of up to a MiB."""
     one = Reading(value=0.1, unit="", source="", quality="measured", at=1.0)
     long = Reading(value=0.1, unit="u" * 10**5, source="é" * 10**5, quality="measured", at=1.0)
-    spent = Spent(run="../../etc/passwd", round=1, cost=Cost())
+    spent = TaskCost(run="../../etc/passwd", round=1, cost=Cost())
     return {
         "many": Report(device="pi", at=1.0, readings={f"{i:x}": one for i in range(16_000)}),
         "long": Report(device="pi", at=1.0, board="b" * 10**6, readings={str(i): long for i in range(300)}),

@@ -319,8 +319,8 @@ def test_a_version_that_is_there_for_no_board_stops_at_the_first_which_says_what
             state = await fleet.drive(known)
             assert (state.outcome, list(state.taken)) == ("stopped", ["pi_0"])
             shown = "\n".join(heading_lines(state))
-            assert "pi_0: fieldfleet-agent 0.5.0 is there for arm64 with Python 3.11, and not for amd64" in shown
-            assert "give the gateway that package too, `edge-server packages add FILE.deb`" in shown
+            assert "pi_0: fieldfleet-agent 0.5.0 exists for arm64 with Python 3.11, but not for amd64" in shown
+            assert "add that package to the gateway, `edge-server packages add FILE.deb`" in shown
             assert state.sent == 0
 
     virtually(routine())
@@ -337,7 +337,7 @@ def test_boards_that_cannot_take_it_say_why(tmp_path, virtually):
             assert state.outcome == "stopped"
             assert state.reason("pi_0") == NOT_HERE
             assert "not for amd64 with Python 3.11" in state.reason("pi_1")
-            assert "no root certificate is trusted here" in state.reason("pi_2")
+            assert "no root certificate is trusted" in state.reason("pi_2")
             assert not (fleet.boards["pi_1"].home / RECORD).exists()
 
     virtually(routine())

@@ -24,7 +24,7 @@ from shared.codecs.dense import dense
 from shared.data.cache import DataCache
 from shared.models.build import build_initial
 from shared.protocol import payload, wire
-from shared.protocol.measurements import Cost, Provenance, Spent
+from shared.protocol.measurements import Cost, Provenance, TaskCost
 from shared.protocol.messages import Ack, Assignment, Message, Report, Task, Transfer, Update, Want, mix
 from shared.registry import build
 from shared.tensors.tree import Tree
@@ -201,7 +201,7 @@ class Words:
 
     def report(self, one: Device, number: int, spent: dict[str, float]) -> int:
         """Return the bytes that tell what a task cost."""
-        told = Spent(run=self.run, round=number, cost=cost_of(one, spent))
+        told = TaskCost(run=self.run, round=number, cost=cost_of(one, spent))
         return _size(Report(device=one.name, at=1.0, spent=told))
 
 

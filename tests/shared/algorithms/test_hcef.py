@@ -137,7 +137,7 @@ def test_the_server_tells_as_many_gradients_as_the_device_computes(fleet, model,
     """So that a replay charges what a task really takes."""
     for seed in range(8):
         told, result = trained(hcef(local_steps=5, gradients=3), model, fleet["c"], hyper, 0.4, seed)
-        assert told.allocated.local_steps == result.metrics["steps_taken"] + 3
+        assert told.allocation.local_steps == result.metrics["steps_taken"] + 3
 
 
 def test_estimates_are_made_every_so_many_rounds(fleet, model, hyper):
@@ -148,7 +148,7 @@ def test_estimates_are_made_every_so_many_rounds(fleet, model, hyper):
         start = {key: leaf.clone() for key, leaf in model().tree().items()}
         _, result = algorithm.local(model(), State(), start, Own(fleet["c"], told), told)
         found.append("sigma2" in result.metrics)
-        assert told.allocated.local_steps == (5 if found[-1] else 2)
+        assert told.allocation.local_steps == (5 if found[-1] else 2)
     assert found == [True, False, False, False, True, False, False, False, True]
 
 

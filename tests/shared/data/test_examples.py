@@ -14,7 +14,7 @@ from edge_server.replay.devices.behaviour import batches as steps_by_size
 from shared.data.examples import Examples, batches, split_holdout
 from shared.data.sources.arrays import Arrays, as_inputs, count_trained_on, select_held_out, shuffled_order
 from shared.data.spec import Data
-from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper, steps_of
+from shared.protocol.messages import MERGES_SINGLE, Assignment, Hyper, count_steps
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -102,7 +102,7 @@ def test_a_last_batch_of_one_joins_the_batch_before_it(count, batch_size, epochs
     else:
         assert [len(one) for one in merged] == [len(one) for one in usual]
     told = Assignment(seed=7, hyper=Hyper(batch_size=batch_size, local_epochs=epochs), values={MERGES_SINGLE: True})
-    assert steps_of(told, count) == len(merged)
+    assert count_steps(told, count) == len(merged)
     assert max(map(len, merged), default=0) <= told.largest_batch
     sizes = steps_by_size(count, batch_size, len(merged), merges_single=True) if count else {}
     assert {size: times for size, times in sizes.items() if times} == Counter(map(len, merged))

@@ -93,7 +93,7 @@ ONE = Inputs(scale=255.0, mean=(0.5,), std=(0.25,), shape=(3, 8, 8))
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (Inputs(scale=1.0, mean=(0.5,), std=(0.25,)), "stored values divided by 255 | other numbers than bytes"),
+        (Inputs(scale=1.0, mean=(0.5,), std=(0.25,)), "stored values divided by 255 | not bytes, undivided"),
         (Inputs(std=(0.25,)), "mean 0.5 | mean none"),
         (Inputs(mean=(0.5,), std=(0.25, 0.25, 0.3)), "std 0.25 | std 0.25, 0.25, 0.3"),
         (Inputs(mean=(0.5,), std=(0.25,), shape=(1, 8, 8)), "shape 3 x 8 x 8 | shape 1 x 8 x 8"),

@@ -8,7 +8,7 @@ import pytest
 
 from shared.protocol import clip as bounds
 from shared.protocol.clip import clip, printable
-from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent, StepCost
+from shared.protocol.measurements import Absent, Cost, Provenance, Reading, StepCost, TaskCost
 from shared.protocol.messages import Report, Status, Update, Want
 from tests.device_agent.sources import report
 
@@ -41,8 +41,8 @@ def test_a_report_has_so_many_entries_and_so_much_text():
         readings={f"{n}.x_watts": reading for n in range(5000)},
         absent={f"{n}\n": Absent(lack="busy", cause=EVIL) for n in range(5000)},
         facts={f"{n}": EVIL for n in range(5000)},
-        spent=Spent(run=EVIL, round=1, cost=cost),
-        earlier=[Spent(run="r", round=n, cost=cost) for n in range(100)],
+        spent=TaskCost(run=EVIL, round=1, cost=cost),
+        earlier=[TaskCost(run="r", round=n, cost=cost) for n in range(100)],
         instance=EVIL,
     )
     clipped = clip(said)

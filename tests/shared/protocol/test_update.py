@@ -69,23 +69,23 @@ def test_a_newer_offer_supersedes_any_state_but_a_trial():
 
 def test_a_version_answers_from_its_switch_on_and_the_one_before_it_stays():
     first = led(*TO_COMMITTED)
-    assert (first.committed, first.previous, first.serving, first.kept) == (1, 0, 1, {1})
+    assert (first.committed, first.previous, first.serving, first.retained_versions) == (1, 0, 1, {1})
     trial = led(*TO_TRIAL, record=first, version=2)
-    assert (trial.committed, trial.serving, trial.kept) == (1, 2, {1, 2})
+    assert (trial.committed, trial.serving, trial.retained_versions) == (1, 2, {1, 2})
     second = advance(trial, "passed", 5.0)
-    assert (second.committed, second.previous, second.serving, second.kept) == (2, 1, 2, {1, 2})
+    assert (second.committed, second.previous, second.serving, second.retained_versions) == (2, 1, 2, {1, 2})
     third = led(*TO_TRIAL, record=second, version=3)
-    assert (third.serving, third.kept) == (3, {1, 2, 3})
+    assert (third.serving, third.retained_versions) == (3, {1, 2, 3})
     worse = advance(third, "worse", 6.0, "errors")
     assert (worse.committed, worse.previous, worse.serving, worse.phase) == (2, 1, 2, "rolled-back")
-    assert (worse.kept, worse.reason, worse.since) == ({1, 2}, "errors", 6.0)
+    assert (worse.retained_versions, worse.reason, worse.since) == ({1, 2}, "errors", 6.0)
 
 
 def test_going_back_from_what_was_committed_brings_the_one_before_it():
     second = led(*TO_COMMITTED, record=led(*TO_COMMITTED), version=2)
     back = advance(second, "back", 1.0, "taken back")
     assert (back.committed, back.previous, back.candidate, back.phase) == (1, 0, 2, "rolled-back")
-    assert back.kept == {1, 2}  # the last two versions stay
+    assert back.retained_versions == {1, 2}  # the last two versions stay
     assert back.failure(second.release, 1) == ""  # nobody said that it failed here
 
 
@@ -129,10 +129,10 @@ def test_whatever_happens_a_working_version_answers(events):
             record = advance(record, event, 0.0, "because")
         assert bool(record.committed) >= bool(before.committed)
         assert record.committed in {before.committed, before.candidate, before.previous}
-        assert {record.committed, record.serving} - {0} <= record.kept
+        assert {record.committed, record.serving} - {0} <= record.retained_versions
         assert record.serving == (record.candidate if record.phase == "trial" else record.committed)
         assert record.committed != record.previous or not record.committed
-        assert len(record.kept) <= 3
+        assert len(record.retained_versions) <= 3
         assert read_record(write_record(record), "it") == record
 
 

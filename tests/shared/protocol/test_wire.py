@@ -15,7 +15,7 @@ from shared.errors import WireError
 from shared.protocol import messages, payload, peers, wire
 from shared.protocol import messages as steps
 from shared.protocol.inference import collaborative, rollout
-from shared.protocol.measurements import Absent, Cost, Provenance, Reading, Spent
+from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import BLOCK_BYTES, Assignment, Blob, Hyper, Payload, Spec, Transfer
 from shared.protocol.wire import AnyMessage
 from shared.transfer import frames
@@ -43,7 +43,7 @@ EXAMPLES = {
         readings={"cpu": Reading(value=1.8e9, unit="Hz", source="cpufreq", quality="measured", at=12.0)},
         absent={"power": Absent(lack="denied", cause="no such group")},
         facts={"governor": "ondemand"},
-        spent=Spent(run="run-1", round=1, cost=Cost(upload_s=2.0, upload_joules=4.5)),
+        spent=TaskCost(run="run-1", round=1, cost=Cost(upload_s=2.0, upload_joules=4.5)),
     ),
     "Task": messages.Task(
         run="run-1",

@@ -16,7 +16,7 @@ from shared.algorithms.personal.network_parts import PersonalizationSettings
 from shared.algorithms.personal.pruned_personalization import fedalt, pruned_personalization
 from shared.errors import ConfigError
 from shared.models.build import build_blank, build_initial
-from shared.protocol.messages import Spec, steps_of
+from shared.protocol.messages import Spec, count_steps
 from shared.registry import build
 from shared.tensors.tree import Mean, State
 from tests.naming import naming
@@ -192,7 +192,7 @@ def test_what_a_task_says_of_its_steps():
 
     def steps(algorithm, **values):
         state = algorithm.init(build_blank(CNN), 1)
-        return steps_of(algorithm.assign(state, cohort, {"a": values}, 1)["a"], 100)
+        return count_steps(algorithm.assign(state, cohort, {"a": values}, 1)["a"], 100)
 
     whole = pruned_personalization(personal_steps=4, global_steps=3, warmup_steps=2)
     assert (steps(whole), steps(whole, prune=0.0), steps(whole, prune=1.0)) == (9, 7, 4)

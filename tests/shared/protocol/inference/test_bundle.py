@@ -10,11 +10,11 @@ from shared.errors import WireError
 from shared.protocol.inference.bundle import (
     HEADER,
     Lacking,
+    build_lacks,
     bundle_pieces,
+    compute_lacking,
     header_bytes,
-    hear_lacking,
-    lacking_of,
-    say_lacking,
+    parse_lacks,
     tensor_bytes,
     tensor_places,
 )
@@ -35,7 +35,7 @@ def digests(stored) -> set[str]:
 
 
 def test_a_board_that_has_nothing_lacks_whole_parts(stored):
-    lacking = lacking_of(stored.manifest, (), ())
+    lacking = compute_lacking(stored.manifest, (), ())
     assert lacking == Lacking(frozenset(digests(stored)))
     data = b"".join(cut_bundle(stored, lacking, 1024).source.read(0, 1 << 20))
     assert data == b"".join(stored.path(one.sha256).read_bytes() for one in bundle_pieces(stored.manifest, lacking))
@@ -44,7 +44,7 @@ def test_a_board_that_has_nothing_lacks_whole_parts(stored):
 def test_a_board_that_has_a_tensor_lacks_the_others_and_the_header(stored):
     manifest = stored.manifest
     held = digests(stored) - {manifest.parameters.sha256}
-    lacking = lacking_of(manifest, held, {sha256_of(TENSORS["b"])})
+    lacking = compute_lacking(manifest, held, {sha256_of(TENSORS["b"])})
     same = sha256_of(TENSORS["a"])
     assert lacking == Lacking(tensors=frozenset({same}), header=True)
     pieces = bundle_pieces(manifest, lacking)
@@ -57,17 +57,17 @@ def test_a_board_that_has_a_tensor_lacks_the_others_and_the_header(stored):
 
 def test_a_board_that_has_every_tensor_lacks_the_header_alone(stored):
     held = digests(stored) - {stored.manifest.parameters.sha256}
-    lacking = lacking_of(stored.manifest, held, {sha256_of(data) for data in TENSORS.values()})
+    lacking = compute_lacking(stored.manifest, held, {sha256_of(data) for data in TENSORS.values()})
     assert lacking == Lacking(header=True)
 
 
 def test_a_board_that_has_all_lacks_nothing(stored):
-    assert lacking_of(stored.manifest, digests(stored), ()) == Lacking()
+    assert compute_lacking(stored.manifest, digests(stored), ()) == Lacking()
 
 
 def test_what_lacks_comes_back_as_it_was_said(stored):
     lacking = Lacking(frozenset({"0" * 64}), frozenset({"a" * 64, "b" * 64}), header=True)
-    assert hear_lacking(say_lacking("pi-1", "0001", lacking)) == lacking
+    assert parse_lacks(build_lacks("pi-1", "0001", lacking)) == lacking
 
 
 @pytest.mark.parametrize("lacking", [Lacking(frozenset({"0" * 64})), Lacking(tensors=frozenset({"0" * 64}))])
@@ -78,7 +78,7 @@ def test_what_a_release_does_not_have_is_refused(stored, lacking):
 
 def test_more_than_anybody_asks_for_is_refused():
     with pytest.raises(WireError):
-        hear_lacking(Lacks(device="pi-1", deployment="0001", parts=(bytes(32),) * 1025))
+        parse_lacks(Lacks(device="pi-1", deployment="0001", parts=(bytes(32),) * 1025))
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(stored):
