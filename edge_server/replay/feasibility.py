@@ -36,7 +36,6 @@ class LowerBound(NamedTuple):
     """Lower bound on a cost.
 
     Attributes:
-        seconds: Virtual seconds.
         joules: None if no part of it is known; unknown parts count as 0.
     """
 

@@ -107,7 +107,7 @@ def _classes(plan: Plan, shape: tuple[int, ...]) -> int:
     layers = build_initial(plan.model, plan.seed).layers.eval()
     try:
         with torch.no_grad():
-            outputs = layers(torch.zeros(1, *shape))
+            outputs = layers(torch.zeros((1, *shape)))
     except RuntimeError as error:
         size = "x".join(map(str, shape))
         raise ConfigError(f"--synthetic: the plan's network does not accept inputs of shape {size}: {error}") from error

@@ -81,7 +81,6 @@ async def play(
     """Run a plan on the running loop's virtual time; return the final server state.
 
     Args:
-        store: Records the run.
         recorded_rounds: Assignments of an earlier run to repeat, by round; None to decide them again.
     """
     couple_jobs_to_time(participants)

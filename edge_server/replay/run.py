@@ -306,7 +306,6 @@ def replay_sites(
 
     Args:
         folders: New folder of each site's run.
-        workers: As `replay`.
         traces: Traces of the devices and servers to replay; None for the plan's devices.
         decisions: Recorded decisions to repeat, by site and round; None to decide them again.
 
@@ -333,7 +332,7 @@ class PreparedReplay:
 
     Attributes:
         runner: Runs coroutines in virtual time.
-        folder: Temporary folder.
+        folder: Temporary; removed after the replay.
         notes: Remarks for the replay's record.
     """
 

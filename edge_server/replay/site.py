@@ -59,7 +59,6 @@ class VirtualSite:
     Attributes:
         folder: Parent of the agents' state folders.
         broker: Connects the site's server and devices.
-        clock: Virtual time.
         members: Names of the site's devices; None for all.
         most: Highest number of agents that ran at the same time.
     """

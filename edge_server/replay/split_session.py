@@ -27,7 +27,7 @@ class SessionCost:
         effort: Cost of the complete session, with all its steps.
         forward: Share of a step that computes the features to send, in [0, 1].
         steps: Steps of the complete session.
-        ups: Forward passes done.
+        ups: Forward passes done so far.
         downs: Backward passes done; 0 while running statistics are measured.
         exchange_s: Seconds spent waiting for the server.
     """
@@ -67,7 +67,6 @@ async def run_session(job: Job, workspace: Workspace, exchange: Exchange, clock:
     Args:
         workspace: Shared by the devices of this process.
         exchange: Sends a step's features, returns the server's answer.
-        clock: Virtual time.
 
     Raises:
         TaskFailed: The device's half of the network cannot continue.

@@ -69,7 +69,7 @@ class Flatten(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return vectors of shape (K, features, B)."""
         count, channels, *sides = inputs.shape
-        several = inputs.view(count, channels // self._channels, self._channels, *sides)
+        several = inputs.view((count, channels // self._channels, self._channels, *sides))
         return several.transpose(0, 1).flatten(2).mT
 
 
@@ -152,7 +152,7 @@ def stacks_of(network: nn.Sequential, start: Tree, count: int) -> Tree:
     """Return the start parameters repeated for K = `count` devices, of shape (K, ...), by name."""
     leaves = {name: start[name] for name, _ in network.named_parameters()}
     return {
-        name: leaf.expand(count, *leaf.shape).clone(memory_format=torch.contiguous_format)
+        name: leaf.expand((count, *leaf.shape)).clone(memory_format=torch.contiguous_format)
         for name, leaf in leaves.items()
     }
 

@@ -81,7 +81,7 @@ def divide_cohort(plan: Plan, cohort: int, example: torch.Size) -> int:
     It does not depend on the number of processes, so that a replay's record does not either.
 
     Args:
-        cohort: Devices per round.
+        cohort: Number of devices per round.
         example: Shape of one example.
 
     Raises:

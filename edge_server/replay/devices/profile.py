@@ -46,7 +46,7 @@ def profile_compute(table: ProfileCompute, seed: int, device: str) -> ComputeMod
     """
     profile = load_profile(table.board)
     hertz: Span = max_clock(profile) if table.hertz is None else table.hertz
-    clock = Clock(hertz, table.again, (seed, device))
+    clock = Clock(hertz, table.again, seed, device)
     return ComputeModel(
         takes=lambda work, t: clock.run(count_cycles(table, work), work.round, t, table.cores),
         source=f"profile {profile.id}",

@@ -53,19 +53,20 @@ class Clock:
 
     Attributes:
         again: When to draw it again: never, every round, or after so many seconds.
-        keys: Seed and device of the draws.
+        seed: Seed of the draws.
     """
 
     hertz: Span
     again: Again
-    keys: tuple[object, ...]
+    seed: int
+    device: str
 
     def run(self, count: float, number: int, t: float, cores: float = 1.0) -> ComputeCost:
         """Return the cost of `count` cycles, summed over the cores, in round `number` from second `t` on."""
         if isinstance(self.again, str):
-            hertz = draw_within(self.hertz, *self.keys, "hertz", number if self.again == "round" else "")
+            hertz = draw_within(self.hertz, self.seed, self.device, "hertz", number if self.again == "round" else "")
             return ComputeCost(count / cores / hertz, count, hertz, cores)
-        flow = draw_blocks(self.hertz, self.again, (*self.keys, "hertz"))
+        flow = draw_blocks(self.hertz, self.again, (self.seed, self.device, "hertz"))
         seconds = flow.when(t, count / cores) - t
         return ComputeCost(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
 
@@ -85,7 +86,7 @@ def draw_blocks(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
 
 def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:
     """Return a compute model with a random clock."""
-    clock = Clock(table.hertz, table.again, (seed, device))
+    clock = Clock(table.hertz, table.again, seed, device)
     return ComputeModel(
         takes=lambda work, t: clock.run(count_cycles(table, work), work.round, t),
         source="plan, compute ranges",

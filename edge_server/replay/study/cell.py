@@ -41,7 +41,7 @@ def run_remote_cell(order: bytes, expected: dict[str, str]) -> dict[str, bytes]:
     """Run a cell on another machine; return its files by relative path.
 
     Args:
-        order: Order as JSON.
+        order: `Order` encoded as JSON.
         expected: Versions on the requesting machine; others may compute other bits.
 
     Raises:

@@ -39,7 +39,7 @@ class StudyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of the latest execution of a study.
 
     Attributes:
-        plan: Decoded plan.
+        plan: Content of the plan file.
         cells: Values of every cell by its name.
     """
 
@@ -61,7 +61,7 @@ def complete_study(
     """Run every incomplete cell of a study, then write its summary.
 
     Args:
-        plan: Decoded plan, for the record.
+        plan: Content of the plan file, for the record.
         tell: Called when a cell begins or ends.
 
     Raises:

@@ -51,7 +51,7 @@ class CellRow(SummaryPart, frozen=True, kw_only=True):
         state: `finished`; `stopped` by a missed round or divergence; `failed`; or `waiting` to be run.
         cause: Reason of a stop or failure.
         accuracy: Accuracy of the last evaluated model.
-        best: Highest accuracy.
+        best: Highest accuracy of any evaluated model.
         whole: Cost of the complete run.
         target: Cost until the study's target; None if it was not reached or there is none.
     """
@@ -102,7 +102,7 @@ class Group(SummaryPart, frozen=True, kw_only=True):
     """Cells of one setting.
 
     Attributes:
-        cells: Number of cells.
+        cells: Number of cells with this setting.
         ended: Number of completed cells, on which all figures are based.
         reached: Number of cells that reached the target, on which `target` is based; None without a target.
     """

@@ -40,17 +40,17 @@ def tables(summary: StudySummary) -> list[TextTable]:
         for group in summary.groups
     ]
     caption = f"mean \N{PLUS-MINUS SIGN} standard deviation over seeds. {LEGEND}"
-    columns = _columns("runs", "accuracy", "best", *headings)
+    columns = _columns(["runs", "accuracy", "best", *headings])
     overview = TextTable(columns, totals, f"Study {summary.study}", caption)
     if summary.target is None:
         return [overview]
     until = [
         (group.setting, f"{group.reached}/{group.ended}", *_outlay(group.target, kinds)) for group in summary.groups
     ]
-    return [overview, TextTable(_columns("reached", *headings), until, f"Until accuracy {100 * summary.target:g} %")]
+    return [overview, TextTable(_columns(["reached", *headings]), until, f"Until accuracy {100 * summary.target:g} %")]
 
 
-def _columns(*headings: str) -> list[TextColumn]:
+def _columns(headings: Sequence[str]) -> list[TextColumn]:
     return [TextColumn("setting", least=24), *(TextColumn(heading, right=True) for heading in headings)]
 
 
