@@ -79,6 +79,11 @@ class Growth:
         return max(0, min(floor_share(self.grow, size - owned), floor_share(self.most, size) - owned))
 
 
+def init(model: Model, seed: int) -> State:
+    """Return the initial server state: the model, and its origin for personal models."""
+    return State({key: leaf.clone() for key, leaf in model.tree().items()}, describe_origin(model, seed))
+
+
 @stops_early
 def fedselect(
     *, begin: float = 0.25, grow: float = 0.05, most: float = 0.5, every: int = 1, stopping: Stopping
@@ -98,16 +103,12 @@ def fedselect(
         for key, leaf in after.items():
             if leaf.is_floating_point():
                 common[key] = leaf.masked_fill(chosen[key], 0) if key in chosen else leaf
-        personal_state = grow_choice(growth, state, down, after)
-        return replace(personal_state, facts=facts | personal_state.facts), Result(
-            common, float(count), count, loss, metrics=metrics
-        )
+        grown = grow_choice(growth, state, down, after)
+        return replace(grown, facts=facts | grown.facts), Result(common, float(count), count, loss, metrics=metrics)
 
     return replace(
         fedavg(),
-        init=lambda model, seed: State(
-            {key: leaf.clone() for key, leaf in model.tree().items()}, describe_origin(model, seed)
-        ),
+        init=init,
         assign=assign,
         local=local,
         absorb=absorb,
@@ -163,7 +164,6 @@ def _merge_choice(chosen: Tree, personal: Tree, down: Tree) -> Tree:
 
 
 def _train(model: Model, merged: Tree, chosen: Tree, batches: Batches, hyper: Hyper) -> float | None:
-    """Train personal and common weights in alternating epochs; return the mean loss."""
     model.layers.load_state_dict(merged)
     model.layers.train()
     model.layers.zero_grad()  # of a task that was cut short in the middle of a step

@@ -223,7 +223,6 @@ def moments_of(gradients: Iterable[Tensor], common: float) -> tuple[float, float
 
 
 def _minibatches(batches: Batches, count: int, *, disjoint: bool) -> Iterator[Batch]:
-    """Yield disjoint minibatches of one epoch, or the first minibatch of each of several epochs."""
     if disjoint:
         yield from islice(batches, count)
         return

@@ -59,13 +59,9 @@ def _rename_codec(codec: Codec, name: str) -> Codec:
         payload, memory = codec.encode(tree, memory)
         return msgspec.structs.replace(payload, codec="chain"), memory
 
-    def restore_name(payload: Payload) -> Payload:
+    def inner(payload: Payload) -> Payload:
         if payload.codec != "chain":
             raise WireError(f"payload of codec {payload.codec!r}, expected chain", reason="codec")
         return msgspec.structs.replace(payload, codec=name)
 
-    return Codec(
-        encode,
-        lambda payload: codec.decode(restore_name(payload)),
-        lambda payload: codec.outline(restore_name(payload)),
-    )
+    return Codec(encode, lambda payload: codec.decode(inner(payload)), lambda payload: codec.outline(inner(payload)))

@@ -81,8 +81,7 @@ def _decode(payload: Payload) -> Coded:
     if any(abs(exponent) > _MOST_EXPONENT for exponent in exponents):
         raise WireError(f"exponents of {min(exponents)} to {max(exponents)}")
     filled: Tree = {}
-    for (key, outline), values, exponent in zip(
-        outlines.items(), blobs["values"].split(counts), exponents, strict=True
-    ):
+    parts = blobs["values"].split(counts)
+    for (key, outline), values, exponent in zip(outlines.items(), parts, exponents, strict=True):
         filled[key] = outline.filled(values.to(torch.float32).mul_(2.0**-exponent).to(DTYPES[outline.dtype]))
     return Coded(entries.tree(filled), {})

@@ -107,7 +107,6 @@ def _decode_values(
 
 
 def _scatter(outline: Outline, mask: NDArray[np.bool_], values: Tensor) -> Tensor:
-    """Return the leaf with its values in their positions."""
     bits = values.contiguous().view(_INTS[values.itemsize])
     flat = torch.zeros(len(mask), dtype=bits.dtype)
     written = 0

@@ -107,15 +107,13 @@ def _decode(payload: Payload) -> Coded:
     for group, count, part, limits in zip(groups, counts, packed, blobs["range"].tolist(), strict=True):
         low, high = _check_range(limits, group)
         codes = torch.from_numpy(unpack(part.numpy(), count, bits + 1))
-        for (key, outline), leaf_codes in zip(
-            group.items(), codes.split([member.count for member in group.values()]), strict=True
-        ):
+        parts = codes.split([outline.count for outline in group.values()])
+        for (key, outline), leaf_codes in zip(group.items(), parts, strict=True):
             filled[key] = outline.filled(_dequantize_values(leaf_codes, bits, low, high, outline.dtype))
     return Coded(entries.tree(filled), {})
 
 
 def _group_leaves(outlines: dict[str, Outline], ranges: Tensor) -> list[dict[str, Outline]]:
-    """Return the groups of leaves that share a range: single leaves, or all of them."""
     if ranges.shape == (len(outlines), 2):
         return [{key: outline} for key, outline in outlines.items()]
     if ranges.shape == (1, 2) and outlines:

@@ -91,9 +91,8 @@ def topk(
 
     def encode(tree: Tree, memory: Memory) -> tuple[Payload, Memory]:
         leaves = _leaves_in_part(tree, names)
-        vector = _concatenate(
-            [_add_memory(key, leaf, memory if error_feedback else None) for key, leaf in leaves.items()]
-        )
+        unsent = memory if error_feedback else None
+        vector = _concatenate([_add_memory(key, leaf, unsent) for key, leaf in leaves.items()])
         positions = _select_positions(vector, sent_values(len(vector), share), seed if random_k else None)
         blobs = masked_entries.outline_leaves(tree, leaves.keys())
         blobs |= {name: to_blob(tensor) for name, tensor in _pack_values(vector, positions).items()}
@@ -137,7 +136,6 @@ def _select_positions(vector: Tensor, count: int, seed: int | None) -> Positions
 
 
 def _draw_keys(vector: Tensor, seed: int) -> Tensor:
-    """Return a random number of 31 bits for every position, determined by the values and the seed."""
     return torch.empty(len(vector), dtype=torch.int32).random_(generator=seed_from_content([vector], seed))
 
 

@@ -101,19 +101,15 @@ def cut_table(spec: Spec, example: tuple[int, ...] = (), batch_size: int = 64) -
         raise ConfigError(f"model {spec.name!r} does not declare the shape of its examples; give their shape")
     shapes, macs = _trace_shapes(model, example)
     if len(shapes[-1]) != 1:
-        raise ConfigError(
-            f"model {spec.name!r} returns outputs of shape {shapes[-1]} per example, not one number per class"
-        )
+        raise ConfigError(f"model {spec.name!r} returns {shapes[-1]} numbers per example, not one per class")
     label_bytes = 1 if shapes[-1][0] <= BYTE_CLASSES else LONG_BYTES
     cuts = []
     for cut, place in model.cuts.items():
         shape = shapes[place]
         features = math.prod(shape)
-        feature_bytes = FLOAT_BYTES * batch_size * features
+        size = FLOAT_BYTES * batch_size * features
         below = _part_cost(model.below(cut), macs[place])
-        cuts.append(
-            Cut(cut, shape, features, below, feature_bytes + batch_size * label_bytes, feature_bytes + FLOAT_BYTES)
-        )
+        cuts.append(Cut(cut, shape, features, below, size + batch_size * label_bytes, size + FLOAT_BYTES))
     return Table(example, batch_size, _part_cost(model.layers, macs[-1]), tuple(cuts))
 
 

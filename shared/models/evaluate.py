@@ -68,7 +68,6 @@ def require_fit(network: nn.Module, tree: Tree, examples: Examples, source: str 
     Args:
         network: With or without storage.
         tree: Parameters and buffers; empty for the network's own.
-        examples: Inputs of shape (N, ...), labels of shape (N,).
         source: Section of the plan that the examples come from, for messages.
 
     Raises:

@@ -13,12 +13,11 @@ from shared.models.base import Model
 
 def _block(channels: int, width: int, kernel: int, stride: int, padding: int) -> tuple[nn.Module, ...]:
     convolution = nn.Conv2d(channels, width, kernel, stride, padding)
-    return (
-        convolution,
-        nn.BatchNorm2d(width),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-    )  # same bits as ReLU before pooling, on a quarter of the numbers
+    # the same bits as ReLU before pooling, on a quarter of the numbers
+    return convolution, nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()
+
+
+# same bits as ReLU before pooling, on a quarter of the numbers
 
 
 def _require_sizes(width: int, side: int, least: int) -> None:

@@ -36,11 +36,9 @@ def vgg(depth: int, /, channels: int = 3, width: float = 1.0, norm: str = "batch
     count, in_channels = 0, channels
     for convolutions, base_channels in zip(DEPTHS[depth], CHANNELS, strict=True):
         for _ in range(convolutions):
-            layers += [
-                nn.Conv2d(in_channels, in_channels := max(1, round(base_channels * width)), 3, padding=1),
-                *_norm(norm, in_channels),
-                nn.ReLU(),
-            ]
+            out_channels = max(1, round(base_channels * width))
+            layers += [nn.Conv2d(in_channels, out_channels, 3, padding=1), *_norm(norm, out_channels), nn.ReLU()]
+            in_channels = out_channels
         layers.append(nn.MaxPool2d(2, ceil_mode=True))  # keeps an incomplete row of pixels
         count += convolutions
         cuts[count] = len(layers)

@@ -56,11 +56,8 @@ def _takes_neurons(layer: nn.Module, count: int, layout: NeuronLayout) -> bool:
     """Return True if a layer accepts `count` neurons in this layout."""
     match layer:
         case nn.Linear():
-            return (
-                layer.in_features % count == 0
-                if layout == "blocks"
-                else (layer.in_features, layout) == (count, "units")
-            )
+            features = layer.in_features
+            return features % count == 0 if layout == "blocks" else (features, layout) == (count, "units")
         case nn.Conv1d() | nn.Conv2d():
             return layout == "channels" and layer.in_channels == count
         case nn.BatchNorm1d() | nn.BatchNorm2d():

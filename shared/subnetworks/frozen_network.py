@@ -195,7 +195,6 @@ def _can_overwrite(before: Sequence[Step]) -> bool:
 
 
 def _order_leaf(leaf: Tensor, rows: Tensor | None, columns: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return all rows and columns of a leaf, active ones first."""
     return _order_axis(leaf.shape[0], rows), None if columns is None else _order_axis(leaf.shape[1], columns)
 
 

@@ -68,7 +68,6 @@ def unpack(packed: Bytes, count: int, width: int) -> Numbers:
 
 
 def _planes(width: int) -> tuple[int, int]:
-    """Return the whole bytes of a number, and the 1 to 8 remaining bits."""
     full_bytes = (width - 1) // 8
     return full_bytes, width - 8 * full_bytes
 

@@ -124,7 +124,6 @@ def _exact_codes(values: Tensor, bits: int, limits: tuple[float, float], drawn: 
 
 
 def _code_dtype(bits: int) -> torch.dtype:
-    """Return the smallest dtype that holds a sign and a nonnegative number of `bits` bits."""
     sizes = ((8, torch.uint8), (15, torch.int16), (31, torch.int32))
     return next((dtype for width, dtype in sizes if bits + 1 <= width), torch.int64)
 

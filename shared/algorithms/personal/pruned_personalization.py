@@ -90,11 +90,9 @@ def assign(
 
 def _count_steps(settings: PersonalizationSettings, count: int, weights: int, *, alone: bool) -> int:
     """Return the steps of a device with `weights` weights of the global part; if `alone`, there is no personal part."""
-    personal_steps, global_steps = 0 if alone else settings.personal_steps, settings.global_steps if weights else 0
+    personal, shared = 0 if alone else settings.personal_steps, settings.global_steps if weights else 0
     warm = settings.warmup_steps if 0 < weights < count and settings.importance != "magnitude" else 0
-    return warm + (
-        max(personal_steps, global_steps) if settings.updating == "simultaneous" else personal_steps + global_steps
-    )
+    return warm + (max(personal, shared) if settings.updating == "simultaneous" else personal + shared)
 
 
 def check_update(settings: PersonalizationSettings, assignment: Assignment, down: Tree, up: Tree) -> None:
@@ -114,9 +112,8 @@ def absorb(settings: PersonalizationSettings, mean: Mean, _device: str, assignme
     assert isinstance(count, int)
     weights, mask = sparse_update.unpack_sparse(result.tree, count)
     sparse_keys = (sparse_update.VALUES, sparse_update.MASK, sparse_update.INDEX)
-    values = {key: leaf for key, leaf in result.tree.items() if key not in sparse_keys} | {
-        sparse_update.VALUES: weights
-    }
+    values = {key: leaf for key, leaf in result.tree.items() if key not in sparse_keys}
+    values[sparse_update.VALUES] = weights
     share = result.weight if settings.weighting == "examples" else 1.0
     return tree.accumulate(mean, values, share, {} if mask is None else {sparse_update.VALUES: mask})
 

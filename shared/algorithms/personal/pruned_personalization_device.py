@@ -228,7 +228,6 @@ def _globalize(training: Training, stream: Iterator[Batch], steps: int, masks: T
 def _train_both(
     settings: PersonalizationSettings, training: Training, stream: Iterator[Batch], masks: Tree, *, empty: bool
 ) -> None:
-    """Take steps on u and v at once; on v alone if the device has no weights of u."""
     for number, batch in enumerate(islice(stream, settings.steps)):
         update_personal, update_shared = number < settings.personal_steps, number < settings.global_steps and not empty
         update_personal = update_personal and bool(training.personal_weights)

@@ -39,7 +39,6 @@ Terms: TypeAlias = dict[str, float]
 
 
 def _mean_of_devices(losses: Tensor, sizes: list[int]) -> Tensor:
-    """Return the mean over devices of each device's mean; their examples are concatenated."""
     return torch.stack([part.mean() for part in losses.split(sizes)]).mean()
 
 
@@ -214,7 +213,6 @@ class Learner:
         self.queue = self.queue.push_unlabelled(result.current) if result.current else self.queue
 
     def _trained_weights(self, part: nn.Sequential, *, with_head: bool) -> Tree:
-        """Return the weights of some layers, and the head's if a loss uses it, by their names in the state."""
         names = part.state_dict()
         weights = {name: leaf for name, leaf in self.weights.items() if name in names}
         return weights | add_prefix(self.head, HEAD) if with_head else weights

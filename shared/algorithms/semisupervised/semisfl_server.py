@@ -211,7 +211,6 @@ def serve(
 
 
 def _sum_answers(tree: Tree, result: SessionPass) -> Tree:
-    """Return the class probabilities of all devices' examples, summed over the session so far."""
     sums = {name: leaf for name, leaf in tree.items() if name.startswith(ANSWERS)}
     for device, shares in result.answers.items():
         before = sums.get(ANSWERS + device)

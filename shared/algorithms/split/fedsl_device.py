@@ -141,7 +141,6 @@ def _make_upload(settings: FedslSettings, features: Tensor, delta: Tensor | None
 def _feature_gradient(
     settings: FedslSettings, down: Tree, up: Tree, delta: Tensor | None, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return dF/dA of shape (B, ...)."""
     gradient = down["gradient"]
     if gradient.shape != up["features"].shape:
         raise WireError(f"gradient of shape {tuple(gradient.shape)}, not {tuple(up['features'].shape)}", reason="shape")

@@ -94,7 +94,6 @@ def _init(every: Widths, model: Model, seed: int) -> State:
 
 
 def _broadcast(every: Widths, state: State, device: str, assignment: Assignment) -> Tree:
-    """Return the parameters of a device's width, with the statistics of all widths up to it."""
     common = build_broadcast(partial(choose_width, every))(state, device, assignment)
     down = {key: leaf for key, leaf in common.items() if not is_statistic(key)}
     for width in range(every.up_to(keep_share(assignment)) + 1):

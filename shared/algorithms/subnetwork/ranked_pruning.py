@@ -217,7 +217,6 @@ def check_update(assignment: Assignment, down: Tree, up: Tree) -> None:
 
 
 def _build_absorb(base: Algorithm) -> Callable[[Mean, str, Assignment, Result], Mean]:
-    """Record a device's choice from its first update, before adding its values."""
 
     def absorb(mean: Mean, device: str, assignment: Assignment, result: Result) -> Mean:
         if must_choose(assignment):

@@ -130,9 +130,8 @@ def mixed_batches(
         pseudo: Pseudo-labels; the fix set is not empty.
     """
     fix_set = pseudo.kept
-    fix_set = (
-        fix_set.repeat(2) if len(fix_set) == 1 else fix_set
-    )  # BatchNorm has no variance of a single example; two views of it differ
+    if len(fix_set) == 1:  # BatchNorm has no variance of a single example; two views of it differ
+        fix_set = fix_set.repeat(2)
     generator = torch.Generator().manual_seed(mix(assignment.seed, 0, "orders"))
     step = 0
     for _ in range(assignment.hyper.local_epochs):
