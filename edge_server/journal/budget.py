@@ -166,7 +166,7 @@ def foreseen_joules(
 
 
 def affordable(foreseen: Mapping[str, float], available: float) -> tuple[str, ...]:
-    """Return as many devices as the budget allows, cheapest first, sorted by name.
+    """Return the cheapest devices that the budget pays for together, sorted by name.
 
     Args:
         foreseen: Expected joules by device.

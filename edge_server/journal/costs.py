@@ -82,7 +82,6 @@ class Costs:
 
         Args:
             devices: Devices to wait for.
-            patience_s: In seconds.
         """
         try:
             async with asyncio.timeout(patience_s):

@@ -373,7 +373,7 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
 
 
 def edited_from(data_dir: Path, plan: Plan) -> str:
-    """Return how this plan differs from that of the last run of a plan of its name; empty if it does not.
+    """Return the changes of this plan since the last run of a plan of its name; empty if there are none.
 
     Args:
         plan: The plan to run now.

@@ -1,1 +1,1 @@
-"""What a run came to, as a page to read and as tables for other tools; made of its journal alone."""
+"""Reports of runs from their journals: HTML page, CSV and JSON."""

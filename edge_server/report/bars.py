@@ -1,4 +1,4 @@
-"""Bars of time and energy, and arrivals by round: stacked columns and a grid of devices."""
+"""Bars of time and energy; arrivals by round and device."""
 
 from __future__ import annotations
 

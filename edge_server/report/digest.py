@@ -284,7 +284,7 @@ class Digest(DigestPart, frozen=True, kw_only=True):
 
     @property
     def split(self) -> bool:
-        """Whether devices exchanged features and gradients with the server."""
+        """True if devices exchanged features and gradients with the server."""
         return any(round_.features_bytes != NONE for round_ in self.rounds)
 
     @property
@@ -296,6 +296,6 @@ class Digest(DigestPart, frozen=True, kw_only=True):
 
 
 def fleet_figures(runs: Iterable[Digest]) -> list[str]:
-    """Return which of `FLEET_ACCURACIES` are known to any of the runs."""
+    """Return the elements of `FLEET_ACCURACIES` that any of the runs knows."""
     rounds = [round_ for run in runs for round_ in run.rounds]
     return [name for name in FLEET_ACCURACIES if any(getattr(round_, name) is not None for round_ in rounds)]

@@ -1,4 +1,4 @@
-"""Live run in this process, over a site's broker, until its end or a signal."""
+"""Live run over a site's broker, until its end or a signal."""
 
 from __future__ import annotations
 

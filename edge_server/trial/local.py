@@ -205,7 +205,7 @@ def run_agent(
 
 
 def _board(plan: Plan, device: DevicePlan) -> dict[str, Any]:
-    """Return how an agent measures power: on this machine, or emulated as its device draws it."""
+    """Return the agent's power settings: emulated if the plan asks for it, else measured on this machine."""
     watts = emulated_power(device) if plan.emulation and plan.emulation.power else None
     return {"emulated": watts._asdict()} if watts else {}
 

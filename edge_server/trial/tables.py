@@ -119,7 +119,7 @@ def _silent_by_round(records: Sequence[AnyRecord]) -> dict[int, list[str]]:
 
 
 def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return which devices are excluded for silence and why."""
+    """Return the devices that are excluded for silence, with the cause."""
     silent: dict[str, LeftOut] = {}
     for record in records:
         if isinstance(record, LeftOut) and record.silent:
@@ -258,7 +258,7 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return which devices failed, how often, the last cause, and which are excluded or silent."""
+    """Return failed devices with count and last cause, then excluded and silent ones."""
     closed = [record for record in records if isinstance(record, RoundClosed)]
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
     out = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
@@ -287,7 +287,7 @@ def _subject(devices: Sequence[str]) -> tuple[str, str]:
 
 
 def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return which devices trained on a GPU last, by its name."""
+    """Return the GPUs used last, with their devices."""
     last = {record.device: record.update.trained_on for record in records if isinstance(record, UpdateAccepted)}
     by_processor: dict[str, list[str]] = {}
     for device, where in last.items():
@@ -297,7 +297,7 @@ def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:
-    """Return which rounds span a server restart: their seconds include the downtime."""
+    """Return the rounds that span a server restart, whose seconds include the downtime."""
     notes = [record.what for record in records if isinstance(record, Noted) and RESTARTED in record.what]
     omitted = len(notes) - MOST_MISSED
     return [*notes[:MOST_MISSED], *([f"{omitted} more rounds {RESTARTED}"] if omitted > 0 else [])]

@@ -53,7 +53,7 @@ def _introduction(digest: SitesDigest) -> list[str]:
 
 
 def _refused_models(digest: SitesDigest) -> list[Markup]:
-    """Return which models were refused, and by which site."""
+    """Return a paragraph on refused models, by refusing site."""
     each = [f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models]
     more = f" And {len(each) - MOST_NAMED} more." if len(each) > MOST_NAMED else ""
     return [element("p", element("strong", " ".join(each[:MOST_NAMED]) + more))] if each else []

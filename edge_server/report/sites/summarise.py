@@ -244,7 +244,7 @@ def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[i
 
 
 def _coordination(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> list[Coordinating]:
-    """Return who decided for whom, consecutive rounds merged, in order."""
+    """Return the coordinators and the sites they decided for, consecutive rounds merged."""
     sites: dict[tuple[int, int, str], list[str]] = {}
     for site, run in group.items():
         for opening in run.openings:

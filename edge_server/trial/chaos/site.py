@@ -1,4 +1,4 @@
-"""Processes of a local site that can be killed and restarted on the same files and port."""
+"""Processes of a local site that can be killed and restarted in place."""
 
 from __future__ import annotations
 

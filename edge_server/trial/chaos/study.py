@@ -146,12 +146,7 @@ class ChaosStudy:
         return news
 
     def is_mark(self, kill: Kill, site: Site, line: LogLine) -> bool:
-        """Return True if a log line is the mark of a kill.
-
-        Args:
-            kill: The next kill.
-            site: Site of the process that logged it.
-        """
+        """Return True if a log line from `site` is the mark of a kill."""
         where, device = self.place_of(kill)
         return (line.by, line.phase) == kill.mark and site is where and line.name in (SERVER, device)
 

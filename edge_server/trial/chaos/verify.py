@@ -67,7 +67,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost, and nothing was done or counted twice."""
+        """True if nothing was lost, and nothing was done or counted twice."""
         lost = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
         return not any((*lost, self.edges_off, self.undecided, self.overdrawn)) and self.difference == 0.0
 
