@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.allocation.explain import explain, explanation_lines
 from edge_server.journal.budget import Ledger
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, RoundOpened, RunClosed, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
@@ -103,7 +103,7 @@ def test_seconds_and_joules_are_those_of_the_paper(tmp_path, baseline):
     sections = {"model": LARGE, "more": FLEET, "measure": "seconds = 1.0"}
     plan = make(tmp_path, f'baseline = "{baseline}", deadline_s = 12.0', **sections)
     _, records = replay(plan, tmp_path / "run")
-    costs, joules = by_round(records), 0.0
+    costs, joules = costs_by_round(records), 0.0
     for closed in closed_rounds(records):
         seconds = []
         for place, name in enumerate(NAMES):
@@ -177,6 +177,7 @@ def test_the_record_is_the_same_for_any_number_of_processes_and_its_trace_is_the
     again, trace = find_source(tmp_path / "trace", None, tmp_path / "runs", tmp_path)
     _, repeated = replay(again, tmp_path / "more" / "run", trace=trace)
     spent = [
-        [cost.compute_s for costs in by_round(one).values() for cost in costs.values()] for one in (records, repeated)
+        [cost.compute_s for costs in costs_by_round(one).values() for cost in costs.values()]
+        for one in (records, repeated)
     ]
     assert spent[1] == pytest.approx(spent[0])

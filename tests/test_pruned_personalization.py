@@ -11,7 +11,7 @@ import torch
 
 from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
 from edge_server.replay.run import replay, run_replay
@@ -197,8 +197,8 @@ def test_a_replayed_device_is_charged_for_the_steps_it_takes_and_its_trace_for_a
     options = "personal_steps = 3, global_steps = 2, warmup_steps = 1"
     make(tmp_path, options=options, more=more, evaluation="every = 0")
     [(run, records)] = run_replay(tmp_path / "plan.toml", tmp_path, tmp_path / "runs", 0, 1)
-    seconds = [cost.compute_s for told in by_round(records).values() for cost in told.values()]
+    seconds = [cost.compute_s for told in costs_by_round(records).values() for cost in told.values()]
     assert seconds == ROUNDS * len(NAMES) * [6.0]
     export(tmp_path / "runs", run.name, tmp_path / "trace", tmp_path)
     [(_, again)] = run_replay(tmp_path / "trace", tmp_path, tmp_path / "more", 0, 1)
-    assert [cost.compute_s for told in by_round(again).values() for cost in told.values()] == seconds
+    assert [cost.compute_s for told in costs_by_round(again).values() for cost in told.values()] == seconds

@@ -8,7 +8,7 @@ import itertools
 import pytest
 from torch import Tensor
 
-from edge_server.journal.records import AnyRecord, Rewound, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Rewound, UpdateAccepted, closed_rounds, drop_void
 from tests.edge_server.fleets import RUN, Site, Stopping, until
 from tests.edge_server.textbook import NAMES, ROUNDS, alone, make_plan, require_equal
 
@@ -124,5 +124,5 @@ def test_a_server_that_restarts_ends_at_the_same_bits(here, kind):
     assert [one.round for one in records if isinstance(one, Rewound)] == [2]
     rounds = closed_rounds(records)
     assert [(one.arrived, one.steps, one.missed) for one in rounds] == ROUNDS * [(NAMES, STEPS, {})]
-    kept = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
+    kept = [(one.device, one.round) for one in drop_void(records) if isinstance(one, UpdateAccepted)]
     assert len(kept) == len(set(kept)) == ROUNDS * len(NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
@@ -54,7 +54,7 @@ def test_a_session_costs_its_device_the_part_below_the_cut_and_the_exchange_the_
     """A device alone, 1 Mbit/s up and 4 down: its compute_s are the plan's, the rest of a step is bytes over rate."""
     device = '[[device]]\nname = "a"\ncompute_s = 2.0\nup_mbit_s = 1.0\ndown_mbit_s = 4.0'
     plan = make_plan(tmp_path, rounds=1, more=device, cohort="min_devices = 1", **SPLIT)
-    cost = by_round(replay(plan, tmp_path / "run")[1])[1]["a"]
+    cost = costs_by_round(replay(plan, tmp_path / "run")[1])[1]["a"]
     assert cost.compute_s == pytest.approx(2.0)
     assert cost.features_bytes > STEPS * 8 * 64 * 4, "features of 8 examples and 64 units, as floats"
     assert cost.gradient_bytes > STEPS * 8 * 64 * 4

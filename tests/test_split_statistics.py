@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.records import AnyRecord, Rewound, RunOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Rewound, RunOpened, UpdateAccepted, closed_rounds, drop_void
 from edge_server.plan import plan as plans
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay, run_replay
@@ -113,7 +113,7 @@ def test_a_server_killed_while_it_measures_ends_at_the_same_bits(played, tmp_pat
     require_equal(state.tree, tree)
     assert [one.round for one in records if isinstance(one, Rewound)] == [2]
     assert measured_batches(records) == [None, 6, None, 6]
-    kept = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
+    kept = [(one.device, one.round) for one in drop_void(records) if isinstance(one, UpdateAccepted)]
     assert len(kept) == len(set(kept)) == 3 * (ROUNDS + 2)
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.journal.records import Rewound, RoundOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.records import Rewound, RoundOpened, UpdateAccepted, closed_rounds, drop_void
 from tests.edge_server.processes import PATIENCE_S, Field, Fleet, final, folder_of, until
 from tests.edge_server.textbook import require_equal
 
@@ -69,7 +69,7 @@ class Split(Field):
         records, plan = self.records(name), self.plan(name)
         told = [(one.round, one.arrived, one.steps, one.missed) for one in closed_rounds(records)]
         assert told == [(number, ("a", "b"), STEPS, {}) for number in range(1, ROUNDS + 1)]
-        accepted = [(one.device, one.round) for one in valid(records) if isinstance(one, UpdateAccepted)]
+        accepted = [(one.device, one.round) for one in drop_void(records) if isinstance(one, UpdateAccepted)]
         assert len(accepted) == len(set(accepted)) == 2 * ROUNDS
         require_equal(final(folder_of(self.folder / name), ROUNDS), self.replayed(name, plan))
 

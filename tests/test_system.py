@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edge_server.fleet import broker
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import UpdateAccepted, closed_rounds
 from edge_server.journal.report_history import FILE, latest_reports
 from edge_server.journal.sqlite import JOURNAL, read
@@ -81,7 +81,7 @@ def test_a_local_trial_ends_with_a_table_and_the_place_of_its_record(tried):
 def test_a_trial_leaves_what_the_devices_measured_and_what_their_uploads_cost(tried, capsys):
     """The last round's with the run, the boards' figures with the site; `devices` shows them."""
     runs = tried[0].parent / "runs"
-    costs = by_round(read(folder_of(runs)))
+    costs = costs_by_round(read(folder_of(runs)))
     assert {device: cost.upload_s is not None for device, cost in costs[2].items()} == dict.fromkeys(DEVICES, True)
     kept = latest_reports(runs / FILE)
     assert {device: one.report.instance != "" for device, one in kept.items()} == dict.fromkeys(DEVICES, True)

@@ -18,7 +18,7 @@ from device_agent.measurement.calibration_file import Calibration, SensorLine
 from edge_server.__main__ import main as server_main
 from edge_server.cli.chaos import Outcome, total
 from edge_server.cli.chaos import show as show_kills
-from edge_server.journal.report_history import KeptReport, ReportHistory
+from edge_server.journal.report_history import ReportHistory, StoredReport
 from edge_server.trial.chaos.study import KillResult
 from edge_server.trial.chaos.verify import Account
 from shared.protocol.measurements import Absent
@@ -52,9 +52,9 @@ def site(tmp_path_factory) -> Path:
     run_server("replay", plan, "--data-dir", folder / "runs", "--data-root", folder, "--workers", 1)
     readings, now = ReportHistory(folder / "runs", 14, 1 << 20), utc_seconds()
     for number, name in enumerate(NAMES):
-        readings.write([KeptReport(now - 7300 + number, report(Random(number), 100.0, name))])
+        readings.write([StoredReport(now - 7300 + number, report(Random(number), 100.0, name))])
     lost = Report(device="gone", at=1.0, absent={"power": Absent(lack="denied", cause="root alone may read it " * 5)})
-    readings.write([KeptReport(now, lost)])
+    readings.write([StoredReport(now, lost)])
     readings.close()
     return folder
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edge_server.journal.claims import plausible
-from edge_server.journal.decision import Decision, Figure, Given, kept_share
+from edge_server.journal.claims import drop_implausible
+from edge_server.journal.decision import Decision, DeviceDecision, Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened, UpdateAccepted
 from shared.protocol.measurements import JOULES, Cost, StepCost
 from shared.protocol.messages import AllocatedValues
@@ -46,7 +46,7 @@ class PastTask:
     """
 
     round: int
-    given: Given | None
+    given: DeviceDecision | None
     cost: Cost
     was_held: bool = True
     steps: int | None = None
@@ -147,12 +147,12 @@ class Experience:
                 case RoundOpened():
                     self._open(record)
                 case UpdateAccepted():
-                    cost = plausible(record.update.cost)
+                    cost = drop_implausible(record.update.cost)
                     self._learn(record.round, record.device, msgspec.structs.replace(cost, upload_s=None))
                     if record.round in self._decisions:
                         self.metrics[record.device] = record.update.metrics
                 case CostSettled():
-                    self._learn(record.round, record.device, plausible(record.cost))
+                    self._learn(record.round, record.device, drop_implausible(record.cost))
                 case _:
                     pass
 
@@ -193,7 +193,7 @@ class Experience:
             self._alike.remove((number, device))
             self._err(device, "joules_error", given, ratio)
 
-    def _err(self, device: str, name: str, given: Given | None, ratio: float) -> None:
+    def _err(self, device: str, name: str, given: DeviceDecision | None, ratio: float) -> None:
         used = given.figures.get(name) if given else None
         now = (used.value if used else 1.0) * min(max(ratio, 1 / MOST_OFF), MOST_OFF)
         errors = self.errors.setdefault(device, {})
@@ -201,12 +201,12 @@ class Experience:
         errors[name] = min(max(mixed, 1 / MOST_OFF), MOST_OFF)
 
 
-def _is_like(before: PastTask | None, given: Given) -> bool:
+def _is_like(before: PastTask | None, given: DeviceDecision) -> bool:
     """Tell whether the joules of a task were predicted from those of one like it: else the next prediction knows."""
     if before is None or before.given is None:
         return False
     sources = {figure.source for name, figure in given.figures.items() if name in JOULE_FIGURES}
-    return sources == {"measured"} and abs(kept_share(before.given.values) - kept_share(given.values)) <= ALIKE
+    return sources == {"measured"} and abs(keep_ratio(before.given.values) - keep_ratio(given.values)) <= ALIKE
 
 
 def _joules_ratio(predicted: Cost, cost: Cost) -> float | None:

@@ -15,9 +15,9 @@ import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS, allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case, recorded_case
-from edge_server.journal.costs import by_round
-from edge_server.journal.decision import Decision, Figure, Source, kept_share
-from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, valid
+from edge_server.journal.costs import costs_by_round
+from edge_server.journal.decision import Decision, Figure, Source, keep_ratio
+from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, drop_void
 from edge_server.journal.runs import name_rounds
 from edge_server.plan.sections import OptimizerPlan
 from shared.errors import ConfigError
@@ -173,7 +173,7 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     Raises:
         ConfigError: There is no such round or device, or nothing was decided in it.
     """
-    kept = valid(records)
+    kept = drop_void(records)
     table = next((one.plan.optimizer for one in kept if isinstance(one, RunOpened)), None)
     opened = [one for one in kept if isinstance(one, RoundOpened) and one.round == number]
     named = name_rounds(kept)(number)
@@ -186,7 +186,7 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     if only and only not in decision.devices:
         raise ConfigError(f"device {only!r}: not in round {named}, whose devices are {', '.join(decision.devices)}")
     closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
-    costs = by_round(kept).get(number, {})
+    costs = costs_by_round(kept).get(number, {})
     names = [only] if only else sorted(decision.devices)
     bought = find_margins(table, decision, names)
     return Explanation(
@@ -235,8 +235,8 @@ def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> 
             more = {**case.limits, limit: case.limits[limit] + amount}
             again = decide(table, dataclasses.replace(case, limits=more))
             for name in names:
-                now = kept_share(again.devices[name].values)
-                bought[name][what] = (now - kept_share(decision.devices[name].values)) / amount
+                now = keep_ratio(again.devices[name].values)
+                bought[name][what] = (now - keep_ratio(decision.devices[name].values)) / amount
     before = what_if.kept(options, case, case)
     for what, changes in _more_of_each(case, what_if.clock).items():
         figures = {name: {**case.figures[name], one.figure: one.value} for name, one in changes.items()}

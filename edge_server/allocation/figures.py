@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from edge_server.allocation.experience import Experience, PastTask
 from edge_server.allocation.options import MeasuringOptions
-from edge_server.journal.claims import plausible
+from edge_server.journal.claims import drop_implausible
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink, WirelessLink, usual_rates
@@ -158,7 +158,7 @@ def _rate(report: Report | None) -> float | None:
 
 def _sending_w(report: Report | None) -> float | None:
     """Return watts beyond idle during the upload that was settled last."""
-    cost = plausible(report.spent.cost) if report and report.spent else None
+    cost = drop_implausible(report.spent.cost) if report and report.spent else None
     if cost is None or not cost.upload_s:
         return None
     extra = _beyond_idle(cost.upload_joules, cost.idle_w, cost.upload_s)

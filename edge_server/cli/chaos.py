@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from edge_server.allocation.coordinator import options_of
-from edge_server.journal.records import AnyRecord, RoundOpened, valid
+from edge_server.journal.records import AnyRecord, RoundOpened, drop_void
 from edge_server.journal.runs import make_folder, new_name
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.sections import BudgetPlan
@@ -210,7 +210,7 @@ def undisturbed(plan: Plan, folder: Path, count: int, say: Callable[[str], None]
     def told_again(records: Mapping[str, Sequence[AnyRecord]]) -> dict[str, State]:
         say("replaying without kills what was decided")
         [(site, own)] = records.items()
-        told = {one.round: one for one in valid(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
+        told = {one.round: one for one in drop_void(own) if isinstance(one, RoundOpened) and one.round <= plan.rounds}
         return {site: replay(exact, folder / str(next(number)), count, recorded_rounds=told)[0]}
 
     if not plan.sites:

@@ -37,7 +37,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 
 def run(options: argparse.Namespace) -> int:
     """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
-    from edge_server.journal.runs import edited_from, ended_run, exists, new_name, unfinished  # noqa: PLC0415
+    from edge_server.journal.runs import edited_from, ended_run, find_unfinished, new_name, run_exists  # noqa: PLC0415
     from edge_server.plan.server_config import load  # noqa: PLC0415
 
     with loading():
@@ -48,14 +48,14 @@ def run(options: argparse.Namespace) -> int:
     processes.configure(config.log_level, options.verbose)
     registry.allow([*registry.allowed_entries(), *config.models])
     plan = check_plan.load(Path(config.plan), Path(config.data_root), several_sites=True)
-    name = config.run or unfinished(Path(config.data_dir), plan)
+    name = config.run or find_unfinished(Path(config.data_dir), plan)
     if ended := ended_run(Path(config.data_dir), plan, name or ""):
         if not options.again:
             logger.warning("plan %r has ended as run %s: `--again` begins it anew", plan.name, ended.folder.name)
             return outcome_code(ended.records)
         if config.run:
             raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or take `run` out")
-    elif name and options.again and exists(Path(config.data_dir), name):
+    elif name and options.again and run_exists(Path(config.data_dir), name):
         rm = f"`edge-server runs rm {name} --config {options.config}` before begins it anew"
         logger.warning("run %s is not finished: goes on with it; %s", name, rm)
     elif name and not config.run:
@@ -76,7 +76,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
         command: The words that go on with it.
     """
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
-    from edge_server.journal.runs import exists  # noqa: PLC0415
+    from edge_server.journal.runs import run_exists  # noqa: PLC0415
     from edge_server.trial.live import serve  # noqa: PLC0415
 
     received = _cancelled_by_signals()
@@ -84,7 +84,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
         async with notify_supervisor():
             records = await serve(config, plan, name)
     except asyncio.CancelledError:
-        if config.run or exists(Path(config.data_dir), name):
+        if config.run or run_exists(Path(config.data_dir), name):
             logger.info("interrupted; `%s` goes on with run %s", command, name)
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     from edge_server.trial.tables import failure_lines  # noqa: PLC0415
@@ -143,9 +143,9 @@ def why_short(records: Sequence[AnyRecord]) -> str:
 
 def show(options: argparse.Namespace) -> int:
     """Show the rounds of a run."""
-    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.journal.runs import find_run  # noqa: PLC0415
 
-    found = find(options.data_dir, options.run)
+    found = find_run(options.data_dir, options.run)
     _show(options, found.folder, found.records, each_device=options.devices)
     return 0
 
@@ -154,10 +154,10 @@ def explain(options: argparse.Namespace) -> int:
     """Explain what was decided for a round."""
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
     from edge_server.allocation.explain import explanation_lines  # noqa: PLC0415
-    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.journal.runs import find_run  # noqa: PLC0415
     from edge_server.plan.sites import parse_round  # noqa: PLC0415
 
-    run = find(options.data_dir, options.run)
+    run = find_run(options.data_dir, options.run)
     number = parse_round(options.round, run.opened.plan.sites if run.opened else msgspec.UNSET)
     found = explained(run.records, number, options.device)
     if options.format == "json":
@@ -261,12 +261,12 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
 
 def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
     """Return what scripts are shown of a run."""
-    from edge_server.journal.costs import by_round  # noqa: PLC0415
+    from edge_server.journal.costs import costs_by_round  # noqa: PLC0415
     from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
     from edge_server.journal.records import closed_rounds  # noqa: PLC0415
 
     short = {"short": why} if (why := why_short(records)) else {}
-    rounds = {"rounds": closed_rounds(records), "costs": by_round(records)}
+    rounds = {"rounds": closed_rounds(records), "costs": costs_by_round(records)}
     return {"record": str(folder), "outcome": summarise_outcome(records, folder), **short, **rounds}
 
 

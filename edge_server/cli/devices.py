@@ -23,7 +23,7 @@ from edge_server.fleet.tables import (
 )
 from edge_server.fleet.view import RetainedView, watch_site
 from edge_server.gateway.revocation.denied import read_denied
-from edge_server.journal.report_history import FILE, KeptReport, forget_history, latest_reports, reading_history
+from edge_server.journal.report_history import FILE, StoredReport, forget_history, latest_reports, reading_history
 from edge_server.plan.server_config import load
 from shared.errors import ConfigError, CorruptFile, Unreachable
 from shared.protocol.measurements import Reading
@@ -140,7 +140,7 @@ def _denied(gateway: str) -> Collection[str]:
         return ()
 
 
-def _kept(path: Path, *, required: bool) -> Mapping[str, KeptReport]:
+def _kept(path: Path, *, required: bool) -> Mapping[str, StoredReport]:
     """Return what the site's history has; beside a broker it is not needed."""
     try:
         return latest_reports(path)

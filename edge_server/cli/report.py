@@ -132,18 +132,18 @@ def write(path: Path, text: str) -> None:
 def _page(
     runs: Sequence[Digest], targets: Sequence[float], rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
 ) -> str:
-    from edge_server.report.page import page  # noqa: PLC0415
+    from edge_server.report.page import render_page  # noqa: PLC0415
 
-    return page(runs, targets, rollouts, sites)
+    return render_page(runs, targets, rollouts, sites)
 
 
 def _csv(
     runs: Sequence[Digest], targets: Sequence[float], _rollouts: Sequence[RolloutState], sites: Sequence[SitesDigest]
 ) -> str:
-    from edge_server.report.csv_export import csv_of  # noqa: PLC0415
-    from edge_server.report.sites.lines import site_lines  # noqa: PLC0415
+    from edge_server.report.csv_export import render_csv  # noqa: PLC0415
+    from edge_server.report.sites.lines import csv_site_lines  # noqa: PLC0415
 
-    return csv_of(runs, targets, [line for one in sites for line in site_lines(one)])
+    return render_csv(runs, targets, [line for one in sites for line in csv_site_lines(one)])
 
 
 def _json(
@@ -152,11 +152,11 @@ def _json(
     import msgspec  # noqa: PLC0415
 
     from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
-    from edge_server.report.targets import comparison  # noqa: PLC0415
+    from edge_server.report.targets import costs_to_targets  # noqa: PLC0415
 
     served = {"rollouts": [summarise(one) for one in rollouts]} if rollouts else {}
     together = {"sites": sites} if sites else {}
-    whole = {"schema": SCHEMA, "runs": runs, "targets": comparison(runs, targets), **together, **served}
+    whole = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
     return msgspec.json.encode(whole).decode() + "\n"
 
 

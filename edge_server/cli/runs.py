@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edge_server.cli import places
-from edge_server.journal.runs import Run, all_runs, find, folders_of_runs, is_empty, summarise_run
+from edge_server.journal.runs import Run, all_runs, find_run, folders_of_runs, is_empty, summarise_run
 from edge_server.sites.overview import read_rounds, sites_table, summarise_sites
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
@@ -75,7 +75,7 @@ def sites(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: The run is not there, or has one site alone.
     """
-    run = find(options.data_dir, options.run)
+    run = find_run(options.data_dir, options.run)
     found = summarise_sites(run.records, read_rounds(run.folder))
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
@@ -97,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _remove_named(options: argparse.Namespace) -> int:
-    folders = {name: find(options.data_dir, name).folder for name in options.runs}
+    folders = {name: find_run(options.data_dir, name).folder for name in options.runs}
     if options.dry_run:
         _print_would_remove(dict.fromkeys(folders.values()))
         return 0

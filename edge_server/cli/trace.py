@@ -49,10 +49,10 @@ def trace(options: argparse.Namespace) -> int:
 
 def _usual_folder(options: argparse.Namespace) -> Path:
     """Return the folder of a run's trace where none is named: called as the run is, however that was named."""
-    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.journal.runs import find_run  # noqa: PLC0415
 
     path = Path(options.run.rstrip("/"))
-    name = path if path.exists() else Path(find(options.data_dir, options.run).folder.name)
+    name = path if path.exists() else Path(find_run(options.data_dir, options.run).folder.name)
     return name.with_name(f"{name.name}.trace")
 
 

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 
 from edge_server.journal.records import AnyRecord
-from edge_server.journal.runs import edited_from, exists, make_folder, new_name, unfinished
+from edge_server.journal.runs import edited_from, find_unfinished, make_folder, new_name, run_exists
 from edge_server.journal.sqlite import read
 from edge_server.plan.plan import Plan, devices, planned_data, require_there
 from edge_server.plan.server_config import ServerConfig
@@ -93,7 +93,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> Found:
     data_dir = make_folder(Path(config.data_dir))
-    name = unfinished(data_dir, plan) or new_name(plan)
+    name = find_unfinished(data_dir, plan) or new_name(plan)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
 
@@ -104,7 +104,7 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
     def say(line: str) -> None:
         print_line(console, line)
 
-    goes_on = ", going on with it" if exists(data_dir, name) else ""
+    goes_on = ", going on with it" if run_exists(data_dir, name) else ""
     if not goes_on and (edited := edited_from(data_dir, plan)):
         say(f"{edited}: begins run {name}")
     say(f"{plan.name}: run {name}{goes_on}, {plan.rounds} rounds of {plan.algorithm.name}")
@@ -112,7 +112,7 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
         try:
             return data_dir / name, asyncio.run(go())
         except asyncio.CancelledError:
-            if exists(data_dir, name):
+            if run_exists(data_dir, name):
                 say(f"the same command goes on with run {name}")
             raise
 
@@ -196,6 +196,6 @@ def _to_the_end(
         except (asyncio.CancelledError, KeyboardInterrupt):
             print_line(console, "the broker and the agents that this command started have ended")
             for one in runs:
-                if exists(one.data_dir, one.run):
+                if run_exists(one.data_dir, one.run):
                     print_line(console, f"run {one.run} stays unfinished; the same command begins a new one")
             raise

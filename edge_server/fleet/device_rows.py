@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edge_server.fleet.state import Fleet
-from edge_server.journal.report_history import KeptReport
+from edge_server.journal.report_history import StoredReport
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Absent, Reading, TaskCost
 from shared.protocol.messages import Report, Status
@@ -43,7 +43,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_rows(
-    fleet: Fleet | None, stored: Mapping[str, KeptReport], heard_now: Mapping[str, float], now_utc_s: float
+    fleet: Fleet | None, stored: Mapping[str, StoredReport], heard_now: Mapping[str, float], now_utc_s: float
 ) -> list[Device]:
     """Return the devices, sorted by name.
 

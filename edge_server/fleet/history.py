@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_server.journal.report_history import KeptReport, ReportHistory
+from edge_server.journal.report_history import ReportHistory, StoredReport
 from edge_server.plan.server_config import ServerConfig
 from shared.errors import CorruptFile, Unwritable
 from shared.protocol.messages import Report
@@ -39,13 +39,13 @@ class HistoryWriter:
     readings: ReportHistory
     worker: Worker
     calendar: Callable[[], float] = utc_seconds
-    _batch: dict[str, KeptReport] = field(default_factory=dict)
+    _batch: dict[str, StoredReport] = field(default_factory=dict)
     _refused: bool = False
 
     def hear(self, report: Report) -> None:
         """Add a report to the next batch."""
         if self.readings.keep_days and (report.device in self._batch or len(self._batch) < MAX_DEVICES):
-            self._batch[report.device] = KeptReport(self.calendar(), report)
+            self._batch[report.device] = StoredReport(self.calendar(), report)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

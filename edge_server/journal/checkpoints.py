@@ -98,7 +98,7 @@ def good_number(folder: Path) -> int:
     return number if isinstance(number, int) else 0
 
 
-def later(folder: Path, origin: Origin) -> list[Origin]:
+def later_checkpoints(folder: Path, origin: Origin) -> list[Origin]:
     """Return the checkpoints of a run later than `origin` that it never went back from.
 
     Args:
@@ -175,4 +175,4 @@ class SqliteStore(SqliteJournal):
         return good_number(self.folder / FOLDER)
 
     def later(self, origin: Origin) -> list[Origin]:
-        return later(self.folder / FOLDER, origin)
+        return later_checkpoints(self.folder / FOLDER, origin)

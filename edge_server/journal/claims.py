@@ -55,7 +55,7 @@ Task: TypeAlias = tuple[int, int]
 """A device's task: rewinds of the run by then, and the round."""
 
 
-def plausible(cost: Cost) -> Cost:
+def drop_implausible(cost: Cost) -> Cost:
     """Return a cost without implausible values: negative, infinite or too large."""
     figures = {name: value for name in _FIGURES if _is_figure(value := getattr(cost, name))}
     provenance = {

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edge_server.journal.claims import doubted_figures, drop_figures, plausible
-from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, valid
+from edge_server.journal.claims import doubted_figures, drop_figures, drop_implausible
+from edge_server.journal.records import AnyRecord, CostSettled, RunOpened, UpdateAccepted, closed_rounds, drop_void
 from shared.protocol.measurements import Cost, TaskCost
 from shared.protocol.messages import Report
 
@@ -42,7 +42,7 @@ class Costs:
         """Restore the state from a run's journal."""
         every = list(records)
         self._recorded = {record.device: record for record in every if isinstance(record, CostSettled)}
-        for record in valid(every):
+        for record in drop_void(every):
             if isinstance(record, CostSettled):
                 last = self._last(record.round)
                 last[record.device] = max(record.round, last.get(record.device, record.round))
@@ -64,7 +64,7 @@ class Costs:
         last = self._last(spending.round)
         if not last.get(device, -1) < spending.round <= 2 * self.rounds + 1:
             return
-        record = CostSettled(round=spending.round, device=device, cost=plausible(spending.cost))
+        record = CostSettled(round=spending.round, device=device, cost=drop_implausible(spending.cost))
         if record == self._recorded.get(device):
             return
         last[device] = spending.round
@@ -77,7 +77,7 @@ class Costs:
             await self.append(await self._heard.get())
             self._heard.task_done()
 
-    async def settled(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
+    async def wait_recorded(self, number: int, devices: Collection[str], patience_s: float = SETTLE_S) -> None:
         """Wait until the costs of a round are recorded, at most `patience_s`; missing ones stay unknown.
 
         Args:
@@ -93,16 +93,16 @@ class Costs:
         await self._heard.join()
 
 
-def by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
+def costs_by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
     """Return the costs of all tasks by round and device; the final cost replaces the update's.
 
     Implausible values are left out: see `edge_server.journal.claims`.
     """
     every, costs = list(records), dict[int, dict[str, Cost]]()
-    for record in valid(every):
+    for record in drop_void(every):
         match record:
             case UpdateAccepted():
-                costs.setdefault(record.round, {}).setdefault(record.device, plausible(record.update.cost))
+                costs.setdefault(record.round, {}).setdefault(record.device, drop_implausible(record.update.cost))
             case CostSettled():
                 costs.setdefault(record.round, {})[record.device] = record.cost
     for (number, device), doubted in doubted_figures(every).items():
@@ -114,9 +114,9 @@ def by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
 
 
 def statistics_by_round(records: Sequence[AnyRecord]) -> dict[int, dict[str, Cost]]:
-    """Return the cost of re-measuring running statistics, by preceding round and device; see `by_round`."""
+    """Return the cost of re-measuring running statistics, by preceding round and device; see `costs_by_round`."""
     costs, last = (
-        by_round(records),
+        costs_by_round(records),
         max((record.plan.rounds for record in records if isinstance(record, RunOpened)), default=0),
     )
     measured = [record.round for record in closed_rounds(records) if record.statistics_batches is not None]

@@ -27,7 +27,7 @@ class Figure(msgspec.Struct, frozen=True, array_like=True):
     source: Source
 
 
-class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Decision for one device and its reasons.
 
     Attributes:
@@ -63,7 +63,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     optimizer: str = ""
     limits: dict[str, float] = {}
     ladder: list[tuple[float, int]] = []
-    devices: dict[str, Given] = {}
+    devices: dict[str, DeviceDecision] = {}
     objective: float | None = None
     multiplier: float | None = None
     feasible: bool = True
@@ -77,7 +77,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {device: dict(choice.values) for device, choice in self.devices.items()}
 
 
-def kept_share(values: Mapping[str, Value]) -> float:
+def keep_ratio(values: Mapping[str, Value]) -> float:
     """Return the share of the model that a device keeps under its assigned values."""
     allocation = AllocatedValues.of(values)
     return (1.0 if allocation.keep is None else allocation.keep) - (allocation.prune or 0.0)

@@ -347,7 +347,7 @@ class Journal(Protocol):
         ...
 
 
-def valid(records: Iterable[AnyRecord]) -> list[AnyRecord]:
+def drop_void(records: Iterable[AnyRecord]) -> list[AnyRecord]:
     """Return the records without those that a later `Rewound` made void."""
     valid_records: list[AnyRecord] = []
     last = None
@@ -374,7 +374,7 @@ def _is_void(record: AnyRecord, rewound: Rewound, last: int | None) -> bool:
 
 def closed_rounds(records: Iterable[AnyRecord]) -> list[RoundClosed]:
     """Return the ends of valid rounds, in order."""
-    return [record for record in valid(records) if isinstance(record, RoundClosed)]
+    return [record for record in drop_void(records) if isinstance(record, RoundClosed)]
 
 
 def measured_rounds(records: Iterable[AnyRecord]) -> list[tuple[float, int]]:

@@ -80,7 +80,7 @@ PRAGMAS = ("page_count", "freelist_count", "page_size")
 
 
 @dataclass(frozen=True)
-class KeptReport:
+class StoredReport:
     """A report of the history.
 
     Attributes:
@@ -132,7 +132,7 @@ def last_row(connection: sqlite3.Connection, device: int) -> HistoryRow | None:
     return next(iter(deque(iterate_rows(connection, device, first), maxlen=1)), None)
 
 
-def latest_reports(path: Path) -> dict[str, KeptReport]:
+def latest_reports(path: Path) -> dict[str, StoredReport]:
     """Return the last report of every device.
 
     Raises:
@@ -140,10 +140,10 @@ def latest_reports(path: Path) -> dict[str, KeptReport]:
         CorruptFile: It cannot be read.
     """
 
-    def read(connection: sqlite3.Connection) -> dict[str, KeptReport]:
+    def read(connection: sqlite3.Connection) -> dict[str, StoredReport]:
         rows = {name: last_row(connection, device) for device, name in connection.execute(DEVICES).fetchall()}
         return {
-            name: KeptReport(link.heard_utc_s, report_rows.join_report(name, link.at, link.form, link.row))
+            name: StoredReport(link.heard_utc_s, report_rows.join_report(name, link.at, link.form, link.row))
             for name, link in rows.items()
             if link
         }
@@ -248,7 +248,7 @@ class ReportHistory:
         """Path of the file."""
         return self.folder / FILE
 
-    def write(self, batch: Sequence[KeptReport]) -> None:
+    def write(self, batch: Sequence[StoredReport]) -> None:
         """Add reports, all or none; a damaged history is set aside and a new one begun.
 
         Raises:
@@ -270,7 +270,7 @@ class ReportHistory:
                 self._connection.close()
             self._connection, self._links = None, {}
 
-    def _write(self, batch: Sequence[KeptReport]) -> None:
+    def _write(self, batch: Sequence[StoredReport]) -> None:
         with explain_disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         self._notice_deleted()
@@ -313,7 +313,7 @@ class ReportHistory:
                 partial.replace(self.path)
             log.warning("%s was deleted; restored with all its reports", self.path)
 
-    def _add(self, connection: sqlite3.Connection, stored: KeptReport) -> None:
+    def _add(self, connection: sqlite3.Connection, stored: StoredReport) -> None:
         """Add a report unless it is the device's last one: retained messages arrive again after every restart."""
         report = stored.report
         device, link, since_full = self._find_device(connection, report.device)

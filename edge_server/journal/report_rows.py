@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from edge_server.journal.claims import plausible
+from edge_server.journal.claims import drop_implausible
 from shared.errors import CorruptFile
 from shared.protocol.measurements import Absent, Quality, Reading, TaskCost
 from shared.protocol.messages import Report
@@ -108,7 +108,7 @@ def _full_row(readings: list[Reading], report: Report) -> ReportRow:
         values={index: _compact(reading.value) for index, reading in enumerate(readings)},
         uncertainties={i: reading.uncertainty for i, reading in enumerate(readings) if _is_spread(reading.uncertainty)},
         moments={i: reading.at for i, reading in enumerate(readings) if not _is_at_once(reading.at, most_at)},
-        spent=msgspec.structs.replace(spending, cost=plausible(spending.cost)) if spending else None,
+        spent=msgspec.structs.replace(spending, cost=drop_implausible(spending.cost)) if spending else None,
         most_at=None if most_at == report.at else most_at,
     )
 

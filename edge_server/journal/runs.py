@@ -21,7 +21,7 @@ from edge_server.journal.records import (
     RunClosed,
     RunOpened,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.journal.sqlite import JOURNAL, last_record, read, salvageable_records
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
@@ -123,7 +123,7 @@ def _begun_order(data_dir: Path) -> dict[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def by_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
+def order_of_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
     """Return a sort key for runs by beginning.
 
     Runs of versions that noted no order come first, by calendar time.
@@ -148,7 +148,7 @@ def make_folder(data_dir: Path) -> Path:
     return data_dir
 
 
-def exists(data_dir: Path, run: str) -> bool:
+def run_exists(data_dir: Path, run: str) -> bool:
     """Return True if the folder has a run of that name."""
     return _holds_run(data_dir / run)
 
@@ -172,7 +172,7 @@ def is_empty(folder: Path) -> bool:
         return False
 
 
-def find(data_dir: Path, run: str) -> Run:
+def find_run(data_dir: Path, run: str) -> Run:
     """Return a run by its name, a unique prefix of it, the path of its folder, or `last`.
 
     Raises:
@@ -189,27 +189,27 @@ def find(data_dir: Path, run: str) -> Run:
 
 
 def find_all(data_dir: Path, run: str) -> list[Run]:
-    """Return a run as `find` does, or those of all sites of a plan: by the common prefix of their names or folder.
+    """Return a run as `find_run` does, or those of all sites of a plan: by the common prefix of their names or folder.
 
     The `last` run of a plan with sites stands for the runs of all sites made with it.
 
     Raises:
-        ConfigError: As `find`; or a folder holds other runs than those of one plan's sites.
+        ConfigError: As `find_run`; or a folder holds other runs than those of one plan's sites.
     """
     folder = next(
         (path for path in (data_dir / run, Path(run)) if run and path.is_dir() and not _holds_run(path)), None
     )
     if folder is not None and (folders := folders_of_runs(folder)):
-        runs = [find(folder, str(run_folder.relative_to(folder))) for run_folder in folders]
+        runs = [find_run(folder, str(run_folder.relative_to(folder))) for run_folder in folders]
         names = {base for site_run in runs if (base := name_of_sites(site_run))}
         if len(names) == 1 and all(name_of_sites(site_run) for site_run in runs):
             return _sort_by_site(runs)
         raise ConfigError(f"{folder}: {len(runs)} runs that are not those of one plan's sites; name a run")
     if run == LAST:
-        last = find(data_dir, run)
+        last = find_run(data_dir, run)
         base = name_of_sites(last)
         return _runs_of_sites(data_dir, base) or [last] if base else [last]
-    return _runs_of_sites(data_dir, run) or [find(data_dir, run)]
+    return _runs_of_sites(data_dir, run) or [find_run(data_dir, run)]
 
 
 def name_of_sites(run: Run) -> str:
@@ -224,7 +224,7 @@ def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
     alike = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
     if any(folder.name == base for folder in alike) or len(alike) <= 1:
         return []
-    runs = [find(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
+    runs = [find_run(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
     names = {name_of_sites(run) for run in runs}
     chosen = runs if len(names) == 1 and "" not in names else [run for run in runs if name_of_sites(run) == base]
     return _sort_by_site(chosen)
@@ -267,10 +267,10 @@ def all_runs(data_dir: Path) -> list[Run]:
     runs = []
     for folder in folders_of_runs(data_dir):
         try:
-            runs.append(find(data_dir, str(folder.relative_to(data_dir))))
+            runs.append(find_run(data_dir, str(folder.relative_to(data_dir))))
         except ConfigError as error:
             log.warning("%s", error)
-    return sorted(runs, key=by_beginning(data_dir), reverse=True)
+    return sorted(runs, key=order_of_beginning(data_dir), reverse=True)
 
 
 def _begun_utc_s(run: Run) -> float:
@@ -351,7 +351,7 @@ def has_rounds(folder: Path) -> bool:
     return any(isinstance(record, RoundOpened | Measured) for record in records)
 
 
-def unfinished(data_dir: Path, plan: Plan) -> str | None:
+def find_unfinished(data_dir: Path, plan: Plan) -> str | None:
     """Return the latest live run of exactly this plan that has not ended.
 
     Runs with agents on this machine do not count: the site's devices took no part in them.
@@ -361,7 +361,7 @@ def unfinished(data_dir: Path, plan: Plan) -> str | None:
     """
     _require_records(data_dir, plan)
     runs = _runs_with_devices(data_dir)
-    for run in sorted(runs, key=by_beginning(data_dir), reverse=True):
+    for run in sorted(runs, key=order_of_beginning(data_dir), reverse=True):
         if (
             run.opened
             and run.opened.started
@@ -378,7 +378,7 @@ def edited_from(data_dir: Path, plan: Plan) -> str:
     Args:
         plan: The plan to run now.
     """
-    runs = sorted(_runs_with_devices(data_dir), key=by_beginning(data_dir))
+    runs = sorted(_runs_with_devices(data_dir), key=order_of_beginning(data_dir))
     begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
     last = next((opening for opening in reversed(begun) if opening.plan.name == plan.name), None)
     if last is None or is_same_plan(last.plan, plan):
@@ -404,13 +404,13 @@ def ended_run(data_dir: Path, plan: Plan, name: str) -> Run | None:
     runs = _runs_with_devices(data_dir) if named is None else named
     same = [run for run in runs if run.closed and run.opened and is_same_plan(run.opened.plan, plan)]
     live = [run for run in same if run.opened and run.opened.started and not run.opened.imported]
-    return max(live, key=by_beginning(data_dir), default=None)
+    return max(live, key=order_of_beginning(data_dir), default=None)
 
 
 def summarise_run(run: Run) -> RunSummary:
     """Return one line about a run; its accuracy is the last evaluation, of personal models if there are any."""
     closed, opening = closed_rounds(run.records), run.opened
-    on_devices = [record for record in valid(run.records) if isinstance(record, Evaluated)]
+    on_devices = [record for record in drop_void(run.records) if isinstance(record, Evaluated)]
     personal = [record.accuracy for record in on_devices if record.personal]
     shared = [record.accuracy for record in closed]
     besides = [*(record.device_accuracy for record in closed), *(record.accuracy for record in on_devices)]

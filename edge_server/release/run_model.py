@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_server.journal import checkpoints
-from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, Run, best_path
 from edge_server.plan.inputs import planned_inputs
 from edge_server.plan.plan import Plan, test_data
@@ -192,7 +192,7 @@ def _source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
     assert run.opened
     plan, personal = run.opened.plan, algorithm.personal is not None
     closed = {one.round: one for one in closed_rounds(run.records)}[number]
-    accuracy, where = _accuracy(closed, valid(run.records))
+    accuracy, where = _accuracy(closed, drop_void(run.records))
     return ReleaseSource(
         run=run.opened.run,
         round=number,

@@ -19,7 +19,7 @@ import xxhash
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
-from edge_server.journal.runs import find, make_folder, note_begun
+from edge_server.journal.runs import find_run, make_folder, note_begun
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices, placed, require_there, share
 from edge_server.plan.sections import ReplayPlan
@@ -183,7 +183,7 @@ def _with_other_examples(
 def _records_of(source: Path, data_dir: Path) -> Sequence[AnyRecord]:
     """Return the records of a run; nothing for a trace."""
     try:
-        return find(data_dir, str(source)).records
+        return find_run(data_dir, str(source)).records
     except ConfigError:
         return ()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_server.journal.records import Gossiped
-from edge_server.journal.runs import exists, find_all
+from edge_server.journal.runs import find_all, run_exists
 from edge_server.plan.devices import DevicePlan, expanded
 from edge_server.plan.plan import Plan, placed, share
 from edge_server.replay.devices import recorded_gateway
@@ -44,7 +44,7 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     """
     if files.is_trace(source):
         trace = files.read(source)
-    elif exists(data_dir, str(source)) or exists(source.parent, source.name) or not source.exists():
+    elif run_exists(data_dir, str(source)) or run_exists(source.parent, source.name) or not source.exists():
         trace = _run_trace(source, data_dir, data_root)
     elif source.is_dir():
         raise ConfigError(f"{source}: this folder has no trace or run; give a trace, a run or a plan file")

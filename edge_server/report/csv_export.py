@@ -20,7 +20,7 @@ from edge_server.report.digest import (
     Traffic,
     fleet_figures,
 )
-from edge_server.report.targets import comparison
+from edge_server.report.targets import costs_to_targets
 
 UNITS = {"seconds": "s", "joules": "J", "bytes": "B"}
 RARE = ("exchange", "statistics")
@@ -51,7 +51,7 @@ class Line(NamedTuple):
     clock: str = ""
 
 
-def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
+def render_csv(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable[Line] = ()) -> str:
     """Return the runs' values and their costs to each accuracy as CSV with a header.
 
     Args:
@@ -60,7 +60,7 @@ def csv_of(runs: Sequence[Digest], targets: Sequence[float] = (), more: Iterable
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Line._fields)
-    writer.writerows([_safe(cell) for cell in line] for run in runs for line in lines(run))
+    writer.writerows([_safe(cell) for cell in line] for run in runs for line in csv_lines(run))
     writer.writerows([_safe(cell) for cell in line] for line in _targets(runs, targets))
     writer.writerows([_safe(cell) for cell in line] for line in more)
     return text.getvalue()
@@ -71,7 +71,7 @@ def _safe(cell: float | str) -> float | str:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(DANGEROUS) else cell
 
 
-def lines(run: Digest) -> Iterator[Line]:
+def csv_lines(run: Digest) -> Iterator[Line]:
     """Yield all values of a run."""
     for name, text in (("algorithm", run.plan.algorithm.name), ("outcome", run.outcome), ("cause", run.cause)):
         yield Line(run.run, "", "", name, text)
@@ -85,7 +85,7 @@ def lines(run: Digest) -> Iterator[Line]:
 
 
 def _targets(runs: Sequence[Digest], targets: Sequence[float]) -> Iterator[Line]:
-    for run, cost in zip(itertools.cycle(runs), comparison(runs, targets), strict=False):
+    for run, cost in zip(itertools.cycle(runs), costs_to_targets(runs, targets), strict=False):
         name = f"to_{cost.target:g}"
         yield _figure(run, "", "", f"rounds.{name}", cost.round)
         for kind in ("seconds", "joules", "bytes"):

@@ -44,16 +44,16 @@ def unit_of(most: float, kind: str) -> tuple[str, float]:
     return unit.name, unit.size
 
 
-def amount(amount: Amount, kind: str) -> str:
+def format_amount(amount: Amount, kind: str) -> str:
     """Return an amount with its unit and marks, such as `≥ 12.3 kJ ≈`."""
     if amount.value is None:
         return NOTHING
     unit, size = unit_of(abs(amount.value), kind) if amount.value else unit_of(1.0, kind)
     mark = MARKS[amount.quality] if amount.quality else ""
-    return " ".join(filter(None, ("" if amount.whole else AT_LEAST, digits(amount.value / size), unit, mark)))
+    return " ".join(filter(None, ("" if amount.whole else AT_LEAST, format_number(amount.value / size), unit, mark)))
 
 
-def digits(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with three significant digits; integer digits are never cut."""
     if value == 0:
         return "0"
@@ -63,7 +63,7 @@ def digits(value: float) -> str:
     return f"{value:.{max(0, 3 - before)}f}".replace("-", MINUS)
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     """Return a fraction in percent."""
     return NOTHING if value is None else f"{100 * value:.2f} %"
 
@@ -72,17 +72,17 @@ def format_loss(value: float | None) -> str:
     """Return a loss with four decimals."""
     if value is None:
         return NOTHING
-    return f"{value:.4f}".replace("-", MINUS) if abs(value) < PLAIN[1] else digits(value)
+    return f"{value:.4f}".replace("-", MINUS) if abs(value) < PLAIN[1] else format_number(value)
 
 
-def change(value: float | None, base: float | None) -> str:
+def format_change(value: float | None, base: float | None) -> str:
     """Return the relative change from `base` in percent; empty where either is unknown."""
     if value is None or base is None or base == 0:
         return ""
     return _with_sign(100 * (value / base - 1), "%")
 
 
-def change_of_share(value: float | None, base: float | None) -> str:
+def format_share_change(value: float | None, base: float | None) -> str:
     """Return the change of an accuracy in percentage points; empty where either is unknown."""
     return "" if value is None or base is None else _with_sign(100 * (value - base), "points")
 
@@ -93,7 +93,7 @@ def _with_sign(value: float, unit: str) -> str:
     return f"{sign}{text} {unit}"
 
 
-def spec_text(spec: Spec) -> str:
+def format_spec(spec: Spec) -> str:
     """Return a plugin's name with its options."""
     options = ", ".join(f"{name} {value}" for name, value in spec.options.items())
     return f"{spec.name} ({options})" if options else spec.name
@@ -104,7 +104,7 @@ def bytes_label(name: str, *, split: bool) -> str:
     return TRAFFIC_LABELS[name] if split else name.replace("_", " ")
 
 
-def section(plan_section: msgspec.Struct) -> str:
+def format_section(plan_section: msgspec.Struct) -> str:
     """Return a plan section on one line, without its absent keys."""
     fields = ((name, getattr(plan_section, name)) for name in plan_section.__struct_fields__)
     return ", ".join(

@@ -18,14 +18,14 @@ from edge_server.report.sections.sites import sites as sites_section
 from edge_server.report.sections.time_energy import time_and_energy
 from edge_server.report.sections.timeline import timeline
 from edge_server.report.sites.digest import SitesDigest
-from edge_server.report.tables import clock, facts_table, names, summary, targets_table
-from edge_server.report.targets import targets as usual_targets
+from edge_server.report.tables import clock_kind, facts_table, run_names, summary_table, targets_table
+from edge_server.report.targets import default_targets as usual_targets
 
 WIDE = 3
 """Runs from which the outcome table takes the whole width."""
 
 
-def page(
+def render_page(
     runs: Sequence[Digest],
     targets: Sequence[float] = (),
     rollouts: Sequence[RolloutState] = (),
@@ -58,22 +58,22 @@ def _runs(runs: Sequence[Digest]) -> Markup:
     """Return the legend of runs: curve, name and description."""
     items = [
         element("li", key(colour), element("b", name), element("span", _describe_run(run)))
-        for colour, (name, run) in enumerate(zip(names(runs), runs, strict=True))
+        for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
     ]
     return element("ul", *items, class_="runs")
 
 
 def _describe_run(run: Digest) -> str:
     place = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
-    algorithm, model = (formatting.spec_text(spec) for spec in (run.plan.algorithm, run.plan.model))
+    algorithm, model = (formatting.format_spec(spec) for spec in (run.plan.algorithm, run.plan.model))
     return f"{algorithm} · {model} · seed {run.plan.seed} · {place}"
 
 
 def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
     compared = " Small numbers: change from the first run." if len(runs) > 1 else ""
-    clock_note = " Wall and virtual seconds are mixed." if len({*map(clock, runs)}) > 1 else ""
+    clock_note = " Wall and virtual seconds are mixed." if len({*map(clock_kind, runs)}) > 1 else ""
     outcome = _section(
-        "Outcome", summary(runs), f"Joules and bytes are of all devices and rounds.{compared}{clock_note}"
+        "Outcome", summary_table(runs), f"Joules and bytes are of all devices and rounds.{compared}{clock_note}"
     )
     reached = _section(
         "Cost to reach an accuracy",
@@ -105,7 +105,7 @@ def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
     return join(
         *(
             element("article", element("h3", name) if len(runs) > 1 else "", show(run))
-            for name, run in zip(names(runs), runs, strict=True)
+            for name, run in zip(run_names(runs), runs, strict=True)
         )
     )
 

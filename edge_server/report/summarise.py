@@ -13,7 +13,7 @@ from typing import TypedDict
 
 import msgspec
 
-from edge_server.journal.costs import by_round, statistics_by_round
+from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -29,7 +29,7 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.report.digest import (
     MOST_READINGS,
@@ -91,13 +91,15 @@ def is_personal(records: Iterable[AnyRecord]) -> bool:
 def evaluations_by_round(records: Iterable[AnyRecord]) -> dict[int, Evaluated]:
     """Return the fleet's evaluations by the round they followed; old journals do not record it."""
     return {
-        record.round: record for record in valid(records) if isinstance(record, Evaluated) and record.round is not None
+        record.round: record
+        for record in drop_void(records)
+        if isinstance(record, Evaluated) and record.round is not None
     }
 
 
 def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
     """Return the fleet's last evaluation; an empty one if there is none."""
-    evaluations = [record for record in valid(records) if isinstance(record, Evaluated)]
+    evaluations = [record for record in drop_void(records) if isinstance(record, Evaluated)]
     return evaluations[-1] if evaluations else Evaluated(accuracy=None, by_device={})
 
 
@@ -135,7 +137,7 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
     if opening is None:
         raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
     ended = [record for record in records if isinstance(record, RunClosed)]
-    closed = [record for record in valid(records) if isinstance(record, RoundClosed)]
+    closed = [record for record in drop_void(records) if isinstance(record, RoundClosed)]
     tasks = _tasks(records, closed)
     servers = [record for record in records if isinstance(record, ServerBegan)]
     return Digest(
@@ -153,7 +155,7 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
         classes=_class_names(records, opening),
         personal=is_personal(records),
         measuring=sum_known(
-            sum_known(_cost_parts(cost, "joules")) for cost in by_round(records).get(MEASURING_ROUND, {}).values()
+            sum_known(_cost_parts(cost, "joules")) for cost in costs_by_round(records).get(MEASURING_ROUND, {}).values()
         ),
         plan=opening.plan,
         rounds=_rounds(records, closed, tasks),
@@ -181,10 +183,12 @@ def _class_shares(end: RoundClosed) -> list[float | None]:
 
 def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[TaskDigest]:
     """Return all tasks of ended rounds, by round and device."""
-    costs, measured = by_round(records), statistics_by_round(records)
-    openings = {record.round: record for record in valid(records) if isinstance(record, RoundOpened)}
+    costs, measured = costs_by_round(records), statistics_by_round(records)
+    openings = {record.round: record for record in drop_void(records) if isinstance(record, RoundOpened)}
     updates = {
-        (record.round, record.device): record.update for record in valid(records) if isinstance(record, UpdateAccepted)
+        (record.round, record.device): record.update
+        for record in drop_void(records)
+        if isinstance(record, UpdateAccepted)
     }
     return [
         _add_statistics(
@@ -286,7 +290,7 @@ def sum_joules(task: TaskDigest | DeviceDigest) -> Amount:
 def _rounds(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], tasks: Iterable[TaskDigest]
 ) -> list[RoundDigest]:
-    online = {record.round: record.online for record in valid(records) if isinstance(record, RoundOpened)}
+    online = {record.round: record.online for record in drop_void(records) if isinstance(record, RoundOpened)}
     accuracies_of = accuracy_reader(records)
     by_number: dict[int, list[TaskDigest]] = {}
     for task in tasks:

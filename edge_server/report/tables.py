@@ -17,14 +17,14 @@ MOST_DEVICES = 20
 """Devices of a plan that are printed."""
 
 
-def clock(run: Digest) -> str:
+def clock_kind(run: Digest) -> str:
     """Return the kind of clock of a run's seconds: `wall` or `virtual`."""
     return "wall" if run.live else "virtual"
 
 
-def seconds_of(runs: Sequence[Digest]) -> str:
+def seconds_label(runs: Sequence[Digest]) -> str:
     """Return the label of seconds for all runs, naming the clocks."""
-    return f"seconds ({' or '.join(sorted({clock(run) for run in runs}))})"
+    return f"seconds ({' or '.join(sorted({clock_kind(run) for run in runs}))})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None = None) -> Markup:
@@ -47,7 +47,7 @@ def figure_with_change(text: str, change: str) -> Markup:
     return join(text, element("small", change)) if change else join(text)
 
 
-def summary(runs: Sequence[Digest]) -> Markup:
+def summary_table(runs: Sequence[Digest]) -> Markup:
     """Return the outcome of every run and its difference from the first."""
     totals = [run.rounds[-1].until if run.rounds else None for run in runs]
     lasts = [compare.last_evaluated(run) for run in runs]
@@ -77,7 +77,7 @@ def summary(runs: Sequence[Digest]) -> Markup:
         [f"updates {arrival}", *(str(sum(getattr(round_, arrival) for round_ in run.rounds)) for run in runs)]
         for arrival in ARRIVALS
     ]
-    return table(["", *heads(runs)], rows, class_="summary")
+    return table(["", *column_headers(runs)], rows, class_="summary")
 
 
 def _breakable(text: str) -> Markup:
@@ -87,7 +87,7 @@ def _breakable(text: str) -> Markup:
 
 def _spending_rows(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
     """Return (field of `SpentByRound`, kind of unit, heading) of the spending rows."""
-    figures = [("seconds", "seconds", seconds_of(runs)), ("joules", "joules", "joules")]
+    figures = [("seconds", "seconds", seconds_label(runs)), ("joules", "joules", "joules")]
     figures += [
         (name, "bytes", formatting.bytes_label(name, split=_any_split(runs))) for name in Traffic.__struct_fields__[:2]
     ]
@@ -105,12 +105,12 @@ def _any_split(runs: Sequence[Digest]) -> bool:
     return any(run.split for run in runs)
 
 
-def heads(runs: Sequence[Digest]) -> list[Markup]:
+def column_headers(runs: Sequence[Digest]) -> list[Markup]:
     """Return column headers: each run's name with its curve."""
-    return [join(key(colour), name) for colour, name in enumerate(names(runs))]
+    return [join(key(colour), name) for colour, name in enumerate(run_names(runs))]
 
 
-def names(runs: Sequence[Digest]) -> list[str]:
+def run_names(runs: Sequence[Digest]) -> list[str]:
     """Return the runs' names, numbered if there are several."""
     return [f"{index}. {run.run}" for index, run in enumerate(runs, 1)] if len(runs) > 1 else [run.run for run in runs]
 
@@ -119,46 +119,49 @@ def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
     """Return the rounds, seconds, joules and bytes that every run needed for each accuracy."""
     rows: list[list[str]] = []
     for target in targets:
-        costs = compare.comparison(runs, [target])
+        costs = compare.costs_to_targets(runs, [target])
         columns = [
             _amounts(runs, [getattr(cost, kind) for cost in costs], kind) for kind in ("seconds", "joules", "bytes")
         ]
-        for index, name in enumerate(names(runs)):
+        for index, name in enumerate(run_names(runs)):
             number = str(costs[index].round or NOTHING)
             why = "" if costs[index].round else _why_not_reached(runs[index])
             rows.append(
                 [
-                    formatting.share(target),
+                    formatting.format_share(target),
                     figure_with_change(name, why),
                     number,
                     *(column[index] for column in columns),
                 ]
             )
-    return table(["accuracy", "run", "round", seconds_of(runs), "joules", "bytes"], rows, class_="targets")
+    return table(["accuracy", "run", "round", seconds_label(runs), "joules", "bytes"], rows, class_="targets")
 
 
 def _why_not_reached(run: Digest) -> str:
     top = compare.best_accuracy(run)
-    return "never evaluated" if top is None else f"not reached; best {formatting.share(top)}"
+    return "never evaluated" if top is None else f"not reached; best {formatting.format_share(top)}"
 
 
 def _shares(values: Sequence[float | None]) -> list[Markup]:
-    changes = [formatting.change_of_share(value, values[0]) for value in values]
-    return _cells([formatting.share(value) for value in values], changes)
+    changes = [formatting.format_share_change(value, values[0]) for value in values]
+    return _cells([formatting.format_share(value) for value in values], changes)
 
 
 def _losses(values: Sequence[float | None]) -> list[Markup]:
     return _cells(
-        [formatting.format_loss(value) for value in values], [formatting.change(value, values[0]) for value in values]
+        [formatting.format_loss(value) for value in values],
+        [formatting.format_change(value, values[0]) for value in values],
     )
 
 
 def _amounts(runs: Sequence[Digest], amounts: Sequence[Amount], kind: str) -> list[Markup]:
     """Return amounts and their changes; lower bounds and different clocks are not compared."""
-    base, texts = amounts[0], [formatting.amount(amount, kind) for amount in amounts]
+    base, texts = amounts[0], [formatting.format_amount(amount, kind) for amount in amounts]
     if kind == "seconds" and len({run.live for run in runs}) > 1:
-        return [figure_with_change(text, clock(run)) for text, run in zip(texts, runs, strict=True)]
-    changes = [formatting.change(amount.value, base.value) if amount.whole and base.whole else "" for amount in amounts]
+        return [figure_with_change(text, clock_kind(run)) for text, run in zip(texts, runs, strict=True)]
+    changes = [
+        formatting.format_change(amount.value, base.value) if amount.whole and base.whole else "" for amount in amounts
+    ]
     return _cells(texts, changes)
 
 
@@ -170,17 +173,17 @@ def _cells(texts: Sequence[str], changes: Sequence[str]) -> list[Markup]:
 
 FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
     ("trial", lambda run: run.plan.name),
-    ("kind", lambda run: f"live, {clock(run)} seconds" if run.live else f"replay, {clock(run)} seconds"),
+    ("kind", lambda run: f"live, {clock_kind(run)} seconds" if run.live else f"replay, {clock_kind(run)} seconds"),
     ("started", lambda run: run.started or NOTHING),
-    ("algorithm", lambda run: formatting.spec_text(run.plan.algorithm)),
-    ("model", lambda run: formatting.spec_text(run.plan.model)),
-    ("codec", lambda run: formatting.spec_text(run.plan.codec)),
-    ("training", lambda run: formatting.section(run.plan.hyper)),
+    ("algorithm", lambda run: formatting.format_spec(run.plan.algorithm)),
+    ("model", lambda run: formatting.format_spec(run.plan.model)),
+    ("codec", lambda run: formatting.format_spec(run.plan.codec)),
+    ("training", lambda run: formatting.format_section(run.plan.hyper)),
     ("data", lambda run: f"{run.plan.data.source} {run.plan.data.path}".strip() if run.plan.data else "the devices'"),
-    ("partition", lambda run: formatting.section(run.plan.partition)),
-    ("cohort", lambda run: formatting.section(run.plan.cohort)),
-    ("a round ends", lambda run: formatting.section(run.plan.round)),
-    ("budget", lambda run: formatting.section(run.plan.budget) or "none"),
+    ("partition", lambda run: formatting.format_section(run.plan.partition)),
+    ("cohort", lambda run: formatting.format_section(run.plan.cohort)),
+    ("a round ends", lambda run: formatting.format_section(run.plan.round)),
+    ("budget", lambda run: formatting.format_section(run.plan.budget) or "none"),
     ("seed", lambda run: str(run.plan.seed)),
     (
         "versions",
@@ -194,7 +197,7 @@ FACTS: Sequence[tuple[str, Callable[[Digest], str]]] = (
         "disconnections of devices",
         lambda run: str(sum(device.went_away for device in run.devices)) if run.servers else NOTHING,
     ),
-    ("joules of measurements before round 1", lambda run: formatting.amount(run.measuring, "joules")),
+    ("joules of measurements before round 1", lambda run: formatting.format_amount(run.measuring, "joules")),
     ("rewinds after a lost checkpoint", lambda run: f"{run.went_back} times"),
     ("refused by the server", lambda run: _counts(run) or "nothing"),
     ("notes", lambda run: "; ".join(run.notes) or "none"),
@@ -221,9 +224,9 @@ def facts_table(runs: Sequence[Digest]) -> Markup:
             element("summary", f"Plan of {name}"),
             element("pre", *_lines(run)),
         )
-        for name, run in zip(names(runs), runs, strict=True)
+        for name, run in zip(run_names(runs), runs, strict=True)
     ]
-    return join(table(["", *heads(runs)], rows, class_="facts"), *plans)
+    return join(table(["", *column_headers(runs)], rows, class_="facts"), *plans)
 
 
 def _lines(run: Digest) -> list[Markup]:

@@ -28,7 +28,7 @@ def last_evaluated(run: Digest) -> RoundDigest | None:
     return next((round_ for round_ in reversed(run.rounds) if round_.accuracy is not None), None)
 
 
-def targets(runs: Sequence[Digest]) -> list[float]:
+def default_targets(runs: Sequence[Digest]) -> list[float]:
     """Return default targets: the highest whole percent that every run reached, and lower ones."""
     best_accuracies = [best for run in runs if (best := best_accuracy(run)) is not None]
     if not best_accuracies:
@@ -53,9 +53,9 @@ class CostToTarget(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Amount = Amount()
 
 
-def comparison(runs: Sequence[Digest], accuracies: Sequence[float]) -> list[CostToTarget]:
-    """Return the cost of each run to each accuracy; no accuracies stand for the default `targets`."""
-    return [_cost_to_target(run, target) for target in accuracies or targets(runs) for run in runs]
+def costs_to_targets(runs: Sequence[Digest], accuracies: Sequence[float]) -> list[CostToTarget]:
+    """Return the cost of each run to each accuracy; no accuracies stand for the default `default_targets`."""
+    return [_cost_to_target(run, target) for target in accuracies or default_targets(runs) for run in runs]
 
 
 def _cost_to_target(run: Digest, target: float) -> CostToTarget:

@@ -18,7 +18,7 @@ from edge_server.journal.records import (
     RunOpened,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.journal.runs import FOLDER, Run, best_path
 from shared.algorithms import ALGORITHMS
@@ -58,7 +58,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
     """
     _restore_lost_rounds(store)
     while True:
-        records = valid(store.records())
+        records = drop_void(store.records())
         closed = [record for record in records if isinstance(record, RoundClosed)]
         number = max((record.round for record in closed), default=0) + 1
         aggregated = [record.round for record in closed if record.outcome == "aggregated"]
@@ -97,7 +97,7 @@ def _restore_lost_rounds(store: Store) -> None:
     newest = next((origin for origin in store.later(journal_end) if _load_state(store, origin.round)), None)
     if newest is None:
         return
-    open_numbers = {record.round for record in valid(records) if isinstance(record, RoundOpened)}
+    open_numbers = {record.round for record in drop_void(records) if isinstance(record, RoundOpened)}
     before = max((record.round for record in closed if record.outcome == "aggregated"), default=0)
     if (
         newest.round == journal_end.round + 1

@@ -294,7 +294,7 @@ async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, 
     ledger.take(records[ledger.seen :])  # a long journal is not read once more for that
     for closed in closed_rounds(records)[-1:]:
         fleet = rounds.server.fleet
-        await costs.settled(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
+        await costs.wait_recorded(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))
     if end.outcome == "finished":
         await evaluate.evaluate_due(rounds, state)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from edge_server.allocation.figures import BOUNDS
 from edge_server.allocation.inputs import SPREAD, Case
-from edge_server.journal.decision import Decision, Figure, Given, Source
+from edge_server.journal.decision import Decision, DeviceDecision, Figure, Source
 from edge_server.journal.records import RoundOpened
 from edge_server.journal.sqlite import encode
 from shared.errors import WireError
@@ -124,7 +124,9 @@ def merge_cases(coordinator: str, cases: Mapping[str, Case], joules: float | Non
 
 def restrict_decision(decision: Decision, devices: Iterable[str]) -> Decision:
     """Return a decision with only some of its devices."""
-    selected: dict[str, Given] = {device: decision.devices[device] for device in devices if device in decision.devices}
+    selected: dict[str, DeviceDecision] = {
+        device: decision.devices[device] for device in devices if device in decision.devices
+    }
     return msgspec.structs.replace(decision, devices=selected)
 
 
@@ -153,7 +155,7 @@ def read_decision(data: bytes, devices: Collection[str]) -> Decision:
     return decision
 
 
-def _check_allocation(device: str, allocation: Given) -> None:
+def _check_allocation(device: str, allocation: DeviceDecision) -> None:
     """Refuse an allocation with impossible values."""
     for name, value in allocation.values.items():
         most = 1.0 if name in SHARES else MOST_FIGURE

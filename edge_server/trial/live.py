@@ -25,7 +25,7 @@ from edge_server.gateway.revocation.denied import watch_denied
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.journal.runs import ended_runs, exists, has_rounds, is_empty, note_begun
+from edge_server.journal.runs import ended_runs, has_rounds, is_empty, note_begun, run_exists
 from edge_server.plan.data_folder import check_data_folder, claim_data_folder
 from edge_server.plan.inputs import describe_unapplied
 from edge_server.plan.plan import Plan
@@ -120,7 +120,7 @@ def _make_server(
     server = Server(
         *(config.site, transport, monotonic, in_thread),
         report_listeners=[history.hear],
-        was_run=lambda run: exists(data_dir, run),
+        was_run=lambda run: run_exists(data_dir, run),
         broker=transport.connected,
         takes=Membership(members).takes,
         window_bytes=config.link.window * config.link.frame_bytes,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from edge_server.fleet.tables import MARKS
-from edge_server.journal.costs import by_round, statistics_by_round
+from edge_server.journal.costs import costs_by_round, statistics_by_round
 from edge_server.journal.outcome import name_some
 from edge_server.journal.records import (
     AnyRecord,
@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     RunClosed,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.journal.run_clock import RESTARTED
 from edge_server.journal.runs import RunSummary, name_rounds
@@ -62,7 +62,7 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
         each_device: Whether each device has a column regardless of their number.
         width: Columns of the terminal; the algorithm's own metrics are shown only if they fit.
     """
-    closed, costs = closed_rounds(records), by_round(records)
+    closed, costs = closed_rounds(records), costs_by_round(records)
     split = any(record.steps is not None for record in closed)
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
     many = len(devices) > MAX_DEVICE_COLUMNS and not each_device
@@ -71,7 +71,9 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
     caption = CAPTION.format(slowest=slowest_parts, columns=about, unit=unit)
     tried = {
-        record.round: record.accuracy for record in valid(records) if isinstance(record, Evaluated) and record.personal
+        record.round: record.accuracy
+        for record in drop_void(records)
+        if isinstance(record, Evaluated) and record.personal
     }
     extra = ("personal",) * bool(tried)
     silent, name = _silent_by_round(records), name_rounds(records)
@@ -154,7 +156,7 @@ def _traffic(
 ) -> tuple[Traffic, str]:
     """Return the traffic columns and their description for the caption."""
     if split:
-        traffic, about = _split_traffic(closed, by_round(records)), CUT_COLUMNS
+        traffic, about = _split_traffic(closed, costs_by_round(records)), CUT_COLUMNS
     elif many:
         traffic, about = _summary_traffic(closed), SUMMARY_CAPTION.format(count=len(devices))
     else:
@@ -240,7 +242,7 @@ def total_joules(costs: Mapping[str, Cost]) -> str:
 
 def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the devices' evaluation of the final or personal models, if there is one."""
-    evaluations = [record for record in valid(records) if isinstance(record, Evaluated)]
+    evaluations = [record for record in drop_void(records) if isinstance(record, Evaluated)]
     if not evaluations:
         return []
     if not evaluations[-1].by_device:
@@ -323,7 +325,7 @@ def missed_lines(records: Sequence[AnyRecord]) -> list[str]:
 def skipped_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return in how many tasks devices found nothing to learn from, and in how many rounds all of them."""
     tasks: dict[int, list[bool]] = {}
-    for record in valid(records):
+    for record in drop_void(records):
         if isinstance(record, UpdateAccepted) and SKIPPED in record.update.metrics:
             tasks.setdefault(record.round, []).append(record.update.metrics[SKIPPED] > 0)
     count = sum(map(sum, tasks.values()))

@@ -22,7 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, valid
+from edge_server.journal.records import AnyRecord, Evaluated, closed_rounds, drop_void
 from edge_server.plan.plan import Plan
 from edge_server.replay.study.result import JOURNAL, RESULT, Result
 from edge_server.report.digest import Digest
@@ -71,7 +71,7 @@ def curve_of(records: Iterable[AnyRecord]) -> dict[int, list[float]]:
     """Return what devices measured, by the round after which they did."""
     return {
         one.round: [found["eval_accuracy"] for found in one.by_device.values() if "eval_accuracy" in found]
-        for one in valid(records)
+        for one in drop_void(records)
         if isinstance(one, Evaluated) and one.round is not None
     }
 

@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, RunOpened, UpdateAccepted
 from edge_server.replay.study.result import JOURNAL, RESULT
 
@@ -64,7 +64,7 @@ def run_of(records: Sequence[AnyRecord]) -> Run:
     """Return what a run came to."""
     plan = next(record.plan for record in records if isinstance(record, RunOpened))
     last = [record for record in records if isinstance(record, Evaluated)][-1]
-    costs = by_round(records)
+    costs = costs_by_round(records)
     slowest = [
         1000 * max((cost.compute_s or 0.0) + (cost.upload_s or 0.0) for cost in costs[number].values())
         for number in sorted(costs)

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from edge_server.allocation.explain import explain, explanation_lines
-from edge_server.journal.costs import by_round
-from edge_server.journal.records import RoundOpened, valid
+from edge_server.journal.costs import costs_by_round
+from edge_server.journal.records import RoundOpened, drop_void
 from edge_server.journal.sqlite import read
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -87,10 +87,10 @@ def seconds(cost: Cost) -> float | None:
 def worst(folder: Path, title: str) -> list[float]:
     """Return of each round the longest task over T_th, and print what each device was given and took."""
     records = read(folder)
-    opened = {one.round: one.decision for one in valid(records) if isinstance(one, RoundOpened)}
+    opened = {one.round: one.decision for one in drop_void(records) if isinstance(one, RoundOpened)}
     table = Table("round", *(board.name for board in BOARDS), "longest / T_th", box=None, title=title)
     found = []
-    for number, costs in sorted(by_round(records).items()):
+    for number, costs in sorted(costs_by_round(records).items()):
         if not (decision := opened.get(number)):
             continue  # before round 1, or an evaluation
         taken = {name: spent / DEADLINE_S for name, cost in costs.items() if (spent := seconds(cost)) is not None}

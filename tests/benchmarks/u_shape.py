@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from measure import Figure
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 
@@ -55,7 +55,7 @@ def of(folder: Path, cut: int, batch: int) -> tuple[float, float]:
     """Return the milliseconds of a round's activations and gradients, and of its share of the model's ways."""
     (folder / "plan.toml").write_text(PLAN.format(cut=cut, period=PERIOD, batch=batch))
     _, records = replay(load(folder / "plan.toml", folder), folder / f"run-{cut}")
-    [cost] = by_round(records)[1].values()
+    [cost] = costs_by_round(records)[1].values()
     assert cost.exchange_s is not None
     assert cost.download_s is not None
     assert cost.upload_s is not None

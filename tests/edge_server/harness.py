@@ -23,7 +23,7 @@ from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord, RoundClosed, closed_rounds
-from edge_server.journal.runs import exists
+from edge_server.journal.runs import run_exists
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
@@ -208,7 +208,7 @@ async def site(
     broker = broker or MemoryTransport()
     store = SqliteStore(folder / RUN, durable=False)
     most = link.window * link.frame_bytes if link else None
-    known = {"was_run": lambda run: exists(folder, run), "window_bytes": most}
+    known = {"was_run": lambda run: run_exists(folder, run), "window_bytes": most}
     server = Server(SITE, broker, asyncio.get_running_loop().time, inline, **known)
     async with AsyncExitStack() as stack:
         stack.callback(store.close)

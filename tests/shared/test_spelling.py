@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.profile.load import load_for_board
 from edge_server.allocation.coordinator import allocator_of
-from edge_server.journal.runs import find
+from edge_server.journal.runs import find_run
 from edge_server.plan.sections import OptimizerPlan
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
@@ -25,7 +25,7 @@ def test_the_nearest_name_is_asked_for_whatever_its_case():
 def run_named(tmp_path, name):
     (tmp_path / "demo-20261127T000000Z-abcd").mkdir()
     (tmp_path / "demo-20261127T000000Z-abcd" / "journal.sqlite").touch()
-    find(tmp_path, name)
+    find_run(tmp_path, name)
 
 
 MISTAKES = {

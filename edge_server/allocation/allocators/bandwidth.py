@@ -30,7 +30,7 @@ from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Bandw
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.water_filling import refill
 from edge_server.allocation.task_joules import hold_to_joules, spent_joules, times, with_joules
-from edge_server.journal.decision import Decision, Given, kept_share
+from edge_server.journal.decision import Decision, DeviceDecision, keep_ratio
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Value
 
@@ -153,7 +153,9 @@ def kept_at_equal_shares(upload: Upload, asked: Columns) -> tuple[Array, Array]:
     return upload.kept_in_time(asked.problem.threshold_s - asked.before_s, asked.compute_s, rate)
 
 
-def _given(options: BandwidthOptions, case: Case, device: str, asked: Columns, shares: Shares, place: int) -> Given:
+def _given(
+    options: BandwidthOptions, case: Case, device: str, asked: Columns, shares: Shares, place: int
+) -> DeviceDecision:
     figures = case.known(device)
     share, kept = float(shares.share[place]), 1 - float(shares.pruned[place])
     bits = kept * float(asked.bits[place])
@@ -172,7 +174,7 @@ def _given(options: BandwidthOptions, case: Case, device: str, asked: Columns, s
     download = figures.get("download_joules")
     computing = times(figures.get("compute_w"), predicted.compute_s)
     predicted = with_joules(predicted, figures, computing, download.value if download else None)
-    return Given(
+    return DeviceDecision(
         values=values,
         figures=figures,
         predicted=predicted,
@@ -192,7 +194,7 @@ def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str
         return {}
     other = round_columns(options, changed)
     if options.equal == "latency":  # nobody's figures are another's
-        return {device: kept_share(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
+        return {device: keep_ratio(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
     if options.marks and len(case.names) <= FEW:
         return {device: _decided_again(options, case, changed, place) for place, device in enumerate(case.names)}
     asked, shares = solve_columns(options, "numpy", case, round_columns(options, case))
@@ -207,7 +209,7 @@ def _decided_again(options: BandwidthOptions, case: Case, changed: Case, place: 
     """Return what one device would keep, by deciding once more."""
     device = case.names[place]
     case = replace(case, figures={**case.figures, device: changed.figures.get(device, {})})
-    return kept_share(decide(options, "numpy", case).devices[device].values)
+    return keep_ratio(decide(options, "numpy", case).devices[device].values)
 
 
 def _refilled(upload: Upload, asked: Columns, other: Columns) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.options import Options, parse_ratios
-from edge_server.journal.decision import Decision, Given
+from edge_server.journal.decision import Decision, DeviceDecision
 
 
 class ClusterOptions(Options, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
         figures, ratio = case.known(device), ratios[case.places[device] % len(ratios)]
         own = figures["keep"].value if "keep" in figures else ratio
         binding = "cluster" if own == ratio else "settled"
-        devices[device] = Given(values={"keep": own}, figures=figures, binding=binding)
+        devices[device] = DeviceDecision(values={"keep": own}, figures=figures, binding=binding)
     return Decision(devices=devices)
 
 

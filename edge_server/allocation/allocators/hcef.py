@@ -34,7 +34,7 @@ from edge_server.allocation.optimizers import hcef, hcef_joint
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
 from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, control, terms
 from edge_server.allocation.task_joules import times, with_joules
-from edge_server.journal.decision import Decision, Given
+from edge_server.journal.decision import Decision, DeviceDecision
 from shared.protocol.measurements import Cost
 
 STEPS, SENT = "steps", "sent"
@@ -258,7 +258,7 @@ def _enough(case: Case, asked: HcefColumns, least_s: Array, least_joules: Array)
 
 def _given(
     options: HcefOptions, case: Case, asked: HcefColumns, found: Control, sent: Array
-) -> Iterator[tuple[str, Given]]:
+) -> Iterator[tuple[str, DeviceDecision]]:
     """Yield what each device is given, and what its task should cost; a thousand of them in some milliseconds."""
     share, count = asked.byte_share(sent), found.steps * asked.tau + asked.gradients
     with np.errstate(all="ignore"):
@@ -282,7 +282,7 @@ def _given(
         multiplier = {Bound.TIME: gain, Bound.INTERIOR: found.multiplier}.get(bound)
         yield (
             device,
-            Given(
+            DeviceDecision(
                 values={STEPS: steps, SENT: part},
                 figures=figures,
                 predicted=predicted,

@@ -28,7 +28,7 @@ from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepAllocation, KeepRatio, solve
 from edge_server.allocation.options import MeasuringOptions, parse_ratios
 from edge_server.allocation.task_joules import busy_w, joule_estimates, times, with_joules
-from edge_server.journal.decision import Decision, Figure, Given, kept_share
+from edge_server.journal.decision import Decision, DeviceDecision, Figure, keep_ratio
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import AllocatedValues
 
@@ -153,7 +153,7 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
 
 def _given(
     options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio, kept: KeepAllocation, place: int
-) -> Given:
+) -> DeviceDecision:
     keep, size = float(kept.keep[place]), float(kept.up_bytes[place])
     bound, count = Bound(int(kept.bound[place])), len(kept.keep)
     up, down = (float(column(one, count)[place]) for one in (problem.up_bits_per_s, problem.down_bits_per_s))
@@ -164,7 +164,7 @@ def _given(
         compute_s=float(problem.step_s[place]) * work, upload_s=upload_s, download_s=download_s, bytes_up=int(size)
     )
     gains = {Bound.TIME: kept.gain_per_s, Bound.ENERGY: kept.gain_per_joule, Bound.MEMORY: kept.gain_per_byte}
-    return Given(
+    return DeviceDecision(
         values={"keep": keep},
         figures=figures,
         predicted=with_joules(
@@ -192,7 +192,7 @@ def kept_alone(options: KeepOptions, _case: Case, changed: Case) -> dict[str, fl
         _case: What was decided from.
         changed: The same devices with other figures.
     """
-    return {device: kept_share(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
+    return {device: keep_ratio(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
 
 
 KEEP_RATIO = Allocator(

@@ -79,7 +79,7 @@ def export(options: argparse.Namespace) -> int:
 
 def _read(options: argparse.Namespace) -> RunModel:
     """Return the model that is asked for."""
-    from edge_server.journal.runs import find  # noqa: PLC0415
+    from edge_server.journal.runs import find_run  # noqa: PLC0415
     from edge_server.plan.sites import parse_round  # noqa: PLC0415
     from edge_server.release.run_model import read_model  # noqa: PLC0415
 
@@ -89,7 +89,7 @@ def _read(options: argparse.Namespace) -> RunModel:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
         registry.allow([*registry.allowed_entries(), *load(options.config).models])
-    run = find(options.data_dir, options.run)
+    run = find_run(options.data_dir, options.run)
     sites = run.opened.plan.sites if run.opened else UNSET
     number = None if options.round is None else parse_round(options.round, sites)
     found = read_model(run, number, options.example)

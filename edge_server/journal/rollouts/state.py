@@ -53,7 +53,7 @@ class RolloutState:
         mode: Result of the last order.
         waves: Profiles of each wave's boards.
         canaries: Indices of the canary waves.
-        told: Last status of each board.
+        statuses: Last status of each board.
         before: Version that each board served before this one was offered.
         given_up: Boards that exceeded a time limit, with the cause.
         forgiven: Boards whose failures were known when an operator ordered to resume.
@@ -67,7 +67,7 @@ class RolloutState:
     mode: Mode = "going"
     waves: list[dict[str, str]] = field(default_factory=list)
     canaries: set[int] = field(default_factory=set)
-    told: dict[str, ModelStatus] = field(default_factory=dict)
+    statuses: dict[str, ModelStatus] = field(default_factory=dict)
     before: dict[str, int] = field(default_factory=dict)
     given_up: dict[str, str] = field(default_factory=dict)
     forgiven: set[str] = field(default_factory=set)
@@ -79,14 +79,16 @@ class RolloutState:
     sent: int = 0
 
     @property
-    def taken(self) -> dict[str, str]:
+    def offered_boards(self) -> dict[str, str]:
         """Boards that were offered the release, with their profiles, in order."""
         return {device: profile for wave in self.waves for device, profile in wave.items()}
 
     @property
     def failures(self) -> dict[str, str]:
         """Causes of unforgiven failures, by board."""
-        failed = (device for device in self.taken if self.stands(device, self.told.get(device)) == "failed")
+        failed = (
+            device for device in self.offered_boards if self.stands(device, self.statuses.get(device)) == "failed"
+        )
         return {device: self.reason(device) for device in failed if device not in self.forgiven}
 
     def stands(self, device: str, status: ModelStatus | None) -> Standing:
@@ -95,13 +97,13 @@ class RolloutState:
         Args:
             status: Its last status.
         """
-        by_status = standing(self.plan, status)
+        by_status = board_standing(self.plan, status)
         return "failed" if device in self.given_up and by_status != "committed" else by_status
 
     def reason(self, device: str) -> str:
         """Return why a board failed: its own cause, or that for which it was given up."""
-        status = self.told.get(device)
-        is_its_own = device not in self.given_up or standing(self.plan, status) == "failed"
+        status = self.statuses.get(device)
+        is_its_own = device not in self.given_up or board_standing(self.plan, status) == "failed"
         return (status.reason if status else "") if is_its_own else self.given_up[device]
 
     def apply(self, record: AnyRolloutRecord) -> None:
@@ -112,10 +114,10 @@ class RolloutState:
                 self.waves.append(record.devices)
                 self.outcome = None
                 for device in record.devices:
-                    status = self.told.get(device)
+                    status = self.statuses.get(device)
                     self.before.setdefault(device, status.committed if status else 0)
             case BoardTold() if record.status.name == self.plan.name:
-                self.told[record.device] = record.status
+                self.statuses[record.device] = record.status
             case BoardGivenUp():
                 self.given_up[record.device] = record.cause
             case PartsSent():
@@ -146,7 +148,7 @@ def fold(records: Iterable[AnyRolloutRecord]) -> RolloutState | None:
     return state
 
 
-def standing(plan: RolloutPlan, status: ModelStatus | None) -> Standing:
+def board_standing(plan: RolloutPlan, status: ModelStatus | None) -> Standing:
     """Return a board's standing with a rollout's release from its last status."""
     if status is None:
         return "waiting"
@@ -211,7 +213,7 @@ def board_rows(state: RolloutState) -> list[BoardRow]:
     rows = []
     for number, wave in enumerate(state.waves):
         for device, profile in wave.items():
-            status = state.told.get(device)
+            status = state.statuses.get(device)
             stands = state.stands(device, status)
             rows.append(
                 BoardRow(

@@ -361,8 +361,8 @@ class RolloutEngine:
     def _note_told(self, device: str) -> None:
         """Record how a board stands where that is news; later, where it says too much."""
         self._untold.discard(device)
-        known, status = self.state.told.get(device), self.models[device]
-        if not status.name or device not in self.state.taken or (known and _facts(known) == _facts(status)):
+        known, status = self.state.statuses.get(device), self.models[device]
+        if not status.name or device not in self.state.offered_boards or (known and _facts(known) == _facts(status)):
             return
         if self._told.take(device, self.clock()):
             self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))

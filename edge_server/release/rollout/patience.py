@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from edge_server.journal.rollouts.file import RolloutPlan
-from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.journal.rollouts.state import RolloutState, board_standing
 from edge_server.release.rollout.waves import Board
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT, MOST_BUSY_S
@@ -47,7 +47,7 @@ def time_limit(plan: RolloutPlan, status: ModelStatus | None, size: int) -> Time
         status: What the board said last.
         size: Bytes that it is to fetch.
     """
-    stands = standing(plan, status)
+    stands = board_standing(plan, status)
     if stands == "trial":
         limit_s = UpdateTerms(soak_s=plan.soak_s).deadline_s + TRIAL_S
         return TimeLimit("trial", limit_s, f"its trial did not end within {limit_s:.0f} s")
@@ -67,7 +67,7 @@ def away_limit(plan: RolloutPlan, status: ModelStatus | None) -> TimeLimit | Non
     Args:
         status: What the board said last.
     """
-    if plan.name != AGENT or standing(plan, status) not in ("taking", "trial"):
+    if plan.name != AGENT or board_standing(plan, status) not in ("taking", "trial"):
         return None
     limit_s = UpdateTerms(soak_s=plan.soak_s).deadline_s + TRIAL_S
     return TimeLimit("trial", limit_s, f"it did not come back from its trial within {limit_s:.0f} s: {AWAY}")
@@ -83,7 +83,7 @@ def time_limits(
         wanted_bytes: Returns what a board is to fetch.
     """
     found = {}
-    for device in (one for one in state.taken if one in boards and one not in state.given_up):
+    for device in (one for one in state.offered_boards if one in boards and one not in state.given_up):
         status, plan = boards[device].status, state.plan
         is_there = boards[device].online
         limit = time_limit(plan, status, wanted_bytes(device)) if is_there else away_limit(plan, status)

@@ -73,7 +73,7 @@ def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
         case WaveOpened():
             kind = "canary" if record.canary else "wave"
             line = f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
-        case BoardTold() if record.device in state.taken:
+        case BoardTold() if record.device in state.offered_boards:
             status = record.status
             word = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
             line = f"{record.device}: {word} {printable_text(status.reason)}".rstrip()

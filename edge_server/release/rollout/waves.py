@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, TypeAlias
 
 from edge_server.journal.rollouts.file import Order, Outcome, RolloutPlan
-from edge_server.journal.rollouts.state import Mode, RolloutState, standing
+from edge_server.journal.rollouts.state import Mode, RolloutState, board_standing
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT
 from shared.tensors.counts import ceil_share
@@ -77,7 +77,7 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     Args:
         boards: All that serve releases, by name.
     """
-    taken = {device: boards[device] for device in state.taken if device in boards}
+    taken = {device: boards[device] for device in state.offered_boards if device in boards}
     behind = _behind(state, boards)
     if state.mode == "going-back":
         there = (one for one in to_take_back(state, boards) if one in boards and boards[one].online)
@@ -102,10 +102,10 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
 
 
 def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[str, ...]) -> Decision:
-    plan, taken = state.plan, state.taken
+    plan, taken = state.plan, state.offered_boards
     fitting = {device: one for device, one in boards.items() if fnmatchcase(device, plan.devices)}
     fresh = {device: one for device, one in fitting.items() if one.online and device not in taken}
-    has_it = {device for device, one in fresh.items() if standing(plan, one.status) == "committed"}
+    has_it = {device for device, one in fresh.items() if board_standing(plan, one.status) == "committed"}
     candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
     if not candidates:
         return EndRollout("finished", behind) if taken or has_it else _await_anybody(plan, boards)
@@ -128,7 +128,7 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     Args:
         boards: All that serve releases, by name.
     """
-    plan, taken = state.plan, state.taken
+    plan, taken = state.plan, state.offered_boards
     if not (plan.ahead and taken and state.mode == "going"):
         return []
     fresh = sorted(
@@ -136,7 +136,7 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
         for device, one in boards.items()
         if one.online and device not in taken and fnmatchcase(device, plan.devices)
     )
-    lacking = [device for device in fresh if standing(plan, boards[device].status) == "waiting"]
+    lacking = [device for device in fresh if board_standing(plan, boards[device].status) == "waiting"]
     room = ceil_share(plan.waves[-1], len(taken) + len(fresh)) - len(taken) - (len(fresh) - len(lacking))
     return lacking[: max(0, room)]
 
@@ -158,7 +158,9 @@ def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoard
 
 def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
     """Say whom a rollout waits for after the first boards of some profiles went away."""
-    gone = [one for one, profile in state.taken.items() if profile in unproven and not _has_committed(state, one)]
+    gone = [
+        one for one, profile in state.offered_boards.items() if profile in unproven and not _has_committed(state, one)
+    ]
     why = (
         f"{_waiting('to come back', gone)}: the first boards of {_named(sorted(unproven))}, which have not committed it"
     )
@@ -167,20 +169,22 @@ def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
 
 def _unproven(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
     """Return the profiles of candidates of which no board has committed the release."""
-    proven = {one.profile for one in boards.values() if standing(state.plan, one.status) == "committed"}
-    proven |= {profile for device, profile in state.taken.items() if _has_committed(state, device)}
+    proven = {one.profile for one in boards.values() if board_standing(state.plan, one.status) == "committed"}
+    proven |= {profile for device, profile in state.offered_boards.items() if _has_committed(state, device)}
     return set(candidates.values()) - proven
 
 
 def _has_committed(state: RolloutState, device: str) -> bool:
-    return standing(state.plan, state.told.get(device)) == "committed"
+    return board_standing(state.plan, state.statuses.get(device)) == "committed"
 
 
 def _canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
     """Return the first boards of profiles; none of one whose first boards went away, one after the other."""
     plan, found = state.plan, dict[str, str]()
     for wanted in sorted(unproven):
-        gone = [one for one, profile in state.taken.items() if profile == wanted and not _has_committed(state, one)]
+        gone = [
+            one for one, profile in state.offered_boards.items() if profile == wanted and not _has_committed(state, one)
+        ]
         if len(gone) > plan.max_failures:
             continue
         fresh = (
@@ -188,9 +192,9 @@ def _canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[st
             for device, one in sorted(boards.items())
             if one.online
             and one.profile == wanted
-            and device not in state.taken
+            and device not in state.offered_boards
             and fnmatchcase(device, plan.devices)
-            and standing(plan, one.status) != "committed"
+            and board_standing(plan, one.status) != "committed"
         )
         found |= dict.fromkeys(list(fresh)[: plan.canary], wanted)
     return found
@@ -202,9 +206,9 @@ def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     A board that served nothing before has nothing to go back to, once it has committed it.
     """
     found = []
-    for device in state.taken:
-        status = boards[device].status if device in boards else state.told.get(device)
-        has_it = standing(state.plan, status) in ("committed", "trial", "taking")
+    for device in state.offered_boards:
+        status = boards[device].status if device in boards else state.statuses.get(device)
+        has_it = board_standing(state.plan, status) in ("committed", "trial", "taking")
         is_first = status is not None and status.committed == state.plan.version and not status.previous
         if has_it and not is_first and state.before.get(device) != state.plan.version:
             found.append(device)
@@ -216,12 +220,12 @@ def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]
     away = {device for device, one in boards.items() if not one.online}
     if state.mode == "going-back":
         return tuple(device for device in to_take_back(state, boards) if device in away or device not in boards)
-    away |= state.taken.keys() - boards.keys()
+    away |= state.offered_boards.keys() - boards.keys()
     if state.mode == "aborted":  # who has it keeps it, and who was never offered it lacks nothing
-        asked, short = away & state.taken.keys(), {"waiting", "taking"}
+        asked, short = away & state.offered_boards.keys(), {"waiting", "taking"}
     else:
         asked, short = {one for one in away if fnmatchcase(one, state.plan.devices)}, {"waiting", "taking", "trial"}
-    last = {device: boards[device].status if device in boards else state.told.get(device) for device in asked}
+    last = {device: boards[device].status if device in boards else state.statuses.get(device) for device in asked}
     return tuple(sorted(device for device, status in last.items() if state.stands(device, status) in short))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.journal.rollouts.state import RolloutState, board_standing
 from edge_server.release.rollout.waves import Board, to_prepare, to_take_back
 from shared.protocol.inference.rollout import Ahead, Offer, Withdraw
 
@@ -57,7 +57,7 @@ def fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
     Args:
         boards: All that serve releases, by name.
     """
-    there = (device for device in state.taken if device in boards and boards[device].online)
+    there = (device for device in state.offered_boards if device in boards and boards[device].online)
     return {device for device in there if state.stands(device, boards[device].status) in ("waiting", "taking")}
 
 
@@ -65,10 +65,10 @@ def _of_going(
     state: RolloutState, boards: Mapping[str, Board], offer: Offer, is_news: Callable[[str], bool]
 ) -> Iterator[Word]:
     """Yield the offer for boards that have not said how they stand with it; those that were given up are to stop."""
-    for device in state.taken:
+    for device in state.offered_boards:
         if device not in boards or not boards[device].online:
             continue
-        stands = standing(state.plan, boards[device].status)
+        stands = board_standing(state.plan, boards[device].status)
         if device in state.given_up:
             if stands in UNDER_WAY:
                 yield Word(device, _withdrawal(state, back=True))
@@ -79,8 +79,10 @@ def _of_going(
 def _of_end(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[Word]:
     """Return who is to go back, and who is to fetch nothing more; what boards have of one that stopped they keep."""
     online = {device for device, one in boards.items() if one.online}
-    back = {one for one in state.given_up if one in boards and standing(state.plan, boards[one].status) in UNDER_WAY}
-    later = online - state.taken.keys() if state.plan.ahead and state.taken else set()
+    back = {
+        one for one in state.given_up if one in boards and board_standing(state.plan, boards[one].status) in UNDER_WAY
+    }
+    later = online - state.offered_boards.keys() if state.plan.ahead and state.offered_boards else set()
     if state.mode == "stopped":
         quiet = {device for device in later if prepared.get(device) != state.plan.deployment}
     else:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, valid
+from edge_server.journal.records import AnyRecord, Gossiped, UpdateAccepted, drop_void
 from edge_server.report.digest import FLEET_ACCURACIES, Amount, Digest, RoundDigest, TaskDigest, fleet_figures, quantile
 from edge_server.report.summarise import digest_run
 
@@ -260,7 +260,9 @@ def _pair_figures(
 
 
 def _updates(records: Sequence[AnyRecord]) -> dict[tuple[int, str], UpdateAccepted]:
-    return {(record.round, record.device): record for record in valid(records) if isinstance(record, UpdateAccepted)}
+    return {
+        (record.round, record.device): record for record in drop_void(records) if isinstance(record, UpdateAccepted)
+    }
 
 
 def _size(accepted: UpdateAccepted) -> float | None:

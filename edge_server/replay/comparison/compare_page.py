@@ -103,7 +103,7 @@ def _chart(figure: str, pairs: Sequence[Pair]) -> Markup:
 
 def _label_point(pair: Pair, name: str) -> str:
     error = "no bound" if pair.error is None else f"{100 * pair.error:+.2f} %"
-    return f"round {pair.round}: {formatting.digits(getattr(pair, name))}; error {error}"
+    return f"round {pair.round}: {formatting.format_number(getattr(pair, name))}; error {error}"
 
 
 def _by_device(gap: Gap) -> list[tuple[str, list[Pair]]]:

@@ -22,7 +22,7 @@ from edge_server.replay.study.sites import digest_cell
 from edge_server.replay.study.spec import Study
 from edge_server.replay.study.summary import StudySummary, summarise
 from edge_server.replay.study.tables import cells_csv, groups_csv
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from shared.runtime.durable import explain_disk_errors, replace_file
 from shared.runtime.folder_lock import hold_lock
 
@@ -112,4 +112,4 @@ def page_of(summary: StudySummary, cells: Sequence[Cell], folder: Path) -> str |
             first.setdefault(row.setting, row.cell)
     plans = {cell.name: cell.plan for cell in cells}
     runs = [digest_cell(folder / cell, plans[cell]) for cell in list(first.values())[:MOST_RUNS]]
-    return page(runs, [summary.target] if summary.target is not None else []) if runs else None
+    return render_page(runs, [summary.target] if summary.target is not None else []) if runs else None

@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.replay.study.summary import CellRow, Group, Outlay, SeedSpread, StudySummary
 from edge_server.report.digest import Amount
-from edge_server.report.formatting import LEGEND, amount, digits, unit_of
+from edge_server.report.formatting import LEGEND, format_amount, format_number, unit_of
 from edge_server.report.html import NOTHING
 from shared.runtime.text_table import TextColumn, TextTable
 
@@ -61,11 +61,11 @@ def _outlay(outlay: Outlay | None, kinds: Sequence[str]) -> list[str]:
 def _figure(spread: SeedSpread, kind: str) -> str:
     """Format the mean and, if runs differ, the deviation in the mean's unit."""
     if spread.mean.value is None or not spread.std:
-        return amount(spread.mean, kind)
+        return format_amount(spread.mean, kind)
     _, size = unit_of(abs(spread.mean.value), kind)
-    number = digits(spread.mean.value / size)
-    with_std = f"{number} \N{PLUS-MINUS SIGN} {digits(spread.std / size)}"
-    return amount(spread.mean, kind).replace(number, with_std, 1)
+    number = format_number(spread.mean.value / size)
+    with_std = f"{number} \N{PLUS-MINUS SIGN} {format_number(spread.std / size)}"
+    return format_amount(spread.mean, kind).replace(number, with_std, 1)
 
 
 def _share(spread: SeedSpread) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from edge_server.journal.claims import plausible
+from edge_server.journal.claims import drop_implausible
 from edge_server.journal.records import AnyRecord, Joined, UpdateAccepted
 from edge_server.plan.devices import expanded
 from edge_server.plan.plan import Plan
@@ -195,7 +195,7 @@ def _cost_fields(cost: Cost) -> dict[str, Any]:
 def _arrival_fields(
     record: UpdateAccepted, settled_cost: Cost | None, opened_s: float | None, arrived_s: float | None
 ) -> Any:
-    update, cost = record.update, plausible(settled_cost or record.update.cost)
+    update, cost = record.update, drop_implausible(settled_cost or record.update.cost)
     params = update.params
     return _cost_fields(cost) | {
         "arrived_s": arrived_s,

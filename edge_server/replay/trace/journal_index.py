@@ -21,7 +21,7 @@ from edge_server.journal.records import (
     Sensed,
     ServerBegan,
     UpdateAccepted,
-    valid,
+    drop_void,
 )
 from edge_server.journal.run_clock import timed_records
 from edge_server.replay.trace.header import End, Process, Rewind
@@ -105,7 +105,7 @@ def index_journal(records: Iterable[AnyRecord]) -> IndexedJournal:
     Raises:
         ConfigError: The journal lacks the start of the run.
     """
-    valid_records = valid(records)
+    valid_records = drop_void(records)
     run_opened = next((record for record in valid_records if isinstance(record, RunOpened)), None)
     if run_opened is None:
         raise ConfigError("the journal lacks the start of a run; export it after the run has started")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.journal.runs import exists, find, make_folder
+from edge_server.journal.runs import find_run, make_folder, run_exists
 from edge_server.journal.sqlite import SqliteJournal
 from edge_server.replay.trace import files
 from edge_server.replay.trace.anonymise import anonymise
@@ -42,9 +42,9 @@ def trace_of_run(data_dir: Path, run: str, data_root: Path) -> Trace:
         data_root: Folder of data sets, to which paths become relative.
 
     Raises:
-        ConfigError: As `edge_server.journal.runs.find`.
+        ConfigError: As `edge_server.journal.runs.find_run`.
     """
-    return portable_trace(trace_of(find(data_dir, run).records), data_root)
+    return portable_trace(trace_of(find_run(data_dir, run).records), data_root)
 
 
 def portable_trace(trace: Trace, data_root: Path) -> Trace:
@@ -62,7 +62,7 @@ def import_trace(trace: Trace, data_dir: Path, name: str = "") -> Path:
         ConfigError: A run of that name exists.
     """
     run = check_name(name or trace.header.run, "run")
-    if exists(make_folder(data_dir), run):
+    if run_exists(make_folder(data_dir), run):
         raise ConfigError(f"run {run!r} already exists in {data_dir}; give another name with --as")
     with closing(SqliteJournal(data_dir / run)) as store:
         store.extend(to_records(trace, run))

@@ -11,7 +11,7 @@ from edge_server.report.digest import Digest, quantile
 from edge_server.report.html import NOTHING, Markup, element, join
 from edge_server.report.sections.time_energy import MOST_BARS, QUANTILES
 from edge_server.report.summarise import natural_order
-from edge_server.report.tables import heads, names, table
+from edge_server.report.tables import column_headers, run_names, table
 
 
 def accuracy(runs: Sequence[Digest]) -> list[Markup]:
@@ -34,7 +34,7 @@ def _by_class(runs: Sequence[Digest]) -> Markup:
     return join(
         element("h4", "By class of the test data"),
         element("p", note + ".", class_="note"),
-        table(["class", *heads(runs)], rows, class_="shares"),
+        table(["class", *column_headers(runs)], rows, class_="shares"),
     )
 
 
@@ -62,14 +62,14 @@ def _device_rows(
     runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float | None]], devices: Sequence[str]
 ) -> Markup:
     rows = [[device, *_cells(runs, [by_device.get(device) for by_device in accuracies])] for device in devices]
-    return table(["device", *heads(runs)], rows, class_="shares")
+    return table(["device", *column_headers(runs)], rows, class_="shares")
 
 
 def _quantiles(runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float | None]]) -> Markup:
     rows = []
-    for name, by_device in zip(names(runs), accuracies, strict=True):
+    for name, by_device in zip(run_names(runs), accuracies, strict=True):
         values = sorted(share for share in by_device.values() if share is not None)
-        spread = [formatting.share(quantile(values, share)) if values else NOTHING for _, share in QUANTILES]
+        spread = [formatting.format_share(quantile(values, share)) if values else NOTHING for _, share in QUANTILES]
         rows.append([name, str(len(values)), *spread])
     return table(["run", "devices", *(name for name, _ in QUANTILES)], rows)
 
@@ -77,12 +77,12 @@ def _quantiles(runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float |
 def _cells(runs: Sequence[Digest], shares: Sequence[float | None]) -> list[Markup]:
     """Return a bar with its value for each run, in the run's colour."""
     return [
-        join(formatting.share(share), _bar(name, colour, share))
-        for colour, (name, share) in enumerate(zip(names(runs), shares, strict=True))
+        join(formatting.format_share(share), _bar(name, colour, share))
+        for colour, (name, share) in enumerate(zip(run_names(runs), shares, strict=True))
     ]
 
 
 def _bar(name: str, colour: int, share: float | None) -> Markup:
     if share is None:
         return join()
-    return bar([Slice(f"c{colour % COLOURS} fill", share, f"{name}: {formatting.share(share)}")], 1.0)
+    return bar([Slice(f"c{colour % COLOURS} fill", share, f"{name}: {formatting.format_share(share)}")], 1.0)

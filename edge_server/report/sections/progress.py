@@ -12,7 +12,7 @@ from edge_server.report.axes import ticks, whole_ticks
 from edge_server.report.charts import ChartLine, Point, chart
 from edge_server.report.digest import Amount, Digest, RoundDigest, fleet_figures
 from edge_server.report.html import Markup, element, join
-from edge_server.report.tables import names, seconds_of
+from edge_server.report.tables import run_names, seconds_label
 
 AXES = ("rounds", "seconds", "joules", "bytes")
 Height: TypeAlias = Callable[[RoundDigest], float | None]
@@ -116,7 +116,7 @@ def _lower_axis(runs: Sequence[Digest], kind: str) -> LowerAxis | None:
 def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> Markup:
     curves = [
         ChartLine(name, colour, _curve(run, of, axis))
-        for colour, (name, run) in enumerate(zip(names(runs), runs, strict=True))
+        for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
     ]
     return chart(title, axis.name, axis.ticks, _upright(_values(runs, of)), curves)
 
@@ -138,7 +138,7 @@ def _upright(heights: Sequence[float]) -> tuple[float, ...]:
 
 
 def _place(place: Amount, kind: str) -> str:
-    return "" if kind == "rounds" else formatting.amount(place, kind)
+    return "" if kind == "rounds" else formatting.format_amount(place, kind)
 
 
 def _axis_name(runs: Sequence[Digest], kind: str, unit: str, places: Sequence[Amount]) -> str:
@@ -148,7 +148,7 @@ def _axis_name(runs: Sequence[Digest], kind: str, unit: str, places: Sequence[Am
         case "rounds":
             return "round"
         case "seconds":
-            return f"{seconds_of(runs).replace('seconds', 'time')}, {unit}{least}"
+            return f"{seconds_label(runs).replace('seconds', 'time')}, {unit}{least}"
         case "joules":
             return f"energy of all devices, {unit}{least}"
         case _:

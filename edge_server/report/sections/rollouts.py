@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edge_server.journal.rollouts.state import RolloutState, RolloutSummary, summarise
 from edge_server.report.digest import amount_or_unknown
-from edge_server.report.formatting import amount
+from edge_server.report.formatting import format_amount
 from edge_server.report.html import Markup, element, join
 from edge_server.report.tables import table
 
@@ -25,7 +25,7 @@ def rollouts(states: Sequence[RolloutState]) -> Markup:
                 str(count)
                 for count in (len(summary.boards), summary.counts.get("committed", 0), summary.counts.get("failed", 0))
             ),
-            *(amount(amount_or_unknown(float(summary.sent_bytes)), "bytes"), summary.cause or NOTHING),
+            *(format_amount(amount_or_unknown(float(summary.sent_bytes)), "bytes"), summary.cause or NOTHING),
         ]
         for summary in summaries
     ]

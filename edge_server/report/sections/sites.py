@@ -65,15 +65,15 @@ def _site_table(digest: SitesDigest) -> Markup:
     rows = [_row(digest, site) for site in digest.sites]
     means = [mixing for mixing in digest.mixings if mixing.mean is not None]
     last = digest.mixings[-1] if digest.mixings else None
-    seconds = formatting.amount(_amount(last.whole_s if last else None), "seconds")
-    budget = [f"of {formatting.amount(_amount(digest.time_s), 'seconds')}"] if digest.time_s is not None else []
+    seconds = formatting.format_amount(_amount(last.whole_s if last else None), "seconds")
+    budget = [f"of {formatting.format_amount(_amount(digest.time_s), 'seconds')}"] if digest.time_s is not None else []
     total = [
         ALL,
-        formatting.share(means[-1].mean) + (f" (mean of {means[-1].of})" if means else "") if means else NOTHING,
+        formatting.format_share(means[-1].mean) + (f" (mean of {means[-1].of})" if means else "") if means else NOTHING,
         means[-1].named if means else NOTHING,
         f"{digest.rounds} planned",
         " ".join([seconds, *budget]),
-        formatting.amount(last.whole_joules, "joules") if last else NOTHING,
+        formatting.format_amount(last.whole_joules, "joules") if last else NOTHING,
         _joules(digest.joules),
         *[_total(digest.sites, name, "seconds") for name in ("gossip_s", "transfer_s")],
         *[_total(digest.sites, name, "bytes") for name in ("bytes_up", "bytes_down")],
@@ -88,14 +88,14 @@ def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
     moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and may is not None else ""
     return [
         f"{site.site}, {site.devices} devices",
-        formatting.share(site.accuracy),
+        formatting.format_share(site.accuracy),
         site.measured or NOTHING,
         f"{site.rounds} of {digest.rounds}, {site.outcome}",
-        formatting.amount(_amount(site.seconds), "seconds"),
-        formatting.amount(site.joules, "joules"),
+        formatting.format_amount(_amount(site.seconds), "seconds"),
+        formatting.format_amount(site.joules, "joules"),
         _joules(may) + moved_text,
-        *[formatting.amount(_amount(value), "seconds") for value in (site.gossip_s, site.transfer_s)],
-        *[formatting.amount(Amount(value=value), "bytes") for value in (site.bytes_up, site.bytes_down)],
+        *[formatting.format_amount(_amount(value), "seconds") for value in (site.gossip_s, site.transfer_s)],
+        *[formatting.format_amount(Amount(value=value), "bytes") for value in (site.bytes_up, site.bytes_down)],
         str(site.decided),
         ", ".join(f"{reason} {count}" for reason, count in site.refused.items()) or "nothing",
     ]
@@ -106,11 +106,11 @@ def _amount(value: float | None) -> Amount:
 
 
 def _joules(value: float | None) -> str:
-    return formatting.amount(Amount(value=value), "joules")
+    return formatting.format_amount(Amount(value=value), "joules")
 
 
 def _total(every: Iterable[SiteDigest], name: str, kind: str) -> str:
-    return formatting.amount(Amount(value=sum(getattr(site, name) for site in every)), kind)
+    return formatting.format_amount(Amount(value=sum(getattr(site, name) for site in every)), kind)
 
 
 def _names(digest: SitesDigest) -> list[str]:
@@ -204,7 +204,7 @@ def _site_chart(
 
 
 def _point(mixing: MixingDigest, value: float) -> Point:
-    return Point(mixing.round, value, f"round {mixing.named}: {formatting.digits(value)}")
+    return Point(mixing.round, value, f"round {mixing.named}: {formatting.format_number(value)}")
 
 
 def _draw_chart(digest: SitesDigest, title: str, curves: Sequence[ChartLine], heights: Sequence[float]) -> Markup:
@@ -281,7 +281,7 @@ def _edge_table(digest: SitesDigest) -> list[Markup]:
             ", ".join(edge.rounds[:MOST_NAMED]) + ", \N{HORIZONTAL ELLIPSIS}" * (len(edge.rounds) > MOST_NAMED)
             or NOTHING,
             ", ".join(edge.unlike[:MOST_NAMED]) or NOTHING,
-            formatting.amount(Amount(value=edge.bytes), "bytes"),
+            formatting.format_amount(Amount(value=edge.bytes), "bytes"),
         ]
         for edge in digest.edges[:MOST_ROWS]
     ]

@@ -10,7 +10,7 @@ from edge_server.report.charts import figure
 from edge_server.report.digest import Amount, DeviceDigest, Digest, TaskDigest, quantile, sum_known
 from edge_server.report.html import NOTHING, Markup, element, join
 from edge_server.report.summarise import PARTS, sum_joules
-from edge_server.report.tables import clock, table
+from edge_server.report.tables import clock_kind, table
 
 MOST_BARS = 120
 """Devices beyond which only quantiles are shown."""
@@ -40,7 +40,7 @@ READING_HEADINGS: Mapping[str, str] = {
 """Column headings of the highest readings; a column appears if some device has a value above zero."""
 
 
-def parts(run: Digest) -> list[str]:
+def activities(run: Digest) -> list[str]:
     """Return the activities of a run: exchange and statistics only if it has them."""
     measured = ["statistics"] if "statistics_bytes" in run.traffic else []
     return [part for part in PARTS if part != "exchange" or run.split] + measured
@@ -50,7 +50,7 @@ def time_and_energy(run: Digest) -> Markup:
     """Return a run's time and energy by device."""
     if not run.devices:
         return element("p", "No round has ended yet.")
-    parts = [quantiles(run)]
+    parts = [quantile_table(run)]
     if len(run.devices) <= MOST_BARS:
         parts = [
             _bars(run),
@@ -63,14 +63,17 @@ def time_and_energy(run: Digest) -> Markup:
     return join(*parts)
 
 
-def quantiles(run: Digest) -> Markup:
+def quantile_table(run: Digest) -> Markup:
     """Return the distribution over tasks of each known amount, with the number of tasks that know it."""
     figures: list[tuple[str, str, Callable[[TaskDigest], Amount]]] = [
         *(
-            (f"{part}, {clock(run)} time", "seconds", lambda task, part=part: getattr(task.seconds, part))
-            for part in (*parts(run), "waiting")
+            (f"{part}, {clock_kind(run)} time", "seconds", lambda task, part=part: getattr(task.seconds, part))
+            for part in (*activities(run), "waiting")
         ),
-        *((f"{part}, energy", "joules", lambda task, part=part: getattr(task.joules, part)) for part in parts(run)),
+        *(
+            (f"{part}, energy", "joules", lambda task, part=part: getattr(task.joules, part))
+            for part in activities(run)
+        ),
         ("energy above idle", "joules", lambda task: task.joules.above_idle),
         *((_frames(name, run), "bytes", lambda task, name=name: getattr(task, name)) for name in run.traffic),
     ]
@@ -84,7 +87,8 @@ def quantiles(run: Digest) -> Markup:
             continue
         quality = sum_known(known_amounts).quality
         cells = [
-            formatting.amount(Amount(value=quantile(values, share), quality=quality), kind) for _, share in QUANTILES
+            formatting.format_amount(Amount(value=quantile(values, share), quality=quality), kind)
+            for _, share in QUANTILES
         ]
         rows.append([name, f"{len(values)} of {len(amounts)}", *cells])
     head = ["per task", "known for", *(name for name, _ in QUANTILES)]
@@ -97,28 +101,32 @@ def _frames(name: str, run: Digest) -> str:
 
 
 def _bars(run: Digest) -> Markup:
-    slices = {device.device: _time_slices(device, parts(run)) for device in run.devices}
+    slices = {device.device: _time_slices(device, activities(run)) for device in run.devices}
     most_s = max(
         sum(slice_.size for slice_ in device_slices) for device_slices in slices.values()
     )  # a late task outlives its round
     all_joules = {device.device: sum_joules(device) for device in run.devices}
     most_j = max((amount.value or 0.0 for amount in all_joules.values()), default=0.0)
     time = [
-        [device.device, bar(slices[device.device], most_s), formatting.amount(Amount(value=device.rounds_s), "seconds")]
+        [
+            device.device,
+            bar(slices[device.device], most_s),
+            formatting.format_amount(Amount(value=device.rounds_s), "seconds"),
+        ]
         for device in run.devices
     ]
     energy = [
         [
             device.device,
-            bar(_energy_slices(device, parts(run)), most_j),
-            formatting.amount(all_joules[device.device], "joules"),
+            bar(_energy_slices(device, activities(run)), most_j),
+            formatting.format_amount(all_joules[device.device], "joules"),
         ]
         for device in run.devices
     ]
-    keys = [(part, PART_LABELS.get(part, part)) for part in parts(run)]
+    keys = [(part, PART_LABELS.get(part, part)) for part in activities(run)]
     figures = [
         figure(
-            f"{clock(run)} time of the rounds it was selected in",
+            f"{clock_kind(run)} time of the rounds it was selected in",
             legend(*keys, ("waiting", PART_LABELS["waiting"]), ("unknown", "not attributed")),
             table(["device", "time", "total"], time, class_="bars"),
         )
@@ -148,7 +156,7 @@ def _time_slices(device: DeviceDigest, names: Sequence[str]) -> list[Slice]:
         Slice(
             "unknown",
             unknown_s,
-            f"{device.device}: {formatting.amount(Amount(value=unknown_s), 'seconds')} not attributed",
+            f"{device.device}: {formatting.format_amount(Amount(value=unknown_s), 'seconds')} not attributed",
         ),
     ]
 
@@ -158,7 +166,7 @@ def _energy_slices(device: DeviceDigest, names: Sequence[str]) -> list[Slice]:
 
 
 def _slice(device: DeviceDigest, part: str, amount: Amount, kind: str) -> Slice:
-    return Slice(part, amount.value or 0.0, f"{device.device}: {part} {formatting.amount(amount, kind)}")
+    return Slice(part, amount.value or 0.0, f"{device.device}: {part} {formatting.format_amount(amount, kind)}")
 
 
 def _highest_reading(device: DeviceDigest, name: str) -> str:
@@ -166,15 +174,15 @@ def _highest_reading(device: DeviceDigest, name: str) -> str:
     if value is None:
         return NOTHING
     if name.endswith("_ratio"):
-        return formatting.share(value)
+        return formatting.format_share(value)
     if name.endswith("_bytes"):
-        return formatting.amount(Amount(value=value, quality="measured"), "bytes")
+        return formatting.format_amount(Amount(value=value, quality="measured"), "bytes")
     return f"{value:.3g} {'°C' if name.endswith('_celsius') else 'W'}"
 
 
 def _device_table(run: Digest) -> Markup:
     head = ["device", "board", "went away", "selected", "arrived", "late", "failed"]
-    names = parts(run)
+    names = activities(run)
     head += [f"{part} time" for part in (*names, "waiting")] + [f"{part} energy" for part in names]
     head += ["total energy", "above idle", *(_frames(name, run) for name in run.traffic), "accuracy"]
     most_columns = {
@@ -190,11 +198,14 @@ def _device_table(run: Digest) -> Markup:
                 device.board or NOTHING,
                 *map(str, (device.went_away, device.selected, device.arrived, device.late, device.failed)),
             ),
-            *(formatting.amount(getattr(device.seconds, part), "seconds") for part in (*names, "waiting")),
-            *(formatting.amount(getattr(device.joules, part), "joules") for part in names),
-            *(formatting.amount(sum_joules(device), "joules"), formatting.amount(device.joules.above_idle, "joules")),
-            *(formatting.amount(getattr(device, name), "bytes") for name in run.traffic),
-            formatting.share(device.accuracy),
+            *(formatting.format_amount(getattr(device.seconds, part), "seconds") for part in (*names, "waiting")),
+            *(formatting.format_amount(getattr(device.joules, part), "joules") for part in names),
+            *(
+                formatting.format_amount(sum_joules(device), "joules"),
+                formatting.format_amount(device.joules.above_idle, "joules"),
+            ),
+            *(formatting.format_amount(getattr(device, name), "bytes") for name in run.traffic),
+            formatting.format_share(device.accuracy),
             *(_highest_reading(device, name) for name in most_columns),
         ]
         for device in run.devices

@@ -11,8 +11,8 @@ from edge_server.report.axes import format_tick as tick_label
 from edge_server.report.bars import LABEL_LETTERS, legend
 from edge_server.report.digest import Amount, Digest, RoundDigest, TaskDigest
 from edge_server.report.html import Markup, element, join, number
-from edge_server.report.sections.time_energy import PART_LABELS, parts
-from edge_server.report.tables import clock
+from edge_server.report.sections.time_energy import PART_LABELS, activities
+from edge_server.report.tables import clock_kind
 
 WIDTH, RIGHT, TOP = 1200, 1190, 4
 LANE, BAR = 18, 12
@@ -39,7 +39,7 @@ def timeline(run: Digest) -> Markup:
     lanes = [device.device for device in run.devices]
     few = len(lanes) <= MOST_LANES and len(run.tasks) <= MOST_TASKS
     note = f"{len(lanes)} devices in {len(run.rounds)} rounds are too many to show each; only rounds are drawn."
-    names = [*parts(run), "waiting"]
+    names = [*activities(run), "waiting"]
     keys = [(part, PART_LABELS.get(part, part)) for part in names] + [("unknown", "not attributed")]
     svg = _drawing(run, spans, lanes if few else [], names)
     return join(
@@ -80,7 +80,7 @@ def _drawing(run: Digest, spans: Mapping[int, TimeSpan], lanes: Sequence[str], n
     x = Axis(ticks(0.0, last / size, 10), start_x, RIGHT)
     bottom = TOP + LANE * (1 + len(lanes))
     content = [
-        _rules(x, bottom, f"{clock(run)} time of the rounds, {unit}"),
+        _rules(x, bottom, f"{clock_kind(run)} time of the rounds, {unit}"),
         *_lane_names(["rounds", *lanes], start_x),
         *(_round(round_, spans[round_.round], x, size) for round_ in run.rounds if round_.round in spans),
         *_parts(run, spans, {lane: place for place, lane in enumerate(lanes, 1)}, names, (x, size)),
@@ -112,7 +112,9 @@ def _lane_names(lanes: Sequence[str], start_x: float) -> list[Markup]:
 def _round(round_: RoundDigest, span: TimeSpan, x: Axis, size: float) -> Markup:
     """Return a round as a bar, numbered if there is room."""
     start, end = x.at(span.start / size), x.at(span.end / size)
-    title = f"round {round_.round}, {round_.outcome}: {formatting.amount(Amount(value=round_.seconds), 'seconds')}"
+    title = (
+        f"round {round_.round}, {round_.outcome}: {formatting.format_amount(Amount(value=round_.seconds), 'seconds')}"
+    )
     width = max(0.5, end - start - 1)
     rect = element("rect", element("title", title), x=start, y=TOP, width=width, height=BAR, class_=round_.outcome)
     if end - start < NUMBER:

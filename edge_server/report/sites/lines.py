@@ -9,7 +9,7 @@ from edge_server.report.digest import Amount
 from edge_server.report.sites.digest import MixingDigest, SiteDigest, SitesDigest
 
 
-def site_lines(digest: SitesDigest) -> Iterator[Line]:
+def csv_site_lines(digest: SitesDigest) -> Iterator[Line]:
     """Yield all values of the sites of a plan."""
     clock = "wall" if digest.live else "virtual"
     runs = {site.site: site.run for site in digest.sites}

@@ -11,7 +11,7 @@ from functools import cached_property
 from edge_server.journal.budget import Ledger
 from edge_server.journal.decision import Coordinated, TermBegan
 from edge_server.journal.outcome import refused_models
-from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, measured_rounds, valid
+from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, drop_void, measured_rounds
 from edge_server.journal.runs import name_rounds
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan
@@ -44,7 +44,9 @@ class SiteRun:
     def openings(self) -> list[RoundOpened]:
         """Openings of training rounds."""
         rounds = self.digest.plan.rounds
-        return [record for record in valid(self.records) if isinstance(record, RoundOpened) and record.round <= rounds]
+        return [
+            record for record in drop_void(self.records) if isinstance(record, RoundOpened) and record.round <= rounds
+        ]
 
     @cached_property
     def rounds(self) -> dict[int, RoundDigest]:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from edge_server.journal.budget import Ledger
-from edge_server.journal.costs import by_round
-from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, valid
+from edge_server.journal.costs import costs_by_round
+from edge_server.journal.records import AnyRecord, Evaluated, Noted, closed_rounds, drop_void
 from edge_server.plan.plan import Plan
 from edge_server.rounds.evaluation.round_figures import mean_accuracy
 from edge_server.rounds.round import Rounds
@@ -29,7 +29,7 @@ def find_due_evaluation(plan: Plan, records: Iterable[AnyRecord], *, ended: bool
     Args:
         ended: Whether there are no more rounds.
     """
-    valid_records, evaluation = valid(records), plan.evaluation
+    valid_records, evaluation = drop_void(records), plan.evaluation
     last = max((record.round for record in closed_rounds(valid_records)), default=0)
     if not (_is_due(plan, last) or (ended and (evaluation.on_device or evaluation.devices_every))):
         return None
@@ -45,8 +45,10 @@ def explain_unaffordable(plan: Plan, records: Sequence[AnyRecord]) -> str:
     ledger.take(records)
     spending = ledger.spending()
     left_j = plan.budget.joules + spending.moved - (spending.joules or 0.0)
-    tried = [record.round for record in valid(records) if isinstance(record, Evaluated) and record.round is not None]
-    last = by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
+    tried = [
+        record.round for record in drop_void(records) if isinstance(record, Evaluated) and record.round is not None
+    ]
+    last = costs_by_round(records).get(plan.evaluation.number(plan.rounds, tried[-1]), {}) if tried else {}
     parts = [getattr(cost, name) for cost in last.values() for name in joule_parts(split=False)]
     foreseen = math.fsum(joules for joules in parts if joules is not None)
     if left_j > 0 and foreseen <= left_j:

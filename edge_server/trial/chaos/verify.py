@@ -16,7 +16,7 @@ from edge_server.journal.records import (
     RoundOpened,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges, neighbours_of
@@ -85,7 +85,7 @@ def audit_run(
     """
     relevant = [
         record
-        for record in valid(records)
+        for record in drop_void(records)
         if not isinstance(record, RoundOpened | UpdateAccepted) or 0 < record.round <= rounds
     ]
     counted = Counter((record.round, record.device) for record in relevant if isinstance(record, UpdateAccepted))
@@ -146,7 +146,7 @@ def decisions(records: Sequence[AnyRecord], rounds: int) -> dict[int, Decision]:
     Args:
         rounds: Of the plan; evaluations have later numbers.
     """
-    openings = [record for record in valid(records) if isinstance(record, RoundOpened) and record.round <= rounds]
+    openings = [record for record in drop_void(records) if isinstance(record, RoundOpened) and record.round <= rounds]
     return {
         opening.round: opening.decision for opening in openings if opening.decision and opening.decision.coordinator
     }

@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.allocation.coordinator import allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Figure, kept_share
+from edge_server.journal.decision import Figure, keep_ratio
 from edge_server.plan.sections import OptimizerPlan
 from tests.edge_server.allocation.test_decisions import band
 
@@ -40,7 +40,7 @@ def with_figures(case: Case, factor: float, name: str, devices: list[str]) -> Ca
 
 def one_by_one(table: OptimizerPlan, case: Case, factor: float, name: str) -> list[float]:
     changed = {device: decide(table, with_figures(case, factor, name, [device])) for device in case.names}
-    return [kept_share(decision.devices[device].values) for device, decision in changed.items()]
+    return [keep_ratio(decision.devices[device].values) for device, decision in changed.items()]
 
 
 @pytest.mark.parametrize("most_pruned", [1.0, 0.9])
@@ -56,7 +56,7 @@ def test_the_rest_of_the_fleet_answers(compute, most_pruned, equal):
             found = kept_alone(table, case, with_figures(case, factor, name, case.names))
             expected = one_by_one(table, case, factor, name)
             assert [found[device] for device in case.names] == pytest.approx(expected, rel=1e-7, abs=1e-9)
-            before = [kept_share(one.values) for one in decide(table, case).devices.values()]
+            before = [keep_ratio(one.values) for one in decide(table, case).devices.values()]
             moved += sum(abs(now - then) > 1e-9 for now, then in zip(expected, before, strict=True))
     assert moved > 15
 
@@ -78,7 +78,7 @@ def test_of_many_devices_a_devices_own_marks_follow_what_it_keeps(compute):
     case, more = fleet(40, 1), []
     decision = decide(table, case)
     before = kept_alone(table, case, case)
-    assert before == pytest.approx({name: kept_share(one.values) for name, one in decision.devices.items()}, abs=1e-6)
+    assert before == pytest.approx({name: keep_ratio(one.values) for name, one in decision.devices.items()}, abs=1e-6)
     found = kept_alone(table, case, with_figures(case, 1.01, "up_bits_per_s", case.names))
     for name, now in zip(case.names, one_by_one(table, case, 1.01, "up_bits_per_s"), strict=True):
         if abs(now - before[name]) > 1e-6:
@@ -110,7 +110,7 @@ def test_devices_with_their_own_limits_answer_alone():
     expected = one_by_one(table, case, 0.7, "task_s")
     found = kept_alone(table, case, with_figures(case, 0.7, "task_s", case.names))
     assert [found[device] for device in case.names] == expected
-    assert expected != [kept_share(one.values) for one in decide(table, case).devices.values()]
+    assert expected != [keep_ratio(one.values) for one in decide(table, case).devices.values()]
 
 
 def test_nobody_and_whoever_takes_no_part():

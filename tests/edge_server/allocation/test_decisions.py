@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.inputs import Case, recorded_case
-from edge_server.journal.decision import Decision, Figure, Given
+from edge_server.journal.decision import Decision, DeviceDecision, Figure
 from edge_server.plan.sections import OptimizerPlan
 from shared.errors import ConfigError
 
@@ -302,7 +302,7 @@ def test_joules_that_bind_prune_more_and_leave_the_shares_as_they_are():
     assert {one.binding for one in held.devices.values()} > {"energy"}
 
 
-def spent_on(one: Given) -> float:
+def spent_on(one: DeviceDecision) -> float:
     return one.predicted.compute_joules + one.predicted.upload_joules
 
 

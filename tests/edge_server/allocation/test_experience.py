@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edge_server.allocation.experience import Experience
-from edge_server.journal.decision import Decision, Figure, Given
+from edge_server.journal.decision import Decision, DeviceDecision, Figure
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, Rewound, RoundOpened, UpdateAccepted
 from shared.protocol.measurements import Cost, StepCost
 from shared.protocol.messages import Assignment, Hyper, Update
@@ -20,7 +20,7 @@ def opened(number: int, *devices: str, decision: Decision | None = None) -> Roun
 
 
 def decided(share: float = 0.5, **figures: float) -> Decision:
-    given = Given(
+    given = DeviceDecision(
         values={"share": share, "up_bits_per_s": 5000.0},
         figures={name: Figure(value, "measured") for name, value in figures.items()},
         predicted=Cost(compute_s=2.0, upload_s=4.0),
@@ -86,7 +86,7 @@ def test_a_rate_where_none_was_given():
 @pytest.mark.parametrize(("seconds", "rate"), [(0.1, 8000.0), (4.0, None)])
 def test_a_short_upload_tells_only_that_a_link_is_faster_than_was_thought(seconds, rate):
     """Else a device of which nothing is known, and that has little to send, would stay unknown."""
-    guess = Given(values={"share": 0.5}, figures={"up_bits_per_s": Figure(1000.0, "default")})
+    guess = DeviceDecision(values={"share": 0.5}, figures={"up_bits_per_s": Figure(1000.0, "default")})
     decision = Decision(optimizer="bandwidth", devices={"a": guess})
     found = learnt(opened(1, "a", decision=decision), settled(1, upload_s=seconds, bytes_up=100))
     assert found.carried["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
@@ -143,7 +143,7 @@ def predicting(compute: float, upload: float, source: str = "measured", **figure
     told |= {name: Figure(1.0, source) for name in ("task_joules", "upload_w")}
     predicted = Cost(compute_joules=compute, upload_joules=upload)
     return Decision(
-        optimizer="keep_ratio", devices={"a": Given(values={"keep": 0.4}, figures=told, predicted=predicted)}
+        optimizer="keep_ratio", devices={"a": DeviceDecision(values={"keep": 0.4}, figures=told, predicted=predicted)}
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.explain import Explanation, explain, explanation_lines
 from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Figure, kept_share
+from edge_server.journal.decision import Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
 from edge_server.plan.sections import OptimizerPlan
 from edge_server.rounds.check_plan import load
@@ -67,7 +67,7 @@ def test_what_its_own_link_and_clock_would_buy_is_found_by_deciding_again(tmp_pa
         ):
             own = {**figures, figure: Figure(factor * figures[figure].value, "measured")}
             again = decide(BANDWIDTH, dataclasses.replace(case, figures={**case.figures, one.device: own}))
-            more = kept_share(again.devices[one.device].values) - kept_share(one.values)
+            more = keep_ratio(again.devices[one.device].values) - keep_ratio(one.values)
             assert one.buys[what] == pytest.approx(more / amount, rel=1e-6, abs=1e-9)
             helps += more > 1e-6
     assert helps > 2

@@ -12,7 +12,7 @@ from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes
 from edge_server.allocation.model_sizes import measure_model, update_bytes
 from edge_server.journal.budget import RunSpending
-from edge_server.journal.decision import Decision, Figure, Given
+from edge_server.journal.decision import Decision, DeviceDecision, Figure
 from edge_server.journal.records import AnyRecord, CostSettled, Measured, RoundOpened
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
@@ -56,7 +56,9 @@ def test_sources_in_their_order(tmp_path):
     assert first.figures["b"]["up_bits_per_s"] == Figure(1e6, "default")
     assert first.figures["b"]["task_s"] == Figure(10.0, "default")
     assert ask(plan, a=report(5e6)).figures["a"]["up_bits_per_s"] == Figure(5e6, "measured")
-    last = Decision(optimizer="keep_ratio", devices={"a": Given(figures={"up_bits_per_s": Figure(4e6, "measured")})})
+    last = Decision(
+        optimizer="keep_ratio", devices={"a": DeviceDecision(figures={"up_bits_per_s": Figure(4e6, "measured")})}
+    )
     before = RoundOpened(round=2, assignments={}, decision=last)
     assert ask(plan, before, a=report(5e6)).figures["a"]["up_bits_per_s"] == Figure(5e6, "measured")
     assert ask(plan, before, a=report(5e6, age_s=4000)).figures["a"]["up_bits_per_s"] == Figure(4e6, "last_good")
@@ -76,7 +78,7 @@ def test_a_radio_link_of_the_plan_is_its_profile(tmp_path):
 
 def test_an_error_of_the_upload_belongs_to_a_rate_that_was_held(tmp_path):
     """It took a fifth longer than at half of 8 kbit/s. What a guess was wrong by is no error of what was measured."""
-    given = Given(
+    given = DeviceDecision(
         values={"share": 0.5, "up_bits_per_s": 4000.0},
         figures={"up_bits_per_s": Figure(8000.0, "measured")},
         predicted=Cost(upload_s=8.0),
@@ -107,7 +109,7 @@ def test_who_was_there_before_keeps_its_place(tmp_path):
 def test_what_a_task_cost_tells_of_a_whole_one(tmp_path):
     """At p = 0.5 a frozen step does (2 + 1/4) / 3 of the work: 1.5 s tell of 2 s."""
     plan = plan_of(tmp_path, 'name = "keep_ratio"')
-    decision = Decision(optimizer="keep_ratio", devices={"a": Given(values={"keep": 0.5})})
+    decision = Decision(optimizer="keep_ratio", devices={"a": DeviceDecision(values={"keep": 0.5})})
     told = {"a": Assignment(seed=0, hyper=Hyper())}
     records = (
         RoundOpened(round=1, assignments=told, decision=decision),
@@ -213,7 +215,7 @@ def test_iterations_are_those_that_devices_take(tmp_path, options, iterations):
         told = method.assign(state, Cohort(("a",), Hyper(), seed=0), {"a": {"prune": pruned}}, 1)
         assert told["a"].values["local_steps"] == steps
         experience = Experience()
-        before = Decision(optimizer="bandwidth", devices={"a": Given(values={"prune": pruned})})
+        before = Decision(optimizer="bandwidth", devices={"a": DeviceDecision(values={"prune": pruned})})
         cost = CostSettled(round=1, device="a", cost=Cost(compute_s=0.25 * steps))
         experience.take([RoundOpened(round=1, assignments=told, decision=before), cost] if steps else [])
         setting = RoundSetting(plan, 2, ("a",), SPENT, measure_model(method, model, state))

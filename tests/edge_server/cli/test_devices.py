@@ -20,7 +20,7 @@ from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.gateway.enrolment.accounts import SiteAccount
 from edge_server.gateway.state import SiteState, write_state
-from edge_server.journal.report_history import FILE, KeptReport, ReportHistory, latest_reports
+from edge_server.journal.report_history import FILE, ReportHistory, StoredReport, latest_reports
 from edge_server.journal.sqlite import JOURNAL, salvageable_records
 from shared.protocol import wire
 from shared.protocol.measurements import Absent
@@ -53,7 +53,7 @@ def kept(folder: Path, *reports: Report, age_s: float = 60.0) -> None:
     """Leave a history."""
     readings, now = ReportHistory(folder, 14, 1 << 20), utc_seconds()
     for number, one in enumerate(reports):
-        readings.write([KeptReport(now - age_s + number, one)])
+        readings.write([StoredReport(now - age_s + number, one)])
     readings.close()
 
 

@@ -16,7 +16,7 @@ from edge_server.fleet import broker
 from edge_server.journal.rollouts.file import BoardTold, PartsSent, RolloutEnded, RolloutPlan, WaveOpened
 from edge_server.release.rollout import drive
 from edge_server.release.rollout.orders import KnownRollout, begin_rollout, open_rollout
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from shared.protocol.inference.rollout import ModelStatus
 from shared.runtime.folder_lock import hold_lock
@@ -237,10 +237,10 @@ def test_a_release_is_rolled_out_although_its_run_is_deleted(tmp_path):
 
 
 def test_the_report_shows_who_serves_what(known):
-    text = page([digest_run(small())], (), [known.state])
+    text = render_page([digest_run(small())], (), [known.state])
     reason = "latency: 95 % of its answers"
     assert names_all(text, "0001-net-1", reason)
-    without = page([digest_run(small())])
+    without = render_page([digest_run(small())])
     assert "0001-net-1" not in without
     assert reason not in without
 

@@ -23,7 +23,7 @@ from edge_server.fleet.tables import (
     task_cost_cell,
     throttle_cell,
 )
-from edge_server.journal.report_history import KeptReport
+from edge_server.journal.report_history import StoredReport
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.measurements import Absent, Cost, Provenance, Reading, TaskCost
 from shared.protocol.messages import Report, Status
@@ -48,20 +48,20 @@ def test_the_broker_knows_who_is_there_and_the_history_since_when():
     same, newer = (report(Random(1), at, "a", instance="a") for at in (100.0, 130.0))
     fleet = heard(here("a"), same, here("b", online=False))
     [a, b, c] = device_rows(
-        fleet, {"a": KeptReport(NOW - 7, same), "c": KeptReport(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW
+        fleet, {"a": StoredReport(NOW - 7, same), "c": StoredReport(NOW - 9, report(Random(2), 1.0, "c"))}, {}, NOW
     )
     assert (a.device, a.online, a.age_s, a.at) == ("a", True, 7.0, 100.0)
     assert (b.device, b.online, b.age_s, b.readings) == ("b", False, None, {})
     assert (c.device, c.online, c.age_s, c.at) == ("c", None, 9.0, 1.0)
     fleet.observe(newer)
-    [a, _] = device_rows(fleet, {"a": KeptReport(NOW - 7, same)}, {}, NOW)
+    [a, _] = device_rows(fleet, {"a": StoredReport(NOW - 7, same)}, {}, NOW)
     assert (a.age_s, a.at) == (None, 130.0)
-    [a, _] = device_rows(fleet, {"a": KeptReport(NOW - 7, same)}, {"a": NOW - 2}, NOW)
+    [a, _] = device_rows(fleet, {"a": StoredReport(NOW - 7, same)}, {"a": NOW - 2}, NOW)
     assert (a.age_s, a.at) == (2.0, 130.0)
 
 
 def test_without_a_broker_nobody_is_said_to_be_there():
-    [a] = device_rows(None, {"a": KeptReport(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [a] = device_rows(None, {"a": StoredReport(NOW + 5, report(Random(1), 100.0, "a"))}, {}, NOW)
     assert (a.online, a.age_s) == (None, 0.0)
     assert device_rows(None, {}, {}, NOW) == []
 
@@ -186,7 +186,7 @@ def test_a_dash_of_the_link_is_explained_where_there_is_one():
 
 def test_a_row_as_json_has_every_unit_and_source():
     """And comes back as it was."""
-    [one] = device_rows(None, {"a": KeptReport(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
+    [one] = device_rows(None, {"a": StoredReport(NOW, report(Random(1), 100.0, "a"))}, {}, NOW)
     data = msgspec.json.encode(one)
     assert msgspec.json.decode(data, type=Device) == one
     watts = msgspec.json.decode(data)["readings"]["power.total_watts"]

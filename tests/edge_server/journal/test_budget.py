@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edge_server.journal.budget import Ledger, RunSpending, affordable, describe_spent_budget, foreseen_joules
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.costs import by_round
-from edge_server.journal.decision import Decision, Given
+from edge_server.journal.costs import costs_by_round
+from edge_server.journal.decision import Decision, DeviceDecision
 from edge_server.journal.records import (
     AnyRecord,
     CostSettled,
@@ -97,7 +97,7 @@ def test_joules_that_are_not_told_yet_are_charged_as_they_were_predicted_for_tha
 
     Charged are 2 % more.
     """
-    decision = Decision(devices={"a": Given(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
+    decision = Decision(devices={"a": DeviceDecision(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
     records = [
         opened(1, "a"),
         settled(1, "a", **joules(1.0, 10.0, 20.0)),
@@ -111,7 +111,7 @@ def test_joules_that_are_not_told_yet_are_charged_as_they_were_predicted_for_tha
 
 
 def test_a_first_upload_is_charged_though_nobody_has_told_what_one_takes():
-    decision = Decision(devices={"a": Given(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
+    decision = Decision(devices={"a": DeviceDecision(predicted=Cost(**joules(1.0, 8.0, 0.5)))})
     opening = RoundOpened(round=1, assignments={"a": TOLD}, decision=decision)
     found = spent(opening, came(1, "a", download_joules=1.0, compute_joules=9.0))
     assert (found.joules, found.charged) == (10.51, 0.51)
@@ -355,8 +355,8 @@ def test_one_claim_that_cannot_be_true_ends_no_run(tmp_path, claim):
     assert ends(records) == RunClosed(outcome="finished")
     [note] = [one.what for one in records if isinstance(one, Noted)]
     assert note.startswith(f"device a reported {claim:.4g} J of computing in round 2, which took 5 s at most: ")
-    assert by_round(records)[2]["a"].compute_joules is None
-    assert by_round(records)[3]["a"].compute_joules == 3.0
+    assert costs_by_round(records)[2]["a"].compute_joules is None
+    assert costs_by_round(records)[3]["a"].compute_joules == 3.0
 
 
 def test_who_claims_nothing_else_takes_no_further_part_and_is_named_once(tmp_path):

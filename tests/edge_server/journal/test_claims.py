@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_server.journal.claims import MOST_W, Claims, DeviceClaims, PartTotal
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, ServerBegan, UpdateAccepted
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper, Update
@@ -74,7 +74,7 @@ def test_seconds_that_the_server_did_not_see_pass_are_not_believed(seconds, is_b
         CostSettled(round=1, device="a", cost=Cost(upload_s=seconds, compute_joules=3.0)),
     ]
     assert doubted(*records) == ([] if is_believed else ["a"])
-    assert by_round(records)[1]["a"] == Cost(upload_s=seconds if is_believed else None, compute_joules=3.0)
+    assert costs_by_round(records)[1]["a"] == Cost(upload_s=seconds if is_believed else None, compute_joules=3.0)
 
 
 def task(name: str, number: int, seconds: float, **cost: float) -> list[AnyRecord]:

@@ -11,8 +11,8 @@ import pytest
 from edge_server.fleet.hub import Server
 from edge_server.fleet.state import Fleet
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.claims import MAX_SOURCE, plausible
-from edge_server.journal.costs import Costs, by_round
+from edge_server.journal.claims import MAX_SOURCE, drop_implausible
+from edge_server.journal.costs import Costs, costs_by_round
 from edge_server.journal.records import CostSettled, Rewound, UpdateAccepted
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_plan import load
@@ -65,7 +65,7 @@ def test_a_settled_cost_is_recorded_once_also_when_the_server_is_another(tmp_pat
             await tell(here, report("one", 2, at=3.0))
             await here.ended()
             assert settled(here) == [(1, "one"), (2, "one")]
-            assert by_round(here.store.records())[2] == {"one": COST, "two": Cost()}
+            assert costs_by_round(here.store.records())[2] == {"one": COST, "two": Cost()}
 
     async def story():
         await second(await first())
@@ -133,7 +133,7 @@ def test_what_is_not_of_this_run_is_not_taken():
         ):
             costs.hear(report(device, number, run=run))
         task = asyncio.create_task(costs.keep())
-        await costs.settled(1, ["a", "b"])
+        await costs.wait_recorded(1, ["a", "b"])
         task.cancel()
         return [(one.device, one.round) for one in kept]
 
@@ -150,7 +150,7 @@ def test_a_repeated_round_costs_anew():
     records = [CostSettled(round=n, device="a", cost=COST) for n in (1, 2)]
     costs.recall([*records, Rewound(round=2, cause="lost")])
     assert costs.last == {"a": 1}
-    assert by_round([*records, Rewound(round=2, cause="lost")]) == {1: {"a": COST}}
+    assert costs_by_round([*records, Rewound(round=2, cause="lost")]) == {1: {"a": COST}}
 
 
 def test_the_settled_cost_stands_for_the_updates():
@@ -160,7 +160,7 @@ def test_the_settled_cost_stands_for_the_updates():
         UpdateAccepted(round=1, device=device, update=msgspec.structs.replace(update, device=device), bytes_up=1)
         for device in "ab"
     ]
-    found = by_round([*accepted, CostSettled(round=1, device="a", cost=COST)])
+    found = costs_by_round([*accepted, CostSettled(round=1, device="a", cost=COST)])
     assert found == {1: {"a": COST, "b": Cost(compute_s=2.0)}}
 
 
@@ -177,7 +177,7 @@ def test_only_what_can_be_true_is_recorded():
         provenance={f"{i}": modelled for i in range(9999)} | {"idle_w": modelled, "compute_s": modelled},
     )
     kept = Provenance(source="s" * MAX_SOURCE, quality="modelled")
-    assert plausible(said) == Cost(bytes_down=5, idle_w=0.0, provenance={"idle_w": kept})
+    assert drop_implausible(said) == Cost(bytes_down=5, idle_w=0.0, provenance={"idle_w": kept})
 
 
 def test_a_rounds_cost_in_a_table():
@@ -215,7 +215,7 @@ def test_a_round_made_void_has_not_its_first_costs():
         for number, cost in ((2, COST), (1, again), (2, again)):
             costs.hear(report("one", number, cost=cost))
         async with asyncio.timeout(1), background(costs.keep()):
-            await costs.settled(2, ["one"])
+            await costs.wait_recorded(2, ["one"])
 
     asyncio.run(story())
     assert noted == [CostSettled(round=number, device="one", cost=again) for number in (1, 2)]

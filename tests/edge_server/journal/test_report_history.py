@@ -20,8 +20,8 @@ from edge_server.journal.report_history import (
     FILE,
     FULL_EVERY,
     SWEEP_S,
-    KeptReport,
     ReportHistory,
+    StoredReport,
     latest_reports,
     reading_history,
 )
@@ -45,7 +45,7 @@ def readings(tmp_path):
 
 def fill(
     readings: ReportHistory, count: int, *devices: str, first: int = 0, batch: int = 1
-) -> dict[str, list[KeptReport]]:
+) -> dict[str, list[StoredReport]]:
     """Write what devices say every 30 s; return it."""
     random = Random(first)
     said = {device: [] for device in devices or ("orin",)}
@@ -53,13 +53,13 @@ def fill(
         news = []
         for number in range(start, min(start + batch, first + count)):
             for device, heard in said.items():
-                heard.append(KeptReport(BEGIN + number * STEP_S, report(random, 100.0 + number * STEP_S, device)))
+                heard.append(StoredReport(BEGIN + number * STEP_S, report(random, 100.0 + number * STEP_S, device)))
                 news.append(heard[-1])
         readings.write(news)
     return said
 
 
-def figures(said: list[KeptReport], name: str = WATTS) -> list[tuple[float, Reading]]:
+def figures(said: list[StoredReport], name: str = WATTS) -> list[tuple[float, Reading]]:
     return [(one.heard_utc_s, one.report.readings[name]) for one in said]
 
 
@@ -86,13 +86,13 @@ def test_a_history_goes_on_after_a_restart(readings):
 def test_a_retained_report_is_kept_once(readings):
     """It is heard again after every restart of the server; what a rebooted board says is another."""
     [one] = fill(readings, 1)["orin"]
-    again = KeptReport(one.heard_utc_s + 100, one.report)
+    again = StoredReport(one.heard_utc_s + 100, one.report)
     readings.write([again])
     readings.close()
     readings.write([again])
     assert latest_reports(readings.path)["orin"] == one
     reborn = msgspec.structs.replace(one.report, instance="another")
-    readings.write([KeptReport(one.heard_utc_s + 200, reborn)])
+    readings.write([StoredReport(one.heard_utc_s + 200, reborn)])
     assert latest_reports(readings.path)["orin"].report == reborn
     assert len(reading_history(readings.path, "orin", WATTS)) == 2
 
@@ -123,7 +123,7 @@ def test_what_is_too_old_is_forgotten(readings):
     assert kept[0][0] >= late.heard_utc_s - DAY_S
     assert len(kept) == 51
     assert reading_history(readings.path, "orin", "cpu.online_count")[-1] == figures([late], "cpu.online_count")[0]
-    readings.write([KeptReport(late.heard_utc_s + 2 * DAY_S + SWEEP_S, report(Random(0), 1.0, "nano"))])
+    readings.write([StoredReport(late.heard_utc_s + 2 * DAY_S + SWEEP_S, report(Random(0), 1.0, "nano"))])
     assert list(latest_reports(readings.path)) == ["nano"]
 
 
@@ -148,7 +148,7 @@ def test_a_device_that_says_much_leaves_the_others_their_share(readings):
             f"{number}.{i}": Reading(value=0.1 * i, unit="x", source="y", quality="measured", at=0.0)
             for i in range(300)
         }
-        readings.write([KeptReport(BEGIN + number, Report(device="hostile", at=float(number), readings=noise))])
+        readings.write([StoredReport(BEGIN + number, Report(device="hostile", at=float(number), readings=noise))])
     honest += fill(readings, 50, "honest", first=300)["honest"]
     readings.close()
     assert readings.path.stat().st_size < 1.2 * (2 << 20)
@@ -178,14 +178,14 @@ import sys
 from itertools import count
 from pathlib import Path
 import msgspec
-from edge_server.journal.report_history import KeptReport, ReportHistory
+from edge_server.journal.report_history import StoredReport, ReportHistory
 from shared.protocol.messages import Report
 folder = Path(sys.argv[1])
 reports = msgspec.msgpack.decode((folder / "reports").read_bytes(), type=list[Report])
 readings = ReportHistory(folder, 14, 1 << 22)
 for number in count(int(sys.argv[2])):
     told = msgspec.structs.replace(reports[number % len(reports)], at=float(number))
-    readings.write([KeptReport(1.8e9 + number, told)])
+    readings.write([StoredReport(1.8e9 + number, told)])
 """
 
 

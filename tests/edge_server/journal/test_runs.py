@@ -17,10 +17,10 @@ from edge_server.journal.runs import (
     edited_from,
     ended_run,
     ended_runs,
-    exists,
-    find,
+    find_run,
+    find_unfinished,
     note_begun,
-    unfinished,
+    run_exists,
 )
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.plan import Plan
@@ -45,16 +45,16 @@ def begin(folder: Path, name: str, plan: Plan, started: str, *, closed: bool = F
 
 def test_the_latest_live_run_of_the_very_plan_is_gone_on_with(tmp_path, plan):
     """Not one that has ended, not one of another plan, and not a replay that was interrupted in the same folder."""
-    assert unfinished(tmp_path / "runs", plan) is None
+    assert find_unfinished(tmp_path / "runs", plan) is None
     begin(tmp_path / "runs", "old", plan, "20260101T000000Z")
     begin(tmp_path / "runs", "new", plan, "20260102T000000Z")
     begin(tmp_path / "runs", "done", plan, "20260103T000000Z", closed=True)
     begin(tmp_path / "runs", "other", load(write_plan(tmp_path, rounds=9), tmp_path), "20260104T000000Z")
     begin(tmp_path / "runs", "replay", plan, "")
-    assert unfinished(tmp_path / "runs", plan) == "new"
+    assert find_unfinished(tmp_path / "runs", plan) == "new"
     (tmp_path / "runs" / "old").rename(tmp_path / "aside")
     (tmp_path / "runs" / "new").rename(tmp_path / "away")
-    assert unfinished(tmp_path / "runs", plan) is None
+    assert find_unfinished(tmp_path / "runs", plan) is None
 
 
 def test_a_run_with_agents_on_this_machine_is_none_of_the_sites_devices(tmp_path, plan):
@@ -66,14 +66,14 @@ def test_a_run_with_agents_on_this_machine_is_none_of_the_sites_devices(tmp_path
         (runs / name / LOCAL).mkdir()
     begin(runs, "edited", load(write_plan(tmp_path, rounds=9), tmp_path), "20260103T000000Z")
     (runs / "edited" / LOCAL).mkdir()
-    assert unfinished(runs, plan) == "real"
+    assert find_unfinished(runs, plan) == "real"
     assert ended_run(runs, plan, "") is None
     assert edited_from(runs, plan) == ""
     found = ended_run(runs, plan, "ended")
     assert found
     assert found.folder.name == "ended"
     (runs / "real").rename(tmp_path / "aside")
-    assert unfinished(runs, plan) is None
+    assert find_unfinished(runs, plan) is None
 
 
 def test_runs_that_are_over_are_those_whose_last_record_says_so(tmp_path, plan):
@@ -90,9 +90,9 @@ def test_runs_that_are_over_are_those_whose_last_record_says_so(tmp_path, plan):
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "", "../..", "absent"], ids=lambda name: name[:6])
 def test_a_name_that_no_run_can_have(tmp_path, name):
     """Also one that no file system takes: no such run, and no OSError."""
-    assert not exists(tmp_path, name)
+    assert not run_exists(tmp_path, name)
     with pytest.raises(ConfigError, match="no run"):
-        find(tmp_path, name)
+        find_run(tmp_path, name)
 
 
 def test_runs_of_sites_on_this_machine_are_found_by_their_names(tmp_path, plan):
@@ -100,9 +100,9 @@ def test_runs_of_sites_on_this_machine_are_found_by_their_names(tmp_path, plan):
     for site in ("roof", "roof-2"):
         begin(tmp_path / SITES / site, f"tiny-{site}", plan, "20260101T000000Z")
     assert {run.folder.parent.name for run in all_runs(tmp_path)} == {"roof", "roof-2"}
-    assert find(tmp_path, "tiny-roof").folder == tmp_path / SITES / "roof" / "tiny-roof"
+    assert find_run(tmp_path, "tiny-roof").folder == tmp_path / SITES / "roof" / "tiny-roof"
     with pytest.raises(ConfigError, match="matches 2 runs"):
-        find(tmp_path, "tiny")
+        find_run(tmp_path, "tiny")
 
 
 def test_a_record_keeps_the_order_of_its_plans_sites(tmp_path):
@@ -110,7 +110,7 @@ def test_a_record_keeps_the_order_of_its_plans_sites(tmp_path):
     sites = """[sites]\nclusters = { roof = ["a"], barn = ["b"] }\n[[device]]\nname = "a"\n[[device]]\nname = "b"\n"""
     path = write_plan(tmp_path, cohort="min_devices = 1", more=sites)
     begin(tmp_path, "tiny", load(path, tmp_path, several_sites=True), "")
-    opened = find(tmp_path, "tiny").opened
+    opened = find_run(tmp_path, "tiny").opened
     assert opened
     assert opened.plan.sites
     assert opened.plan.sites.names == ("roof", "barn")
@@ -125,6 +125,6 @@ def test_runs_stand_in_the_order_in_which_they_were_begun_whatever_the_clock_sai
             note_begun(runs / name)
             note_begun(runs / name)  # its server was started again
     assert [run.folder.name for run in all_runs(runs)] == ["now", "future", "old"]
-    assert find(runs, "last").folder.name == "now"
-    assert unfinished(runs, plan) == "now"
+    assert find_run(runs, "last").folder.name == "now"
+    assert find_unfinished(runs, plan) == "now"
     assert (runs / ORDER).read_text() == "future\nnow\n"

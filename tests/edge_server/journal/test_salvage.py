@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, RoundClosed, RunOpened
-from edge_server.journal.runs import all_runs, unfinished
+from edge_server.journal.runs import all_runs, find_unfinished
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.rounds.check_plan import load
 from shared.errors import CorruptFile
@@ -162,4 +162,4 @@ def test_the_same_command_goes_on_with_a_run_whose_journal_is_damaged(tmp_path):
     path = tmp_path / "run" / JOURNAL
     path.write_bytes(path.read_bytes().replace(b'"seconds":1.0', b'"seconds":2.0'))
     assert all_runs(tmp_path) == []
-    assert unfinished(tmp_path, plan) == "run"
+    assert find_unfinished(tmp_path, plan) == "run"

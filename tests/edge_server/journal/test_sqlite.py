@@ -29,7 +29,7 @@ from edge_server.journal.records import (
     ServerBegan,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.rounds.check_plan import load
@@ -208,7 +208,7 @@ def test_a_rewind_voids_rounds_and_nothing_else():
     """What was recorded of the round and later ones before the line does not count; what came after it does."""
     before = [closing(1), closing(2), RoundOpened(round=3, assignments={}), closing(3)]
     after = [Rewound(round=2, cause="lost"), RoundOpened(round=2, assignments={}), closing(2)]
-    assert valid([*before, *after]) == [closing(1), *after]
+    assert drop_void([*before, *after]) == [closing(1), *after]
     assert [closed.round for closed in closed_rounds([*before, *after])] == [1, 2]
     twice = [*before, *after, closing(3), Rewound(round=1, cause="lost"), closing(1)]
     assert [closed.round for closed in closed_rounds(twice)] == [1]

@@ -21,7 +21,7 @@ from device_agent.inference.collaborative.interface import Half
 from edge_server.journal import checkpoints
 from edge_server.journal.checkpoints import Origin, SqliteStore
 from edge_server.journal.records import RoundClosed, RunClosed, RunOpened
-from edge_server.journal.runs import FOLDER, Run, find
+from edge_server.journal.runs import FOLDER, Run, find_run
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
 from edge_server.release.create import create_release
@@ -81,7 +81,7 @@ def leave_run(
         store.append(RoundClosed(round=number, outcome="aggregated", arrived=(), seconds=1.0, accuracy=accuracy))
     store.append(RunClosed(outcome="finished"))
     store.close()
-    return find(folder, run)
+    return find_run(folder, run)
 
 
 def release_with_halves(folder: Path, network: str = "mlp", *, cut: int = 0, name: str = "digits", seed: int = 1):

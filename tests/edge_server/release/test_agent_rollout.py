@@ -317,7 +317,7 @@ def test_a_version_that_is_there_for_no_board_stops_at_the_first_which_says_what
         async with fleet.awake():
             known = fleet.begin()
             state = await fleet.drive(known)
-            assert (state.outcome, list(state.taken)) == ("stopped", ["pi_0"])
+            assert (state.outcome, list(state.offered_boards)) == ("stopped", ["pi_0"])
             shown = "\n".join(heading_lines(state))
             assert "pi_0: fieldfleet-agent 0.5.0 exists for arm64 with Python 3.11, but not for amd64" in shown
             assert "add that package to the gateway, `edge-server packages add FILE.deb`" in shown

@@ -249,7 +249,7 @@ def test_a_bad_release_stops_at_the_canary_and_is_taken_back(tmp_path, virtually
             known = await site.roll_out(site.release(layer1=b"\0" * 20_000), on_failure="back")
             assert known.state.outcome == "taken-back"
             assert reason in known.state.cause
-            assert list(known.state.taken) == ["pi-00"]
+            assert list(known.state.offered_boards) == ["pi-00"]
             assert set(site.versions().values()) == {1}
             assert boards_with(site.data_dir, "net/2") == []
 
@@ -330,9 +330,9 @@ def test_pause_abort_and_back_reach_the_process_that_drives_it(tmp_path, virtual
             give_order(open_rollout(site.data_dir), "pause")
             await asyncio.sleep(120)
             assert site.boards["pi-00"].record().committed == 2
-            assert list(known.state.taken) == ["pi-00"]
+            assert list(known.state.offered_boards) == ["pi-00"]
             give_order(open_rollout(site.data_dir), "resume")
-            await until(lambda: len(known.state.taken) > 1)
+            await until(lambda: len(known.state.offered_boards) > 1)
             give_order(open_rollout(site.data_dir), "back")
             await driving
             assert known.state.outcome == "taken-back"
@@ -443,7 +443,7 @@ def test_nobody_to_begin_with_is_named_and_waited_for_no_longer_than_that(
             began = asyncio.get_running_loop().time()
             await engine.run()
             assert 90 <= asyncio.get_running_loop().time() - began < 100
-            assert (known.state.outcome, known.state.taken) == ("stopped", {})
+            assert (known.state.outcome, known.state.offered_boards) == ("stopped", {})
             assert names in known.state.cause
             assert [names in one for one in waited] == [True]
             give_order(open_rollout(site.data_dir), "resume")

@@ -14,7 +14,7 @@ from edge_server.journal.rollouts.file import (
     RolloutPlan,
     WaveOpened,
 )
-from edge_server.journal.rollouts.state import RolloutState, standing
+from edge_server.journal.rollouts.state import RolloutState, board_standing
 from edge_server.release.rollout.patience import Patience, away_limit, time_limit, time_limits
 from edge_server.release.rollout.waves import (
     AwaitBoards,
@@ -60,7 +60,7 @@ class Site:
     def say(self, device: str, status: ModelStatus) -> None:
         """Have a board say how it stands; the journal knows it, as it does before anything is decided."""
         self.boards[device] = self.boards[device]._replace(status=status)
-        if device in self.state.taken:
+        if device in self.state.offered_boards:
             self.state.apply(BoardTold(at=AT, device=device, status=status))
 
     def turn(self, device: str, *, online: bool) -> None:
@@ -79,7 +79,7 @@ class Site:
         return found
 
     def commit_all(self) -> None:
-        for device in self.state.taken:
+        for device in self.state.offered_boards:
             if self.boards[device].online:
                 self.say(device, said("committed", committed=2, plan=self.state.plan))
 
@@ -98,7 +98,7 @@ def test_first_one_board_of_each_profile_then_shares_of_all():
     assert found == EndRollout("finished", ())
     assert sizes == [(2, True), (8, False), (10, False)]  # two are 10 % of twenty already
     assert set(site.opened[0].devices.values()) == {"pi-3", "pi-4"}
-    assert len(site.state.taken) == 20
+    assert len(site.state.offered_boards) == 20
 
 
 def test_the_next_wave_waits_for_every_board_that_is_there():
@@ -122,7 +122,7 @@ def test_a_board_that_takes_a_version_of_the_agent_is_waited_for_while_it_restar
     site.turn("d00", online=True)
     site.say("d00", said("rolled-back", plan=site.state.plan, reason="it did not connect"))
     assert site.decide() == ChangeCourse("stop", "d00: it did not connect")
-    assert list(site.state.taken) == ["d00"]
+    assert list(site.state.offered_boards) == ["d00"]
 
 
 @pytest.mark.parametrize("state", ["refused", "rolled-back"])
@@ -133,7 +133,7 @@ def test_a_canary_that_fails_stops_it_and_no_other_board_is_offered_anything(sta
     assert site.decide() == ChangeCourse("stop", "d00: finite: NaN in conv1")
     site.state.apply(RolloutOrdered(at=AT, order="stop", cause="d00"))
     assert site.decide() == EndRollout("stopped", ())
-    assert list(site.state.taken) == ["d00"]
+    assert list(site.state.offered_boards) == ["d00"]
 
 
 def test_it_goes_on_below_the_failures_that_it_may_have_and_stops_at_them():
@@ -196,7 +196,7 @@ def test_first_boards_that_go_away_one_after_the_other_are_not_replaced_for_ever
         for device in found.devices:
             site.turn(device, online=False)
     assert isinstance(found, AwaitBoards)
-    assert len(site.state.taken) == 2
+    assert len(site.state.offered_boards) == 2
     site.turn("d01", online=True)
     site.say("d01", said("committed", committed=2))
     assert isinstance(site.decide(), OpenWave)
@@ -267,8 +267,8 @@ def test_without_any_board_it_waits():
 
 def test_a_status_of_another_deployment_says_nothing_of_this_one():
     other = ModelStatus(name="net", committed=1, candidate=2, state="refused", deployment="0000-net-2-bbbb")
-    assert standing(PLAN, other) == "waiting"
-    assert standing(PLAN, said("superseded")) == "superseded"
+    assert board_standing(PLAN, other) == "waiting"
+    assert board_standing(PLAN, said("superseded")) == "superseded"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -284,13 +284,13 @@ def test_whatever_boards_do_it_ends_and_never_passes_its_limits(seed):
             return
         assert len(site.state.failures) < plan.max_failures
         if isinstance(found, EndRollout):
-            lacking = {one for one, board in site.boards.items() if standing(plan, board.status) != "committed"}
+            lacking = {one for one, board in site.boards.items() if board_standing(plan, board.status) != "committed"}
             failed = set(site.state.failures)
             assert lacking - failed == set(found.behind)
             return
         device = draw.choice(sorted(site.boards))
         site.turn(device, online=draw.random() < 0.9)
-        if device in site.state.taken and site.boards[device].online:
+        if device in site.state.offered_boards and site.boards[device].online:
             good = draw.random() < 0.97
             site.say(device, said("committed", committed=2, plan=plan) if good else said("refused", plan=plan))
     pytest.fail("it does not end")

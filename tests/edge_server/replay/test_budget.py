@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace as replace_field
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink
@@ -105,7 +105,7 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
     _, records = replay(plan, tmp_path / "run")
     seconds = math.fsum(closed.seconds for closed in closed_rounds(records))
     assert told < seconds < 1.1 * told
-    costs = [cost for round_ in by_round(records).values() for cost in round_.values()]
+    costs = [cost for round_ in costs_by_round(records).values() for cost in round_.values()]
     joules = sum(cost.compute_joules + cost.upload_joules + cost.download_joules for cost in costs)
     assert 94.0 < joules < 1.1 * 94.0
     with pytest.raises(Infeasible, match=r"budget.joules: 92 J"):

@@ -9,7 +9,7 @@ import pytest
 
 from edge_server.allocation.explain import Explanation, explain, explanation_lines
 from edge_server.journal.budget import Ledger
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened, RunClosed, closed_rounds
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -75,7 +75,7 @@ def test_a_budget_lasts_for_all_rounds_at_a_smaller_keep_and_predictions_come_tr
 
 def test_what_is_shown_explained_and_charged_is_one_sum(tmp_path):
     records = played(tmp_path, 360.0, rounds=3)
-    costs = by_round(records)
+    costs = costs_by_round(records)
     shown = math.fsum(float(total_joules(costs[number]).rstrip("~≈")) for number in (1, 2, 3))
     assert ledger_joules(records) == pytest.approx(shown, rel=0.01)
     text = "\n".join(explanation_lines(explained(records)[2]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import WirelessLink
 from edge_server.replay.devices.build import build_behaviour
@@ -55,7 +55,7 @@ def seconds_of(folder, drop: float = 0.0) -> tuple[float, float, int, int]:
         evaluation="every = 0",
     )
     _, records = replay(load(path, folder), folder / f"run-{drop}")
-    cost = by_round(records)[1]["a"]
+    cost = costs_by_round(records)[1]["a"]
     model_s, model = cost.download_s + cost.upload_s, cost.bytes_up + cost.bytes_down
     return cost.exchange_s, model_s, cost.features_bytes + cost.gradient_bytes, model
 

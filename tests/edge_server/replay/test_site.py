@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Measured, closed_rounds
 from edge_server.plan.plan import devices
 from edge_server.replay.devices.behaviour import Behaviour, Effort
@@ -90,7 +90,7 @@ def test_costs_are_those_of_the_behaviour(tmp_path):
     )
     plan = make_plan(tmp_path, rounds=1)
     _, records = played(plan, tmp_path, [device] * 3)
-    for cost in by_round(records)[1].values():
+    for cost in costs_by_round(records)[1].values():
         assert (cost.compute_s, cost.cycles, cost.idle_w, cost.cpu_s) == (3.0, 3e9, 1.5, None)
         assert cost.compute_joules == pytest.approx(int(cost.compute_joules), abs=1e-4)
         assert cost.upload_joules == pytest.approx(2.0 * cost.upload_s)

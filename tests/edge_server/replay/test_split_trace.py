@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as replace_field
 
 from edge_server.cli.replay import gap_between_runs
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
 from edge_server.plan.plan import placed
@@ -68,7 +68,7 @@ def test_a_session_s_work_is_what_lies_below_the_cut(trial):
     work = Work(steps=STEPS, examples=32, weights=BELOW, flops=1, run="r", round=1, train=True)
     [device] = recorded_behaviours(trace, ["b"])
     effort = device.compute(work, 0.0)
-    assert effort.seconds == by_round(trial[1].records)[1]["b"].compute_s == pytest.approx(6.0)
+    assert effort.seconds == costs_by_round(trial[1].records)[1]["b"].compute_s == pytest.approx(6.0)
 
 
 def test_who_missed_a_step_computed_less_in_as_many_seconds(trial):
@@ -93,7 +93,7 @@ def test_an_exchange_draws_the_watts_that_it_drew(trial, tmp_path):
         ),
     )
     _, records = replay(placed(powered.header.plan, folder), tmp_path / "run", trace=powered)
-    for cost in by_round(records)[1].values():
+    for cost in costs_by_round(records)[1].values():
         assert cost.exchange_joules == pytest.approx(3.0 * cost.exchange_s)
         assert cost.provenance["exchange_joules"].source == "trace: ina3221"
 

@@ -15,7 +15,7 @@ from random import Random
 import torch
 import xxhash
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
 from edge_server.plan.plan import Plan, devices, share
 from shared.codecs import CODECS
@@ -226,7 +226,7 @@ def expected(plan: Plan, run: str, fleet: list[Device]) -> list[tuple[float, dic
 
 def furthest(records: list[AnyRecord], rounds: list[tuple[float, dict[str, Cost]]]) -> float:
     """Return the largest difference between a record and the textbook, as a share; infinite where bytes differ."""
-    costs, worst = by_round(records), 0.0
+    costs, worst = costs_by_round(records), 0.0
     for closed, (seconds, spent) in zip(closed_rounds(records), rounds, strict=True):
         worst = max(worst, abs(closed.seconds / seconds - 1))
         for name, cost in spent.items():

@@ -94,12 +94,16 @@ def test_sums_count_what_is_known_and_say_whether_it_is_all():
     ],
 )
 def test_an_amount_in_words(said, kind, text):
-    assert formatting.amount(said, kind) == text
+    assert formatting.format_amount(said, kind) == text
 
 
 def test_changes_in_words():
-    assert formatting.change(110.0, 100.0) == "+10.0 %"
-    assert formatting.change(99.99, 100.0) == "± 0.0 %".replace(" ", "", 1)
-    assert formatting.change_of_share(0.85, 0.9) == "\N{MINUS SIGN}5.0 points"
-    assert [formatting.change(1.0, None), formatting.change(None, 1.0), formatting.change(1.0, 0.0)] == ["", "", ""]
+    assert formatting.format_change(110.0, 100.0) == "+10.0 %"
+    assert formatting.format_change(99.99, 100.0) == "± 0.0 %".replace(" ", "", 1)
+    assert formatting.format_share_change(0.85, 0.9) == "\N{MINUS SIGN}5.0 points"
+    assert [
+        formatting.format_change(1.0, None),
+        formatting.format_change(None, 1.0),
+        formatting.format_change(1.0, 0.0),
+    ] == ["", "", ""]
     assert formatting.format_loss(math.pi * 1e200) == "3.14e+200"

@@ -9,7 +9,7 @@ import subprocess  # noqa: TID251 - a browser is no part of ours
 import pytest
 
 from edge_server.journal.records import Evaluated
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from tests.edge_server.report.journals import many, parsed, small
 
@@ -48,7 +48,7 @@ def opened(browser: str, folder, text: str, *options: str) -> tuple[str, list[st
 def test_a_browser_draws_every_point_and_asks_nobody(browser, tmp_path):
     """Two runs of 12 rounds over 3 x 4 charts, and nothing that the page's policy had to refuse."""
     runs = [digest_run(many(6, 12, 6, shift=shift)) for shift in (0, 8)]
-    drawn, asked, refused = opened(browser, tmp_path, page(runs))
+    drawn, asked, refused = opened(browser, tmp_path, render_page(runs))
     curves = next(one for one in parsed(drawn).all("section") if one.all("h2")[0].text == "Accuracy and loss")
     assert sum(len(charts.all("path", "point")) for charts in curves.all("div", "charts")) == 2 * 12 * 12
     assert (asked, refused) == ([], "")
@@ -56,7 +56,7 @@ def test_a_browser_draws_every_point_and_asks_nobody(browser, tmp_path):
 
 def test_the_browser_test_can_see_a_request_and_a_refusal(browser, tmp_path):
     """The other is not blind: a picture in the page is refused by its policy, and asked for where there is none."""
-    text, picture = page([digest_run(small())]), '<img src="http://x.test/a.png">'
+    text, picture = render_page([digest_run(small())]), '<img src="http://x.test/a.png">'
     spoiled = text.replace("</main>", f"{picture}</main>")
     assert "Content Security Policy" in opened(browser, tmp_path, spoiled)[2]
     bare = spoiled.replace("Content-Security-Policy", "nothing")
@@ -79,7 +79,7 @@ def test_nothing_of_three_runs_is_cut(browser, tmp_path, width):
     name = "demo-pruned_personalization-replay-{}c1ff573"
     own = Evaluated(accuracy=0.7, by_device={"a": {"eval_accuracy": 0.75}}, personal=True, round=2)
     runs = [digest_run([*small(run=name.format(number)), own]) for number in range(3)]
-    text = page(runs).replace("Content-Security-Policy", "nothing").replace("</main>", f"</main>{MEASURE}")
+    text = render_page(runs).replace("Content-Security-Policy", "nothing").replace("</main>", f"</main>{MEASURE}")
     drawn, _, _ = opened(browser, tmp_path, text, f"--window-size={width},1080")
     [body] = parsed(drawn).all("body")
     cut = json.loads(body.attributes["data-cut"] or "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge_server.journal.records import Evaluated, RoundOpened
-from edge_server.report.csv_export import csv_of
-from edge_server.report.page import page
+from edge_server.report.csv_export import render_csv
+from edge_server.report.page import render_page
 from edge_server.report.sections.decisions import BOOKKEEPING
 from edge_server.report.summarise import digest_run
 from edge_server.trial.tables import rounds_table
@@ -37,7 +37,7 @@ def test_a_metric_is_one_row_whose_charts_share_their_axes():
     for number in range(1, 5):
         tested = {"accuracy": 0.2 * number, "test_loss": 1.0} if number < 3 else {"accuracy": None, "test_loss": None}
         records += [opened(number, ["a"]), update("a", number, cost(2.0)), closed(number, ["a"], **tested)]
-    metrics = section(parsed(page([digest_run(records)])), "Accuracy and loss").all("div", "metric")
+    metrics = section(parsed(render_page([digest_run(records)])), "Accuracy and loss").all("div", "metric")
     assert [{one.all("figcaption")[0].text for one in metric.all("figure")} for metric in metrics] == [
         {"accuracy on test data, %"},
         {"loss on test data"},
@@ -51,7 +51,7 @@ def test_a_metric_is_one_row_whose_charts_share_their_axes():
 def test_what_no_run_knows_has_no_card():
     """Energy, here: neither charts over it nor an empty figure nor columns of dashes, but one sentence each."""
     records = [begin(1), opened(1, ["a"]), update("a", 1, cost(watts=None)), closed(1, ["a"])]
-    root = parsed(page([digest_run(records)]))
+    root = parsed(render_page([digest_run(records)]))
     assert [len(one.all("figure")) for one in root.all("div", "metric")] == [3, 3, 3]
     spent = section(root, "Time and energy of the devices")
     assert len(spent.all("figure")) == 1
@@ -61,7 +61,7 @@ def test_what_no_run_knows_has_no_card():
 
 
 def test_lines_by_device_have_a_legend():
-    found = section(parsed(page([digest_run(small())])), "Decisions")
+    found = section(parsed(render_page([digest_run(small())])), "Decisions")
     [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
     assert [one.text for one in keys.all("span")] == ["a", "b"]
     lines = [line.attributes["class"] for line in found.all("div", "charts")[0].all("g")]
@@ -69,7 +69,7 @@ def test_lines_by_device_have_a_legend():
 
 
 def test_the_line_of_a_large_fleet_has_a_legend():
-    found = section(parsed(page([digest_run(many(20, 3, 20))])), "Decisions")
+    found = section(parsed(render_page([digest_run(many(20, 3, 20))])), "Decisions")
     [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
     assert keys.words() == "median, and least to most, of all devices"
 
@@ -82,7 +82,7 @@ def test_bookkeeping_is_no_decision():
         values = {**{name: value * number for name, value in books.items()}, "keep": 0.5 / number, "bits": 8}
         told = Assignment(seed=1, hyper=Hyper(), values=values)
         records += [RoundOpened(round=number, assignments={"a": told}), closed(number, ["a"])]
-    found = section(parsed(page([digest_run(records)])), "Decisions")
+    found = section(parsed(render_page([digest_run(records)])), "Decisions")
     assert [one.text for one in found.all("figcaption")] == ["devices selected", "keep assigned to devices"]
     assert not [name for name in BOOKKEEPING if name in found.words()]
     assert "bits 8" in found.words()
@@ -101,7 +101,7 @@ def test_accuracy_by_class_stands_side_by_side():
         [begin(2, run="b"), RoundOpened(round=1, assignments={}, classes=("cat", "dog", "owl")), closed(1, [])],
     ]
     digests = [digest_run(one) for one in runs]
-    [table] = section(parsed(page(digests)), "Accuracy by class and by device").all("table")
+    [table] = section(parsed(render_page(digests)), "Accuracy by class and by device").all("table")
     found = rows(table)
     assert [found[name][0] for name in ("0 cat", "1 dog", "2 owl")] == [
         "90.00 % 1. run: 90.00 %",
@@ -109,7 +109,7 @@ def test_accuracy_by_class_stands_side_by_side():
         "25.00 % 1. run: 25.00 %",
     ]
     assert [float(one.attributes["width"]) for one in table.all("rect")] == pytest.approx([900, 250])
-    assert "run,2,,class_accuracy.2,0.25," in csv_of(digests)
+    assert "run,2,,class_accuracy.2,0.25," in render_csv(digests)
 
 
 def test_a_methods_own_figures_are_in_charts_tables_and_lines():
@@ -117,10 +117,10 @@ def test_a_methods_own_figures_are_in_charts_tables_and_lines():
     terms = [{"clustering_loss": 2.5, "supervised_steps": 20.0}, {"clustering_loss": 1.5, "supervised_steps": 13.0}]
     records = [begin(2), *(closed(number, [], terms=one) for number, one in enumerate(terms, 1))]
     runs = [digest_run(records), digest_run([begin(2, run="b"), closed(1, [])])]
-    captions = {one.text for one in parsed(page(runs)).all("figcaption")}
+    captions = {one.text for one in parsed(render_page(runs)).all("figcaption")}
     assert {"clustering loss", "supervised steps"} <= captions
-    assert "clustering loss" not in {one.text for one in parsed(page(runs[1:])).all("figcaption")}
-    assert "run,2,,terms.clustering_loss,1.5," in csv_of(runs)
+    assert "clustering loss" not in {one.text for one in parsed(render_page(runs[1:])).all("figcaption")}
+    assert "run,2,,terms.clustering_loss,1.5," in render_csv(runs)
     table = rounds_table(records)
     assert [one.heading for one in table.columns][-2:] == ["clustering\nloss", "supervised\nsteps"]
     assert [row[-2:] for row in table.rows] == [("2.5", "20"), ("1.5", "13")]
@@ -130,19 +130,19 @@ def test_a_methods_own_figures_are_in_charts_tables_and_lines():
 
 def test_accuracy_by_device_is_on_the_page():
     two = [*small(run="two"), Evaluated(accuracy=0.5, by_device={"b": {"eval_accuracy": 0.5}})]
-    root = parsed(page([digest_run(small()), digest_run(two)]))
+    root = parsed(render_page([digest_run(small()), digest_run(two)]))
     [table] = section(root, "Accuracy by class and by device").all("table")
     texts = {row.all("th")[0].text: [one.text for one in row.all("td")] for row in table.all("tr")[1:]}
     assert texts == {"a": ["75.00 %", "\N{EN DASH}"], "b": ["\N{EN DASH}", "50.00 %"]}
 
 
 def test_a_run_that_measured_neither_has_no_such_section():
-    assert "Accuracy by class" not in page([digest_run([begin(1), closed(1, [])])])
+    assert "Accuracy by class" not in render_page([digest_run([begin(1), closed(1, [])])])
 
 
 def test_the_timeline_shows_each_round_and_what_devices_did_in_it():
     """Two rounds of 4 s: b is late in the first, so that its bar fills it; a waits the rest of both."""
-    found = section(parsed(page([digest_run(small())])), "Timeline of rounds").all("svg", "timeline")[0]
+    found = section(parsed(render_page([digest_run(small())])), "Timeline of rounds").all("svg", "timeline")[0]
     bars = [one for one in found.all("rect") if one.all("title")]
     assert [one.all("title")[0].text for one in bars] == [f"round {n}, aggregated: 4.00 s" for n in (1, 2)]
     one, two = (float(bar.attributes["x"]) for bar in bars)
@@ -153,7 +153,7 @@ def test_the_timeline_shows_each_round_and_what_devices_did_in_it():
 
 
 def test_the_timeline_of_a_large_fleet_has_its_rounds():
-    found = section(parsed(page([digest_run(many(100, 30, 100))])), "Timeline of rounds")
+    found = section(parsed(render_page([digest_run(many(100, 30, 100))])), "Timeline of rounds")
     assert len([one for one in found.all("rect") if one.all("title")]) == 30
     assert "100 devices in 30 rounds are too many" in found.words()
 
@@ -162,4 +162,4 @@ def test_outcomes_of_three_runs_have_the_whole_width():
     """And those of two stand beside what the runs took to an accuracy."""
     for count, beside in ((1, 1), (2, 1), (3, 0)):
         runs = [digest_run(small(run=f"run-{number}")) for number in range(count)]
-        assert len(parsed(page(runs)).all("div", "two")) == beside
+        assert len(parsed(render_page(runs)).all("div", "two")) == beside

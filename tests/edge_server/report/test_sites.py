@@ -14,9 +14,9 @@ from edge_server.journal.decision import TermBegan
 from edge_server.journal.records import AnyRecord, Gossiped, RoundOpened, closed_rounds
 from edge_server.journal.runs import find_all
 from edge_server.replay.run import replay_sites
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from edge_server.report.sites.digest import SitesDigest
-from edge_server.report.sites.lines import site_lines
+from edge_server.report.sites.lines import csv_site_lines
 from edge_server.report.sites.summarise import digest_sites
 from edge_server.report.summarise import digest_run
 from edge_server.sites.overview import write_rounds
@@ -111,7 +111,7 @@ def test_without_all_journals_what_needs_them_is_not_told(runs):
     assert found.missing == ["barn"]
     assert all(one.before is one.after is None and one.of == 2 for one in found.mixings)
     assert [(edge.on, edge.off) for edge in found.edges] == [(3, 0), (3, 0)]
-    assert "Runs missing: barn" in page([digest_run(records["roof"])], sites=[found])
+    assert "Runs missing: barn" in render_page([digest_run(records["roof"])], sites=[found])
 
 
 def test_runs_of_sites_are_found_by_what_their_names_begin_with(runs, tmp_path, capsys):
@@ -168,10 +168,10 @@ def test_budgets_and_who_decided_are_told(tmp_path):
         ("south", "1.0", "1.1", "gone"),
     ]
     digests = [digest_run(those) for those in records.values()]
-    words = section(parsed(page(digests, sites=[found])), "Sites").words()
+    words = section(parsed(render_page(digests, sites=[found])), "Sites").words()
     assert "energy spent, J" in words
     assert "share of the local steps" in words
-    assert {line.figure for line in site_lines(found)} >= {"joules.allowed", "given.sent.median", "coordinated"}
+    assert {line.figure for line in csv_site_lines(found)} >= {"joules.allowed", "given.sent.median", "coordinated"}
 
 
 def _later(one: AnyRecord) -> AnyRecord:

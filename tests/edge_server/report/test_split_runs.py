@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from edge_server.journal.records import CostSettled, RoundOpened
-from edge_server.report.csv_export import csv_of
+from edge_server.report.csv_export import render_csv
 from edge_server.report.digest import NONE, UNKNOWN, Amount
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run, sum_joules
-from edge_server.report.targets import comparison
+from edge_server.report.targets import costs_to_targets
 from edge_server.trial.tables import rounds_table, slowest, total_joules
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
@@ -67,7 +67,7 @@ def test_features_and_gradients_are_told_apart_from_the_model_and_all_bytes_are_
     assert (one.features_bytes.value, one.gradient_bytes.value) == (16_000.0, 12_000.0), "the late device's too"
     assert (two.until.bytes_down.value, two.until.features_bytes.value) == (4000.0, 32_000.0)
     assert two.until.bytes == Amount(value=3000.0 + 4000.0 + 32_000.0 + 24_000.0, whole=False)
-    [taken] = comparison([run], [0.8])
+    [taken] = costs_to_targets([run], [0.8])
     assert taken.bytes == two.until.bytes
 
 
@@ -89,7 +89,7 @@ def test_an_exchange_that_nobody_told_is_unknown():
 
 
 def test_the_page_says_which_bytes_are_whose():
-    root = parsed(page([digest_run(split_run())]))
+    root = parsed(render_page([digest_run(split_run())]))
     found = rows(section(root, "Outcome").all("table")[0])
     assert found["model bytes down"] == ["4.00 kB"]
     assert found["features bytes up"] == ["32.0 kB"]
@@ -98,18 +98,20 @@ def test_the_page_says_which_bytes_are_whose():
     devices = section(root, "Time and energy of the devices")
     assert "exchanging features and gradients" in devices.words()
     assert devices.all("rect", "exchange")
-    alone = section(parsed(page([digest_run(small())])), "Time and energy of the devices")
+    alone = section(parsed(render_page([digest_run(small())])), "Time and energy of the devices")
     assert "exchang" not in alone.words()
 
 
 def test_a_run_beside_a_split_one_has_no_features():
-    found = rows(section(parsed(page([digest_run(small()), digest_run(split_run())])), "Outcome").all("table")[0])
+    found = rows(
+        section(parsed(render_page([digest_run(small()), digest_run(split_run())])), "Outcome").all("table")[0]
+    )
     assert [one.split()[0] for one in found["features bytes up"]] == ["\N{EN DASH}", "32.0"]
 
 
 def test_the_csv_and_the_json_hold_both():
     run = digest_run(split_run())
-    lines = list(csv.DictReader(io.StringIO(csv_of([run]))))
+    lines = list(csv.DictReader(io.StringIO(render_csv([run]))))
     found = {(one["round"], one["device"], one["figure"]): one for one in lines}
     assert found["1", "a", "features_bytes"]["value"] == "8000"
     assert found["1", "a", "features_bytes"]["unit"] == "B"
@@ -118,7 +120,7 @@ def test_the_csv_and_the_json_hold_both():
     assert found["", "b", "gradient_bytes"]["value"] == "12000"
     assert found["2", "", "bytes.until"]["value"] == "63000"
     assert not [
-        one for one in csv.DictReader(io.StringIO(csv_of([digest_run(small())]))) if "exchange" in one["figure"]
+        one for one in csv.DictReader(io.StringIO(render_csv([digest_run(small())]))) if "exchange" in one["figure"]
     ]
     assert msgspec.json.decode(msgspec.json.encode(run))["rounds"][1]["until"]["features_bytes"]["value"] == 32_000.0
 

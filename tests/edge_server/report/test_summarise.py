@@ -19,9 +19,9 @@ from edge_server.journal.records import (
     Sensed,
     ServerBegan,
 )
-from edge_server.report.csv_export import csv_of
+from edge_server.report.csv_export import render_csv
 from edge_server.report.digest import NONE, UNKNOWN, Amount
-from edge_server.report.page import page
+from edge_server.report.page import render_page
 from edge_server.report.sections.time_energy import time_and_energy
 from edge_server.report.summarise import digest_run, sum_joules
 from shared.errors import ConfigError
@@ -140,7 +140,7 @@ def test_what_no_device_can_have_measured_does_not_stop_the_report(told):
     ]
     digest = digest_run(records)
     assert digest.device_accuracy is digest.devices[0].accuracy is digest.rounds[0].accuracy is None
-    assert {"nan", "inf", "1e+308"}.isdisjoint(parsed(page([digest])).words().lower().split())
+    assert {"nan", "inf", "1e+308"}.isdisjoint(parsed(render_page([digest])).words().lower().split())
 
 
 def test_a_void_round_is_not_in_the_digest():
@@ -210,7 +210,7 @@ def test_the_highest_of_a_gpu_and_of_swap_is_told_of_boards_that_have_them():
     assert "90.00 %" in page
     assert "66.5 °C" in page
     assert "most swap" not in page
-    assert ",a,most.gpu.hottest_celsius,66.5," in csv_of([run])
+    assert ",a,most.gpu.hottest_celsius,66.5," in render_csv([run])
 
 
 def test_measuring_before_the_first_round_is_kept_apart():

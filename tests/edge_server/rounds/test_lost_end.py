@@ -24,7 +24,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.journal.runs import checkpoint_path, require_record, unfinished
+from edge_server.journal.runs import checkpoint_path, find_unfinished, require_record
 from edge_server.journal.sqlite import JOURNAL, read
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
@@ -163,7 +163,7 @@ def test_a_run_without_a_journal_is_refused_and_its_states_stay(tmp_path, plan, 
         (place / JOURNAL).unlink() if content is None else (place / JOURNAL).write_bytes(content)
         assert go_on(place) is None
         with pytest.raises(ConfigError, match="move the folder away"):
-            unfinished(tmp_path, plan)
+            find_unfinished(tmp_path, plan)
         assert torch.equal(SqliteStore(place).load(ROUNDS).tree["w"], state(ROUNDS).tree["w"])
 
 

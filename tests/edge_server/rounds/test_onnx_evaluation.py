@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, closed_rounds
 from edge_server.plan.plan import Plan
 from edge_server.release.evaluation_graph import make_evaluation_graph
@@ -68,7 +68,7 @@ def test_live_it_comes_to_what_trainers_find_and_the_graph_comes_once(network, b
     state, records = Site(network, plan, tmp_path, name=f"onnx{next(NUMBERS)}").play()
     require_alike(records, by_trainers)
     assert [one.loss for one in closed_rounds(records)] == [one.loss for one in closed_rounds(by_trainers)]
-    costs = by_round(records)
+    costs = costs_by_round(records)
     first, second = (costs[plan.evaluation.number(2, after)] for after in (1, 2))
     size = len(make_evaluation_graph(plan))
     for device in NAMES:

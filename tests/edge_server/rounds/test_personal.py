@@ -22,7 +22,7 @@ from edge_server.journal.records import (
     RunClosed,
     UpdateAccepted,
     closed_rounds,
-    valid,
+    drop_void,
 )
 from edge_server.journal.runs import Run, summarise_run
 from edge_server.journal.sqlite import JOURNAL, read
@@ -33,8 +33,8 @@ from edge_server.replay.run import replay as play_replay
 from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
-from edge_server.report.csv_export import csv_of
-from edge_server.report.page import page
+from edge_server.report.csv_export import render_csv
+from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
@@ -103,7 +103,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def evaluations(records: list[AnyRecord]) -> list[Evaluated]:
-    return [one for one in valid(records) if isinstance(one, Evaluated)]
+    return [one for one in drop_void(records) if isinstance(one, Evaluated)]
 
 
 def told(records: list[AnyRecord]) -> dict[int, tuple[str, ...]]:
@@ -163,7 +163,7 @@ def test_a_cut_run_evaluates_as_if_nothing_had_happened(tmp_path, moment):
 def test_what_was_measured_of_a_lost_round_is_void():
     """The evaluation after it, and its costs; not those of the round before."""
     tried = [Evaluated(accuracy=0.5, by_device={}, round=number) for number in (1, 2)]
-    assert valid([*tried, Rewound(round=2, cause="lost")])[:-1] == tried[:1]
+    assert drop_void([*tried, Rewound(round=2, cause="lost")])[:-1] == tried[:1]
 
 
 def test_a_personal_accuracy_is_the_runs(tmp_path):
@@ -177,8 +177,8 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
     assert summarise_run(Run(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
-    assert "the devices&#x27; own models" in page([came]) or "the devices' own models" in page([came])
-    assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in csv_of([came]).splitlines()}
+    assert "the devices&#x27; own models" in render_page([came]) or "the devices' own models" in render_page([came])
+    assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in render_csv([came]).splitlines()}
     assert device_lines(records)[0].startswith("with personal models, on the devices' held-out examples: ")
     again = to_records(trace_of(records))
     assert evaluations(again) == [two, four]

@@ -18,7 +18,7 @@ from edge_server.journal.records import (
     RunOpened,
     closed_rounds,
 )
-from edge_server.journal.runs import unfinished
+from edge_server.journal.runs import find_unfinished
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from edge_server.trial.tables import missed_lines, missed_tries
@@ -143,7 +143,7 @@ def test_a_run_of_before_goes_on_by_its_own_rule(tmp_path):
     store = SqliteStore(tmp_path / RUN)
     store.append(RunOpened(run=RUN, plan=begun, started=LIVE))
     store.close()
-    assert unfinished(tmp_path, plan) == RUN
+    assert find_unfinished(tmp_path, plan) == RUN
 
     async def whole() -> list[AnyRecord]:
         async with site(tmp_path, rounds=2, started=LIVE) as here:
@@ -158,4 +158,4 @@ def test_a_run_whose_number_of_batches_was_settled_is_gone_on_with(tmp_path):
     store = SqliteStore(tmp_path / RUN)
     store.append(RunOpened(run=RUN, plan=plan, statistics_batches=50, started=LIVE))
     store.close()
-    assert unfinished(tmp_path, plan) == RUN
+    assert find_unfinished(tmp_path, plan) == RUN

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from edge_server.allocation.inputs import Case
-from edge_server.journal.decision import Coordinated, Decision, Figure, Given, Granted, Pledged, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Figure, Granted, Pledged, TermBegan
 from edge_server.journal.records import RoundOpened
 from edge_server.sites.cases import ROUND_JOULES, merge_cases, pack_case, read_case
 from edge_server.sites.coordinate import GRACE_S
@@ -24,7 +24,7 @@ ALLOWANCE, ROUNDS = 100.0, 4
 def decide(case: Case) -> Decision:
     """Give every device the same part of the joules, and say of which devices that was decided."""
     each = case.limits.get(ROUND_JOULES, 0.0) / len(case.names) / 2
-    given = Given(values={"of": len(case.names)}, predicted=Cost(compute_joules=each))
+    given = DeviceDecision(values={"of": len(case.names)}, predicted=Cost(compute_joules=each))
     return Decision(devices=dict.fromkeys(case.names, given), limits=dict(case.limits))
 
 

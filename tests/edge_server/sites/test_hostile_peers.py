@@ -16,7 +16,7 @@ from torch import Tensor
 
 from edge_server.allocation.inputs import Case
 from edge_server.journal import sqlite
-from edge_server.journal.decision import Coordinated, Decision, Figure, Given, Granted, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Figure, Granted, TermBegan
 from edge_server.journal.outcome import outcome_lines, refused_models, summarise_outcome
 from edge_server.journal.records import EdgeSettled, Gossiped, RunClosed
 from edge_server.report.sections import sites as section
@@ -305,25 +305,25 @@ def test_a_peers_limits_press_ours_down_by_a_factor_at_most():
 @pytest.mark.parametrize(
     "given",
     [
-        Given(values={"steps": math.nan}),
-        Given(values={"steps": 1.5}),
-        Given(values={"sent": -0.1}),
-        Given(values={"sent": True}),
-        Given(values={"keep": "all"}),
-        Given(values={"up_bits_per_s": math.inf}),
-        Given(values={"x\ny": 0.5}),
-        Given(values={"steps": 0.5}, predicted=Cost(compute_joules=math.nan)),
-        Given(values={"steps": 0.5}, predicted=Cost(compute_joules=-1.0)),
-        Given(values={"steps": 0.5}, figures={"step_s": Figure(math.inf, "measured")}),
-        Given(values={"steps": 0.5}, multiplier=math.nan),
-        Given(values={"steps": 0.5}, binding="\x1b[2J"),
+        DeviceDecision(values={"steps": math.nan}),
+        DeviceDecision(values={"steps": 1.5}),
+        DeviceDecision(values={"sent": -0.1}),
+        DeviceDecision(values={"sent": True}),
+        DeviceDecision(values={"keep": "all"}),
+        DeviceDecision(values={"up_bits_per_s": math.inf}),
+        DeviceDecision(values={"x\ny": 0.5}),
+        DeviceDecision(values={"steps": 0.5}, predicted=Cost(compute_joules=math.nan)),
+        DeviceDecision(values={"steps": 0.5}, predicted=Cost(compute_joules=-1.0)),
+        DeviceDecision(values={"steps": 0.5}, figures={"step_s": Figure(math.inf, "measured")}),
+        DeviceDecision(values={"steps": 0.5}, multiplier=math.nan),
+        DeviceDecision(values={"steps": 0.5}, binding="\x1b[2J"),
     ],
     ids=str,
 )
 def test_a_coordinator_gives_no_device_what_none_can_be_given(given):
     with pytest.raises(WireError):
         read_decision(msgspec.msgpack.encode(Decision(devices={"a-1": given})), ("a-1",))
-    fine = Decision(devices={"a-1": Given(values={"steps": 0.5, "sent": 1})})
+    fine = Decision(devices={"a-1": DeviceDecision(values={"steps": 0.5, "sent": 1})})
     assert read_decision(msgspec.msgpack.encode(fine), ("a-1", "a-2")) == fine
     with pytest.raises(WireError):
         read_decision(msgspec.msgpack.encode(fine), ("b-1",))

@@ -19,7 +19,7 @@ import pytest
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.hcef_problem import Place
 from edge_server.fleet import broker
-from edge_server.journal.decision import Coordinated, Decision, Given, Granted, Pledged, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Granted, Pledged, TermBegan
 from edge_server.journal.records import AnyRecord
 from edge_server.sites.cases import ROUND_JOULES
 from edge_server.sites.coordinate import Coordination
@@ -40,7 +40,7 @@ STOP, HANGS_S = "stop", 600
 def decide(case: Case) -> Decision:
     """Give every device the same part of the joules; it will need half of that."""
     each = case.limits[ROUND_JOULES] / len(case.names)
-    return Decision(devices=dict.fromkeys(case.names, Given(predicted=Cost(compute_joules=each / 2))))
+    return Decision(devices=dict.fromkeys(case.names, DeviceDecision(predicted=Cost(compute_joules=each / 2))))
 
 
 async def main(site: str, ours: Broker, theirs: Broker, folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.cli.replay import gap_between_runs
 from edge_server.fleet import broker
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, Gossiped, RoundClosed, RunOpened, closed_rounds
 from edge_server.journal.runs import Run
 from edge_server.journal.sqlite import JOURNAL, read
@@ -132,7 +132,7 @@ def sketches(gossips: Sequence[Gossiped]) -> tuple[list[bytes], list[bytes]]:
 
 def require_modelled(records: list[AnyRecord]) -> None:
     """Check that the joules of the device to which the plan gives watts follow from these."""
-    costs = [cost for by_device in by_round(records).values() for cost in by_device.values()]
+    costs = [cost for by_device in costs_by_round(records).values() for cost in by_device.values()]
     assert len(costs) == ROUNDS
     for cost in costs:
         assert cost.idle_w == 1.0

@@ -13,7 +13,7 @@ import pytest
 
 from edge_server.fleet import broker
 from edge_server.journal.records import closed_rounds
-from edge_server.journal.runs import find
+from edge_server.journal.runs import find_run
 from edge_server.journal.sqlite import read
 from edge_server.release.run_model import read_model
 from tests.edge_server.harness import write_plan
@@ -90,7 +90,7 @@ def test_the_others_train_and_the_release_says_what_they_trained_on(port, tmp_pa
     assert "data.limit, data.holdout, [partition] of the plan do not apply to connected boards" in said
     [closed] = closed_rounds(read(folder_of(tmp_path / "runs")))
     assert closed.arrived == ("a", "b")
-    told = read_model(find(tmp_path / "runs", "last")).preprocessing
+    told = read_model(find_run(tmp_path / "runs", "last")).preprocessing
     assert (told.byte_scale, told.dtype, told.layout, told.features) == (1.0, "float32", "NF", ("v", "w"))
     assert (told.mean, told.std) == ((0.5,), (2.0,))
 

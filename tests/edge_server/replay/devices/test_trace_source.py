@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 from msgspec.structs import replace as replace_field
 
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Joined, Left, Noted, RoundOpened, closed_rounds
 from edge_server.plan.plan import placed
 from edge_server.replay.devices.behaviour import Work
@@ -51,7 +51,7 @@ def test_a_replayed_trace_is_the_run_again(trial, tmp_path):
     for name in ("arrived", "bytes_up", "bytes_down", "accuracy", "loss", "test_loss"):
         assert [getattr(one, name) for one in after] == [getattr(one, name) for one in before], name
     assert median(abs(b.seconds / a.seconds - 1) for a, b in zip(before, after, strict=True)) < 0.05
-    costs, replayed = by_round(records), by_round(found)
+    costs, replayed = costs_by_round(records), costs_by_round(found)
     for number, told in costs.items():
         for device, cost in told.items():
             other = replayed[number][device]
@@ -80,7 +80,7 @@ def test_another_plan_does_other_work_with_the_recorded_devices(trial, tmp_path)
     for epochs in (2, 4):
         make_plan(tmp_path, rounds=1, hyper=hyper.format(epochs), **more)
         [(_, records)] = run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-        seconds.append({device: cost.compute_s for device, cost in by_round(records)[1].items()})
+        seconds.append({device: cost.compute_s for device, cost in costs_by_round(records)[1].items()})
     assert seconds[0].keys() == {"b", "c"}
     assert {name: seconds[1][name] / seconds[0][name] for name in "bc"} == pytest.approx({"b": 2.0, "c": 2.0})
     notes = [one.what for one in records if isinstance(one, Noted)]
@@ -247,7 +247,7 @@ def test_what_a_round_waited_for_besides_is_waited_for_again(trial, tmp_path):
     _, found = replay(plan, tmp_path / "run", trace=Trace(trace.header, {**trace.tables, "tasks": tuple(tasks)}))
     [after], before = closed_rounds(found), closed_rounds(records)[0]
     assert after.seconds == pytest.approx(before.seconds + 3.0, rel=0.05)
-    assert by_round(found)[1]["a"].compute_s == by_round(records)[1]["a"].compute_s
+    assert costs_by_round(found)[1]["a"].compute_s == costs_by_round(records)[1]["a"].compute_s
 
 
 def test_who_left_in_the_trace_leaves_in_its_replay(trial, tmp_path):

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from edge_server.journal.checkpoints import SqliteStore
-from edge_server.journal.costs import by_round
+from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import CostSettled, RoundOpened, RunOpened, UpdateAccepted, closed_rounds
-from edge_server.journal.runs import find, summarise_run, unfinished
+from edge_server.journal.runs import find_run, find_unfinished, summarise_run
 from edge_server.journal.sqlite import read
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of
@@ -52,11 +52,11 @@ def test_an_imported_run_shows_what_the_run_shows(tmp_path):
     """Rounds, costs and the summary; moments too, but for the zero of their clock."""
     trace = export_field_run(tmp_path)
     run, again = (
-        find(tmp_path / "runs", "field-1"),
-        find(tmp_path / "elsewhere", str(import_trace(files.read(trace), tmp_path / "to"))),
+        find_run(tmp_path / "runs", "field-1"),
+        find_run(tmp_path / "elsewhere", str(import_trace(files.read(trace), tmp_path / "to"))),
     )
     assert summarise_run(again) == summarise_run(run)
-    assert by_round(again.records) == by_round(run.records)
+    assert costs_by_round(again.records) == costs_by_round(run.records)
     still = [msgspec.structs.replace(one, at=None) for one in closed_rounds(run.records)]
     told = [msgspec.structs.replace(one, at=None) for one in closed_rounds(again.records)]
     assert [msgspec.structs.replace(one, failed={}) for one in told] == [
@@ -171,9 +171,9 @@ def test_nobody_goes_on_with_an_imported_run(tmp_path):
     """Its updates and its model are elsewhere."""
     trace = export_field_run(tmp_path, cut=10)
     plan = load(tmp_path / "plan.toml", tmp_path)
-    assert unfinished(tmp_path / "runs", plan) == "field-1"
+    assert find_unfinished(tmp_path / "runs", plan) == "field-1"
     import_trace(files.read(trace), tmp_path / "to")
-    assert unfinished(tmp_path / "to", plan) is None
+    assert find_unfinished(tmp_path / "to", plan) is None
 
 
 def test_a_run_is_not_overwritten(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_server.cli.chaos import accounts_table, kills_table, total
-from edge_server.journal.decision import Coordinated, Decision, Given, Granted, Pledged, TermBegan
+from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Granted, Pledged, TermBegan
 from edge_server.journal.records import EdgeSettled, RoundClosed, RoundOpened, UpdateAccepted
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
@@ -136,7 +136,7 @@ def test_the_tables_have_every_kill_and_the_sum_of_the_runs():
 
 def decided(number: int, coordinator: str = "n", term: int = 0, steps: float = 0.5) -> Decision:
     """Return what was decided for device a in a round."""
-    given = Given(values={"steps": steps, "round": number})
+    given = DeviceDecision(values={"steps": steps, "round": number})
     return Decision(devices={"a": given}, coordinator=coordinator, term=term)
 
 
