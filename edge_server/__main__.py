@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edge_server.cli import commands, places
+from edge_server.cli import commands, folders
 from edge_server.cli import config as config_command
 from edge_server.cli import report as report_command
 from edge_server.cli import runs as runs_command
+from edge_server.cli import sites as sites_command
 from edge_server.cli import study as study_command
 from edge_server.cli import trace as trace_command
 from edge_server.cli.commands import EXIT_INTERRUPTED, EXIT_SHORT
@@ -28,14 +29,14 @@ from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
 EXIT_CONFIG = 2
-PLAN = "a plan's file"
+PLAN_HELP = "a plan's file"
 
 Command = Callable[[argparse.Namespace], int]
 
 COMMANDS: Mapping[str, Command] = {
     "run": commands.run,
     "runs": runs_command.runs,
-    "sites": runs_command.sites,
+    "sites": sites_command.sites,
     "show": commands.show,
     "explain": commands.explain,
     "replay": commands.replay,
@@ -62,7 +63,7 @@ COMMANDS: Mapping[str, Command] = {
     "setup": commands.setup,
 }
 
-RECORDING = frozenset(
+RUN_WRITERS = frozenset(
     {"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops", "enrol", "enrolment-service"}
 )
 """Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
@@ -75,11 +76,11 @@ def main() -> None:
 
 def _run() -> int:
     options = parse_all(build_parser())
-    if options.command in RECORDING:
+    if options.command in RUN_WRITERS:
         keep_private()
     try:
         registry.allow(os.environ.get(registry.VARIABLE, "").split())
-        places.settle(options)
+        folders.resolve(options)
         code = COMMANDS[options.command](options)
     except ConfigError as error:
         sys.stderr.write(f"edge-server: {error}\n")
@@ -110,11 +111,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_config(run, "server.toml", "the server's file, see edge_server/REFERENCE.md")
     run.add_argument("--again", action="store_true", help="begin a plan anew that has ended")
     runs_command.arguments(verbs.add_parser("runs", help="list runs, remove some, keep the newest"))
-    runs_command.sites_arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, who coordinates"))
+    sites_command.arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, who coordinates"))
     show = verbs.add_parser("show", help="show the rounds of a run")
-    show.add_argument("run", metavar="RUN", help=places.RUN)
+    show.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     show.add_argument("--devices", action="store_true", help="a column for each device, however many there are")
-    places.add(show, form=True)
+    folders.add_options(show, form=True)
     _explain(verbs.add_parser("explain", help="say why each device was given what it was given in a round"))
     _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
     _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
@@ -128,10 +129,10 @@ def build_parser() -> argparse.ArgumentParser:
     _chaos(verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random"))
     study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
-    places.add(study, data=True, form=True)
+    folders.add_options(study, data=True, form=True)
     report = verbs.add_parser("report", help="write what runs came to, side by side, as one page, CSV or JSON")
     report_command.arguments(report)
-    places.add(report)
+    folders.add_options(report)
     export = verbs.add_parser("export", help="write a run's model as one file: ONNX, safetensors or TorchScript")
     release_command.export_arguments(export)
     releases = verbs.add_parser("release", help="releases of trained models: create, list, show, export, delete")
@@ -155,25 +156,28 @@ def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _chaos(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     parser.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
     parser.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
     parser.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
-    places.add(parser, data=True, form=True)
+    folders.add_options(parser, data=True, form=True)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=places.RUN)
+    parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     help_ = "which round; the first is 1; of a plan with sites also GLOBAL.EDGE, the first is 0.0"
     parser.add_argument("round", metavar="ROUND", help=help_)
     parser.add_argument("--device", default="", metavar="NAME", help="of this one alone")
-    places.add(parser, form=True)
+    folders.add_options(parser, form=True)
 
 
 def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "plan", type=Path, metavar="PLAN|TRACE|RUN", help=f"a plan's file, a trace's folder, or a run: {places.RUN}"
+        "plan",
+        type=Path,
+        metavar="PLAN|TRACE|RUN",
+        help=f"a plan's file, a trace's folder, or a run: {folders.RUN_HELP}",
     )
     parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="what else to do with a trace's devices")
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
@@ -188,16 +192,18 @@ def _replay(parser: argparse.ArgumentParser) -> None:
         "times, bytes and joules follow from the record, the accuracy means nothing"
     )
     parser.add_argument("--synthetic", nargs="?", const="", metavar="SHAPE", help=help_)
-    parser.add_argument("--compare", metavar="RUN", help=f"say how far the replay is from it: {places.RUN_OR_SITES}")
+    parser.add_argument(
+        "--compare", metavar="RUN", help=f"say how far the replay is from it: {folders.RUN_OR_SITES_HELP}"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
     parser.add_argument(
         "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"
     )
-    places.add(parser, data=True, form=True)
+    folders.add_options(parser, data=True, form=True)
 
 
 def _trial_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN)
+    parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--config", type=Path, metavar="FILE", help="a server's file, for the devices of its site")
     where.add_argument(
@@ -221,7 +227,7 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
         "with this share of the seconds and joules that took, such as 0.6, as its [budget]"
     )
     parser.add_argument("--cef-share", type=float, metavar="SHARE", help=help_)
-    places.add(parser, data=True, form=True, config=False)
+    folders.add_options(parser, data=True, form=True, config=False)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.cli import places
+from edge_server.cli import folders
 from edge_server.cli.gateway import arguments as gateway_commands
 from edge_server.plan.data_folder import check_data_folder
 from shared import registry
@@ -89,7 +89,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     from edge_server.trial.tables import failure_lines  # noqa: PLC0415
 
-    for line in filter(None, [*failure_lines(records), why_short(records)]):
+    for line in filter(None, [*failure_lines(records), explain_shortfall(records)]):
         logger.warning("run %s: %s", name, line)
     folder = Path(config.data_dir) / name
     for line in outcome_lines(summarise_outcome(records, folder), folder):
@@ -114,17 +114,17 @@ def _cancelled_by_signals() -> set[int]:
 
 def outcome_code(records: Sequence[AnyRecord]) -> int:
     """Return the exit code of a run: 0 if it did all that its plan says, 1 if it ended short."""
-    return EXIT_SHORT if why_short(records) else 0
+    return EXIT_SHORT if explain_shortfall(records) else 0
 
 
-def why_short(records: Sequence[AnyRecord]) -> str:
+def explain_shortfall(records: Sequence[AnyRecord]) -> str:
     """Return why a run is not what its plan says: it ended before, or never had a model; empty where it is."""
     from edge_server.journal.records import RunClosed, RunOpened, closed_rounds  # noqa: PLC0415
 
     ends = [record for record in records if isinstance(record, RunClosed)]
     most = [record.plan.round.most_missed for record in records if isinstance(record, RunOpened)]
     rounds = closed_rounds(records)
-    missed = [one.round for one in rounds if one.outcome == "missed"]
+    missed = [round_record.round for round_record in rounds if round_record.outcome == "missed"]
     if not ends:
         return "it has not ended"
     if ends[-1].outcome == "refused":
@@ -145,8 +145,8 @@ def show(options: argparse.Namespace) -> int:
     """Show the rounds of a run."""
     from edge_server.journal.runs import find_run  # noqa: PLC0415
 
-    found = find_run(options.data_dir, options.run)
-    _show(options, found.folder, found.records, each_device=options.devices)
+    run = find_run(options.data_dir, options.run)
+    _show(options, run.folder, run.records, each_device=options.devices)
     return 0
 
 
@@ -159,11 +159,11 @@ def explain(options: argparse.Namespace) -> int:
 
     run = find_run(options.data_dir, options.run)
     number = parse_round(options.round, run.opened.plan.sites if run.opened else msgspec.UNSET)
-    found = explained(run.records, number, options.device)
+    explanation = explained(run.records, number, options.device)
     if options.format == "json":
-        _print_json(found)
+        _print_json(explanation)
     else:
-        write_text(sys.stdout, *explanation_lines(found))
+        write_text(sys.stdout, *explanation_lines(explanation))
     return 0
 
 
@@ -176,11 +176,11 @@ def replay(options: argparse.Namespace) -> int:
 
     processes.configure("warning", options.verbose)
     recorded = command.find_recorded(options)
-    found = command.run_command(options)
+    runs = command.run_command(options)
     if recorded:
-        return command.compared(options, recorded, [Run(*one) for one in found])
-    _show_all(options, found)
-    return max(outcome_code(records) for _, records in found)
+        return command.compare_with_recorded(options, recorded, [Run(*run) for run in runs])
+    _show_all(options, runs)
+    return max(outcome_code(records) for _, records in runs)
 
 
 def trial(options: argparse.Namespace) -> int:
@@ -189,9 +189,9 @@ def trial(options: argparse.Namespace) -> int:
         from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    found = run_trial(options, _cancelled_by_signals)
-    _show_all(options, found)
-    return max(outcome_code(records) for _, records in found)
+    runs = run_trial(options, _cancelled_by_signals)
+    _show_all(options, runs)
+    return max(outcome_code(records) for _, records in runs)
 
 
 def devices(options: argparse.Namespace) -> int:
@@ -246,7 +246,7 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
     if len(runs) == 1:
         _show(options, *runs[0])
     elif options.format == "json":
-        _print_json([_shown(folder, records) for folder, records in runs])
+        _print_json([_run_json(folder, records) for folder, records in runs])
     else:
         for folder, records in runs:
             sys.stdout.write(f"\n{folder.name}\n")
@@ -259,13 +259,13 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
             sys.stdout.write(f"all sites: edge-server report {common} --data-dir {options.data_dir}\n")
 
 
-def _shown(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
+def _run_json(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
     """Return what scripts are shown of a run."""
     from edge_server.journal.costs import costs_by_round  # noqa: PLC0415
     from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
     from edge_server.journal.records import closed_rounds  # noqa: PLC0415
 
-    short = {"short": why} if (why := why_short(records)) else {}
+    short = {"short": why} if (why := explain_shortfall(records)) else {}
     rounds = {"rounds": closed_rounds(records), "costs": costs_by_round(records)}
     return {"record": str(folder), "outcome": summarise_outcome(records, folder), **short, **rounds}
 
@@ -276,17 +276,17 @@ def _show(
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
 
     if options.format == "json":
-        _print_json(_shown(folder, records))
+        _print_json(_run_json(folder, records))
         return
-    came_to = summarise_outcome(records, folder)
+    outcome = summarise_outcome(records, folder)
     from edge_server.trial import tables  # noqa: PLC0415
 
     table = tables.rounds_table(records, each_device=each_device, width=terminal_columns(sys.stdout))
-    found = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
+    device_notes = tables.device_lines(records), tables.failure_lines(records), tables.missed_lines(records)
     skipped = [*tables.skipped_lines(records), *tables.trained_on_lines(records)]
-    notes = [*chain.from_iterable(found), *skipped, *tables.restart_lines(records), why_short(records)]
+    notes = [*chain.from_iterable(device_notes), *skipped, *tables.restart_lines(records), explain_shortfall(records)]
     write_text(sys.stdout, table, *filter(None, notes))
-    *lines, what_next, record = outcome_lines(came_to, folder)
+    *lines, what_next, record = outcome_lines(outcome, folder)
     write_text(sys.stdout, *lines)
     sys.stdout.write(f"{what_next}\n{record}\n")  # paths, to be copied whole
 
@@ -300,7 +300,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     check = verbs.add_parser("check", help="say whether a plan can be run, and how its sites mix their models")
     check.add_argument("plan", type=Path, metavar="PLAN", help="a plan's file")
-    root = places.usual_data_root()
+    root = folders.default_data_root()
     help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
     check.add_argument("--data-root", type=Path, metavar="DIR", help=help_)
     help_ = "a server's file, whose models of your own and data_root count"
@@ -320,18 +320,18 @@ def _check_plan(options: argparse.Namespace) -> int:
         from edge_server.cli.plan.check import check_parts, check_plan  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
-    data_root = places.usual_data_root()
+    data_root = folders.default_data_root()
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
         config = load(options.config)
         registry.allow([*registry.allowed_entries(), *config.models])
         data_root = Path(config.data_root)
-    found = check_plan(options.plan, options.data_root or data_root)
+    checked = check_plan(options.plan, options.data_root or data_root)
     if options.format == "json":
-        _print_json(found)
+        _print_json(checked)
     else:
-        write_text(sys.stdout, *check_parts(found))
+        write_text(sys.stdout, *check_parts(checked))
     return 0
 
 

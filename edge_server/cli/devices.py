@@ -38,7 +38,7 @@ HOUR_S = 3600.0
 CLEAR = "\x1b[H\x1b[2J"
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class DevicesView(msgspec.Struct, frozen=True, kw_only=True):
     """What is shown once.
 
     Attributes:
@@ -76,13 +76,13 @@ def forget_device(options: argparse.Namespace) -> int:
     path = Path(config.data_dir if config else options.data_dir) / FILE
     retained = 0
     if config:
-        is_revoked = name in _denied(config.gateway)
+        is_revoked = name in _read_revoked(config.gateway)
         retained = asyncio.run(forget_retained(config.broker, config.site, name, is_revoked=is_revoked))
-    kept = forget_history(path, name) if path.is_file() else 0
-    if not retained and not kept:
+    reports = forget_history(path, name) if path.is_file() else 0
+    if not retained and not reports:
         where = "" if config else "; name the server's file by --config to ask the broker too"
         raise ConfigError(f"no device {name!r} is known here{where}")
-    write_text(sys.stdout, f"{name} is forgotten: {kept} kept reports, {retained} messages of the broker")
+    write_text(sys.stdout, f"{name} is forgotten: {reports} kept reports, {retained} messages of the broker")
     if config and config.gateway:
         write_text(sys.stdout, f"its certificate is good still: `edge-server revoke {name}` ends that")
     return 0
@@ -106,32 +106,34 @@ async def _show(options: argparse.Namespace) -> None:
 async def _repeat(options: argparse.Namespace, path: Path, look: RetainedView | None, gateway: str = "") -> None:
     while True:
         now_utc_s = utc_seconds()
-        kept = _kept(path, required=look is None)
-        found = device_rows(look.fleet if look else None, kept, look.heard_now if look else {}, now_utc_s)
-        found = (
-            [msgspec.structs.replace(one, models=look.models.get(one.device, ())) for one in found] if look else found
+        reports = _latest_reports(path, required=look is None)
+        devices = device_rows(look.fleet if look else None, reports, look.heard_now if look else {}, now_utc_s)
+        devices = (
+            [msgspec.structs.replace(device, models=look.models.get(device.device, ())) for device in devices]
+            if look
+            else devices
         )
-        found = _without_revoked(found, gateway)
+        devices = _mark_revoked_offline(devices, gateway)
         if options.device:
-            found = _only(found, options.device)
+            devices = _select(devices, options.device)
         if options.format == "json":
-            _write_json(options, path, found, now_utc_s)
+            _write_json(options, path, devices, now_utc_s)
         else:
             if options.watch and sys.stdout.isatty():
                 sys.stdout.write(CLEAR)
-            _print(options, path, found, now_utc_s)
+            _print(options, path, devices, now_utc_s)
         if not options.watch:
             return
         await asyncio.sleep(options.watch)
 
 
-def _without_revoked(found: list[Device], gateway: str) -> list[Device]:
+def _mark_revoked_offline(devices: list[Device], gateway: str) -> list[Device]:
     """Show who was revoked as away: the broker goes on retaining its birth, and nobody may take that back."""
-    denied = _denied(gateway)
-    return [msgspec.structs.replace(one, online=False) if one.device in denied else one for one in found]
+    denied = _read_revoked(gateway)
+    return [msgspec.structs.replace(device, online=False) if device.device in denied else device for device in devices]
 
 
-def _denied(gateway: str) -> Collection[str]:
+def _read_revoked(gateway: str) -> Collection[str]:
     """Return who is revoked at a site; nobody where that cannot be read."""
     try:
         return read_denied(Path(gateway)) if gateway else ()
@@ -140,7 +142,7 @@ def _denied(gateway: str) -> Collection[str]:
         return ()
 
 
-def _kept(path: Path, *, required: bool) -> Mapping[str, StoredReport]:
+def _latest_reports(path: Path, *, required: bool) -> Mapping[str, StoredReport]:
     """Return what the site's history has; beside a broker it is not needed."""
     try:
         return latest_reports(path)
@@ -151,52 +153,52 @@ def _kept(path: Path, *, required: bool) -> Mapping[str, StoredReport]:
         return {}
 
 
-def _only(found: list[Device], name: str) -> list[Device]:
-    chosen = [one for one in found if one.device == name]
+def _select(devices: list[Device], name: str) -> list[Device]:
+    chosen = [device for device in devices if device.device == name]
     if not chosen:
         raise ConfigError(
-            f"no device {name!r} is known here; known: {', '.join(one.device for one in found) or 'none'}"
-            f"{guess(name, [one.device for one in found])}"
+            f"no device {name!r} is known here; known: {', '.join(device.device for device in devices) or 'none'}"
+            f"{guess(name, [device.device for device in devices])}"
         )
     return chosen
 
 
-def _history(options: argparse.Namespace, path: Path, one: Device, now_utc_s: float) -> list[tuple[float, Reading]]:
+def _history(options: argparse.Namespace, path: Path, device: Device, now_utc_s: float) -> list[tuple[float, Reading]]:
     """Return what is kept of the reading that is to be plotted.
 
     Raises:
         ConfigError: The device never measured anything of that name.
     """
-    kept = reading_history(path, one.device, options.plot, now_utc_s - options.hours * HOUR_S)
-    if not kept and options.plot not in one.readings and one.lack(options.plot) is None:
+    readings = reading_history(path, device.device, options.plot, now_utc_s - options.hours * HOUR_S)
+    if not readings and options.plot not in device.readings and device.lack(options.plot) is None:
         raise ConfigError(
-            f"--plot {options.plot}: {one.device} measures {', '.join(sorted(one.readings)) or 'nothing'}"
+            f"--plot {options.plot}: {device.device} measures {', '.join(sorted(device.readings)) or 'nothing'}"
         )
-    return kept
+    return readings
 
 
-def _print(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
-    if not found:
+def _print(options: argparse.Namespace, path: Path, devices: list[Device], now_utc_s: float) -> None:
+    if not devices:
         write_text(sys.stdout, "no device has been here")
         return
-    drawn: list[str] = []
+    plot_lines: list[str] = []
     if options.plot:
         since = now_utc_s - options.hours * HOUR_S
-        drawn = plot_readings(options.plot, _history(options, path, found[0], now_utc_s), since, now_utc_s)
-    write_text(sys.stdout, devices_table(found))
+        plot_lines = plot_readings(options.plot, _history(options, path, devices[0], now_utc_s), since, now_utc_s)
+    write_text(sys.stdout, devices_table(devices))
     if not options.device:
         return
-    [one] = found
-    facts = (short_text(f"{name}: {fact}") for name, fact in sorted(one.facts.items()))
-    write_text(sys.stdout, readings_table(one), absences_table(one), *facts, *model_lines(one))
-    if drawn:
-        write_text(sys.stdout, *drawn)
+    [device] = devices
+    facts = (short_text(f"{name}: {fact}") for name, fact in sorted(device.facts.items()))
+    write_text(sys.stdout, readings_table(device), absences_table(device), *facts, *model_lines(device))
+    if plot_lines:
+        write_text(sys.stdout, *plot_lines)
 
 
-def _write_json(options: argparse.Namespace, path: Path, found: list[Device], now_utc_s: float) -> None:
-    drawn = None
+def _write_json(options: argparse.Namespace, path: Path, devices: list[Device], now_utc_s: float) -> None:
+    history = None
     if options.plot:
-        drawn = [(at, reading.value) for at, reading in _history(options, path, found[0], now_utc_s)]
-    data = msgspec.json.encode(Shown(devices=found, history=drawn))
+        history = [(at, reading.value) for at, reading in _history(options, path, devices[0], now_utc_s)]
+    data = msgspec.json.encode(DevicesView(devices=devices, history=history))
     sys.stdout.write((data if options.watch else msgspec.json.format(data, indent=1)).decode() + "\n")
     sys.stdout.flush()

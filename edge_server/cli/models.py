@@ -19,7 +19,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 MEGA = 1e6
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A network with its defaults.
 
     Attributes:
@@ -48,20 +48,20 @@ def show_models(options: argparse.Namespace) -> int:
     if options.batch < 1 or any(size < 1 for size in options.example):
         raise ConfigError("--batch and --example: give numbers from 1")
     if not options.model:
-        listed = [_listed(name) for name in sorted(MODELS)]
-        _put(options, listed, _list(listed))
+        listed = [_describe(name) for name in sorted(MODELS)]
+        _print(options, listed, _models_table(listed))
         return 0
     spec = Spec(name=options.model, options=dict(map(_option, options.option)))
-    found = cuts.cut_table(spec, tuple(options.example), options.batch)
-    _put(options, found, _one(spec, found))
+    result = cuts.cut_table(spec, tuple(options.example), options.batch)
+    _print(options, result, _cuts_table(spec, result))
     return 0
 
 
-def _put(options: argparse.Namespace, found: object, shown: TextTable) -> None:
+def _print(options: argparse.Namespace, table: object, text: TextTable) -> None:
     if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(table), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, shown)
+        write_text(sys.stdout, text)
 
 
 def _option(text: str) -> tuple[str, Scalar]:
@@ -75,35 +75,42 @@ def _option(text: str) -> tuple[str, Scalar]:
         return key, value
 
 
-def _listed(name: str) -> Listed:
-    found = cuts.cut_table(Spec(name=name))
-    known = inspect.signature(MODELS[name]).parameters
-    return Listed(
+def _describe(name: str) -> ListedModel:
+    table = cuts.cut_table(Spec(name=name))
+    parameters = inspect.signature(MODELS[name]).parameters
+    return ListedModel(
         name=name,
-        options={key: parameter.default for key, parameter in known.items()},
-        example=found.example,
-        parameters=found.whole.parameters,
-        cuts=[cut.cut for cut in found.cuts],
+        options={key: parameter.default for key, parameter in parameters.items()},
+        example=table.example,
+        parameters=table.whole.parameters,
+        cuts=[cut.cut for cut in table.cuts],
     )
 
 
-def _list(listed: Sequence[Listed]) -> TextTable:
+def _models_table(listed: Sequence[ListedModel]) -> TextTable:
     columns = (
         *(TextColumn("model"), TextColumn("example"), TextColumn("parameters", right=True)),
         *(TextColumn("cuts", least=12), TextColumn("options", least=24)),
     )
     rows = [
-        (one.name, _shape(one.example), f"{one.parameters:,}", _row(one.cuts), _told(one.options)) for one in listed
+        (
+            network.name,
+            _shape(network.example),
+            f"{network.parameters:,}",
+            _format_numbers(network.cuts),
+            _format_options(network.options),
+        )
+        for network in listed
     ]
     return TextTable(columns, rows)
 
 
-def _one(spec: Spec, found: cuts.Table) -> TextTable:
-    title = f"{spec.name} {_told(spec.options)}".rstrip()
+def _cuts_table(spec: Spec, table: cuts.Table) -> TextTable:
+    title = f"{spec.name} {_format_options(spec.options)}".rstrip()
     caption = (
-        f"one example: {_shape(found.example)}; the whole: {found.whole.parameters:,} parameters, "
-        f"{found.whole.prunable:,} prunable, {found.whole.forward_macs / MEGA:.1f} MMAC\n"
-        f"below the cut is the device's; MMAC: forward, one example; MB: one step of {found.batch_size} examples"
+        f"one example: {_shape(table.example)}; the whole: {table.whole.parameters:,} parameters, "
+        f"{table.whole.prunable:,} prunable, {table.whole.forward_macs / MEGA:.1f} MMAC\n"
+        f"below the cut is the device's; MMAC: forward, one example; MB: one step of {table.batch_size} examples"
     )
     headings = ("cut", "features", "numbers", "parameters", "prunable", "MMAC", "MB up", "MB down")
     rows = [
@@ -112,7 +119,7 @@ def _one(spec: Spec, found: cuts.Table) -> TextTable:
             *(f"{cut.below.parameters:,}", f"{cut.below.prunable:,}", f"{cut.below.forward_macs / MEGA:.1f}"),
             *(f"{cut.features_bytes / MEGA:.2f}", f"{cut.gradient_bytes / MEGA:.2f}"),
         )
-        for cut in found.cuts
+        for cut in table.cuts
     ]
     return TextTable([TextColumn(heading, right=True) for heading in headings], rows, title, caption)
 
@@ -121,9 +128,9 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _row(numbers: Sequence[int]) -> str:
+def _format_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _told(options: Mapping[str, object]) -> str:
+def _format_options(options: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in options.items())

@@ -58,7 +58,7 @@ def run_command(options: argparse.Namespace) -> list[ReplayedRun]:
     )
 
 
-def compared(options: argparse.Namespace, recorded: Sequence[Run], replayed: Sequence[Run]) -> int:
+def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], replayed: Sequence[Run]) -> int:
     """Say how far a replay is from a recorded run, or from those of several sites; return the exit code.
 
     Args:
@@ -70,17 +70,17 @@ def compared(options: argparse.Namespace, recorded: Sequence[Run], replayed: Seq
         ConfigError: Several sites are held against a run of one server.
         Unwritable: The disk does not take the page.
     """
-    found = _gap(recorded, replayed)
+    gap = _gap(recorded, replayed)
     if options.html:
-        write(options.html, sites_page(found) if isinstance(found, SitesGap) else page(found))
+        write(options.html, sites_page(gap) if isinstance(gap, SitesGap) else page(gap))
     if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(gap), indent=1).decode() + "\n")
     else:
-        said = sites_lines(found) if isinstance(found, SitesGap) else lines(found)
-        write_text(sys.stdout, table(found.spreads), *said)
+        notes = sites_lines(gap) if isinstance(gap, SitesGap) else lines(gap)
+        write_text(sys.stdout, table(gap.spreads), *notes)
         if options.html:
             sys.stdout.write(f"page: {options.html}\n")
-    return code(found, options.fail_above)
+    return exit_code(gap, options.fail_above)
 
 
 def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
@@ -99,35 +99,35 @@ def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
     Raises:
         ConfigError: A journal does not say what run it is of.
     """
-    model, why = models(recorded, replayed)
+    model, why = compare_models(recorded, replayed)
     return compare_runs(recorded.records, replayed.records, model, why)
 
 
-def code(found: Gap | SitesGap, most: float | None) -> int:
+def exit_code(gap: Gap | SitesGap, most: float | None) -> int:
     """Return 0, or 1 where the median error of a round's seconds is not known to be at most so much."""
     if most is None:
         return 0
-    seconds = found.spread("round_s")
+    seconds = gap.spread("round_s")
     return 0 if seconds and not seconds.boundless and seconds.median <= most else EXIT_FAR
 
 
-def models(recorded: Run, replayed: Run) -> tuple[Model, str]:
+def compare_models(recorded: Run, replayed: Run) -> tuple[Model, str]:
     """Tell whether the parameters after the last round are the same bits, or why nobody knows."""
     numbers = [last_model_round(run.records) for run in (recorded, replayed)]
     if numbers[0] != numbers[1]:
         return "unknown", f"the last model is of round {numbers[0]}, that of the replay of round {numbers[1]}"
     try:
-        one, other = (_digest(run.folder, numbers[0]) for run in (recorded, replayed))
+        recorded_digest, replayed_digest = (_digest(run.folder, numbers[0]) for run in (recorded, replayed))
     except FileNotFoundError as error:
         return "unknown", f"there is no checkpoint {error}"
     except CorruptFile as error:
         return "unknown", str(error)
-    return ("same", "") if one == other else ("different", "")
+    return ("same", "") if recorded_digest == replayed_digest else ("different", "")
 
 
 def last_model_round(records: Sequence[AnyRecord]) -> int:
     """Return the last round that gave a model; 0 for none."""
-    return max((one.round for one in closed_rounds(records) if one.outcome == "aggregated"), default=0)
+    return max((record.round for record in closed_rounds(records) if record.outcome == "aggregated"), default=0)
 
 
 def _digest(folder: Path, number: int) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_server.cli import places
+from edge_server.cli import folders
 
 if TYPE_CHECKING:
     from edge_server.journal.records import AnyRecord
@@ -26,7 +26,9 @@ SCHEMA = 1
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"{places.RUN_OR_SITES}; the first is compared with")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help=f"{folders.RUN_OR_SITES_HELP}; the first is compared with"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -36,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="default: what FILE's name ends in, else html")
     parser.add_argument(
         "--target",
-        type=accuracy,
+        type=parse_accuracy,
         action="append",
         default=[],
         metavar="ACC",
@@ -44,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def accuracy(text: str) -> float:
+def parse_accuracy(text: str) -> float:
     """Return an accuracy.
 
     Raises:
@@ -72,11 +74,11 @@ def report(options: argparse.Namespace) -> int:
 
     named = [run for name in dict.fromkeys(options.runs) for run in find_all(options.data_dir, name)]
     found = list({run.folder: run for run in named}.values())
-    runs = distinct([digest_run(run.records) for run in found])
-    sites = _together([(digest, run.records) for digest, run in zip(runs, found, strict=True)])
-    kind = options.format or kind_of(options.out)
+    digests = make_names_unique([digest_run(run.records) for run in found])
+    sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, found, strict=True)])
+    kind = options.format or format_of(options.out)
     rollouts = rollouts_of(options.data_dir, {run.folder.name for run in found})
-    text = WRITERS[kind](runs, options.target, rollouts, sites)
+    text = WRITERS[kind](digests, options.target, rollouts, sites)
     out = options.out or (found[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
@@ -86,7 +88,7 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _together(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequence[SitesDigest]:
+def _digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequence[SitesDigest]:
     """Return what runs of several sites came to; numpy waits until there are any."""
     if not any(digest.plan.sites for digest, _ in runs):
         return []
@@ -95,19 +97,19 @@ def _together(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequence[Si
     return digest_sites(runs)
 
 
-def distinct(runs: Sequence[Digest]) -> list[Digest]:
+def make_names_unique(runs: Sequence[Digest]) -> list[Digest]:
     """Return runs of which no two have the same name: of the later ones it ends in a number."""
     from msgspec.structs import replace  # noqa: PLC0415
 
-    seen: Counter[str] = Counter()
-    found = []
+    counts: Counter[str] = Counter()
+    renamed = []
     for run in runs:
-        seen[run.run] += 1
-        found.append(run if seen[run.run] == 1 else replace(run, run=f"{run.run} ({seen[run.run]})"))
-    return found
+        counts[run.run] += 1
+        renamed.append(run if counts[run.run] == 1 else replace(run, run=f"{run.run} ({counts[run.run]})"))
+    return renamed
 
 
-def kind_of(out: Path | None) -> str:
+def format_of(out: Path | None) -> str:
     """Return the format that a file's name ends in, or that of a page."""
     suffix = out.suffix.removeprefix(".").lower() if out else ""
     return suffix if suffix in FORMATS else "html"
@@ -143,7 +145,7 @@ def _csv(
     from edge_server.report.csv_export import render_csv  # noqa: PLC0415
     from edge_server.report.sites.lines import csv_site_lines  # noqa: PLC0415
 
-    return render_csv(runs, targets, [line for one in sites for line in csv_site_lines(one)])
+    return render_csv(runs, targets, [line for site in sites for line in csv_site_lines(site)])
 
 
 def _json(
@@ -154,10 +156,10 @@ def _json(
     from edge_server.journal.rollouts.state import summarise  # noqa: PLC0415
     from edge_server.report.targets import costs_to_targets  # noqa: PLC0415
 
-    served = {"rollouts": [summarise(one) for one in rollouts]} if rollouts else {}
+    served = {"rollouts": [summarise(rollout) for rollout in rollouts]} if rollouts else {}
     together = {"sites": sites} if sites else {}
-    whole = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
-    return msgspec.json.encode(whole).decode() + "\n"
+    content = {"schema": SCHEMA, "runs": runs, "targets": costs_to_targets(runs, targets), **together, **served}
+    return msgspec.json.encode(content).decode() + "\n"
 
 
 Writer = Callable[["Sequence[Digest]", Sequence[float], "Sequence[RolloutState]", "Sequence[SitesDigest]"], str]

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.cli import places
+from edge_server.cli import folders
 from edge_server.journal.runs import Run, all_runs, find_run, folders_of_runs, is_empty, summarise_run
-from edge_server.sites.overview import read_rounds, sites_table, summarise_sites
 from shared.errors import ConfigError
 from shared.protocol.units import BYTES, choose_unit
 from shared.runtime.folder_lock import hold_lock
@@ -27,7 +26,7 @@ EXIT_SHORT = 1
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes; without a verb it lists."""
-    places.add(parser, form=True)
+    folders.add_options(parser, form=True)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     rm = verbs.add_parser("rm", help="remove runs: their journals, checkpoints, updates and logs")
     help_ = "whole name of a run; an abbreviation, `last` or a path must be confirmed"
@@ -35,14 +34,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     rm.add_argument("--yes", action="store_true", help="remove without a confirmation")
     rm.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     prune = verbs.add_parser("prune", help="remove all runs but the newest, and what is left of runs that never began")
-    prune.add_argument("--keep", type=_count, required=True, metavar="N", help="how many to leave")
+    prune.add_argument("--keep", type=parse_count, required=True, metavar="N", help="how many to leave")
     prune.add_argument("--unfinished", action="store_true", help="remove also those that could be gone on with")
     prune.add_argument("--dry-run", action="store_true", help="only say which")
     for verb in (rm, prune):
-        places.add(verb, again=True)
+        folders.add_options(verb, again=True)
 
 
-def _count(text: str) -> int:
+def parse_count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: give 0 or more")
     return int(text)
@@ -63,30 +62,8 @@ def runs(options: argparse.Namespace) -> int:
             return _list(options)
 
 
-def sites_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `edge-server sites` takes."""
-    parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=f"{places.RUN}; default: last")
-    places.add(parser, form=True)
-
-
-def sites(options: argparse.Namespace) -> int:
-    """Show how a site stands among the others of its run.
-
-    Raises:
-        ConfigError: The run is not there, or has one site alone.
-    """
-    run = find_run(options.data_dir, options.run)
-    found = summarise_sites(run.records, read_rounds(run.folder))
-    if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
-        return 0
-    table, lines = sites_table(found)
-    write_text(sys.stdout, table, *lines)
-    return 0
-
-
 def _list(options: argparse.Namespace) -> int:
-    summaries = [summarise_run(one) for one in all_runs(options.data_dir)]
+    summaries = [summarise_run(run) for run in all_runs(options.data_dir)]
     if options.format == "json":
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(summaries), indent=1).decode() + "\n")
         return 0
@@ -139,11 +116,11 @@ def _format_size(size: int) -> str:
 
 def _prune(options: argparse.Namespace) -> int:
     """Remove what lies behind the newest runs; what could be gone on with stays unless that is asked for."""
-    there = [run for run in all_runs(options.data_dir) if run.opened]
-    begun = {run.folder for run in there}
+    runs = [run for run in all_runs(options.data_dir) if run.opened]
+    begun = {run.folder for run in runs}
     empty = [folder for folder in folders_of_runs(options.data_dir) if folder not in begun and is_empty(folder)]
-    behind = there[options.keep :]
-    stay = [] if options.unfinished else [run for run in behind if _goes_on(run)]
+    behind = runs[options.keep :]
+    stay = [] if options.unfinished else [run for run in behind if _is_resumable(run)]
     for run in stay:
         sys.stdout.write(f"kept {run.folder.name}: it is unfinished; --unfinished removes it too\n")
     chosen = [*(run.folder for run in behind if run not in stay), *empty]
@@ -153,7 +130,7 @@ def _prune(options: argparse.Namespace) -> int:
     return _remove(chosen)
 
 
-def _goes_on(run: Run) -> bool:
+def _is_resumable(run: Run) -> bool:
     """Tell whether the command that began a run would go on with it."""
     return bool(run.opened and run.opened.started and not run.opened.imported and not run.closed)
 

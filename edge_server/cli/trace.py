@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from edge_server.cli import places
+from edge_server.cli import folders
 
 TRACE = "the folder of a trace"
 
@@ -15,7 +15,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Tell the command line what it takes."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     export = verbs.add_parser("export", help="write a run as a folder of one header and CSV tables")
-    export.add_argument("run", metavar="RUN", help=places.RUN)
+    export.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     export.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default: RUN.trace")
     export.add_argument("--anonymous", action="store_true", help="name the devices by their place in the fleet")
     bring = verbs.add_parser("import", help="make a run of a trace; `show`, `report` and `replay` read it")
@@ -23,8 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     bring.add_argument("--as", dest="name", default="", metavar="NAME", help="another name for the run")
     check = verbs.add_parser("check", help="read a trace, and say what is in it or what is wrong with it")
     check.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
-    places.add(export, data=True)
-    places.add(bring)
+    folders.add_options(export, data=True)
+    folders.add_options(bring)
 
 
 def trace(options: argparse.Namespace) -> int:
@@ -32,22 +32,24 @@ def trace(options: argparse.Namespace) -> int:
     from edge_server.replay.trace import files, header, transfer  # noqa: PLC0415
 
     if options.verb == "export":
-        folder = options.out or _usual_folder(options)
-        found = transfer.export(options.data_dir, options.run, folder, options.data_root, anonymous=options.anonymous)
-        _say(f"{transfer.summary(found)}\ntrace: {folder}")
+        folder = options.out or _default_folder(options)
+        exported = transfer.export(
+            options.data_dir, options.run, folder, options.data_root, anonymous=options.anonymous
+        )
+        _print(f"{transfer.summary(exported)}\ntrace: {folder}")
         return 0
     from edge_server.rounds.check_plan import check  # noqa: PLC0415 - it builds the model
 
-    found = files.read(options.folder)
-    check(found.header.plan, options.folder / header.FILE)
+    exported = files.read(options.folder)
+    check(exported.header.plan, options.folder / header.FILE)
     if options.verb == "import":
-        _say(f"record: {transfer.import_trace(found, options.data_dir, options.name)}")
+        _print(f"record: {transfer.import_trace(exported, options.data_dir, options.name)}")
     else:
-        _say(transfer.summary(found))
+        _print(transfer.summary(exported))
     return 0
 
 
-def _usual_folder(options: argparse.Namespace) -> Path:
+def _default_folder(options: argparse.Namespace) -> Path:
     """Return the folder of a run's trace where none is named: called as the run is, however that was named."""
     from edge_server.journal.runs import find_run  # noqa: PLC0415
 
@@ -56,5 +58,5 @@ def _usual_folder(options: argparse.Namespace) -> Path:
     return name.with_name(f"{name.name}.trace")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")

@@ -29,10 +29,10 @@ from edge_server.trial.progress import Display
 from shared import registry
 from shared.errors import ConfigError
 
-Found = tuple[Path, list[AnyRecord]]
+FinishedRun = tuple[Path, list[AnyRecord]]
 
 
-def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> list[Found]:
+def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> list[FinishedRun]:
     """Run a trial to its end; return folder and records of the run, of a plan with sites of the run of each.
 
     Progress is told on standard error.
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
     if options.config:
         require_one_site(plan, options.plan)
     if plan.sites or options.local is not None or (plan.local and not options.config):
-        return _here(options, config, plan, cancelled_by_signals)
+        return _run_here(options, config, plan, cancelled_by_signals)
     for name in ("embedded_broker", "cef_share", "device"):
         if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: give --local as well")
@@ -63,18 +63,18 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
             f"{options.plan}: neither the devices nor their broker are known; give --config server.toml for the "
             "devices of a site, or --local N for N agents on this machine"
         )
-    return [_connected(config, plan, cancelled_by_signals)]
+    return [_run_with_fleet(config, plan, cancelled_by_signals)]
 
 
-def _here(
+def _run_here(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
-) -> list[Found]:
+) -> list[FinishedRun]:
     """Run a plan on this machine; before it, where its budget is a share of what its baseline takes, that."""
 
-    def go(one: Plan) -> list[Found]:
-        if one.sites:
-            return run_at_sites(options, config, one, cancelled_by_signals)
-        return [_local(options, config, one, cancelled_by_signals)]
+    def go(plan_to_run: Plan) -> list[FinishedRun]:
+        if plan_to_run.sites:
+            return run_at_sites(options, config, plan_to_run, cancelled_by_signals)
+        return [_local(options, config, plan_to_run, cancelled_by_signals)]
 
     share = options.cef_share
     if share is None:
@@ -91,7 +91,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     return msgspec.structs.replace(config, data_dir=str(options.data_dir), data_root=str(options.data_root))
 
 
-def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> Found:
+def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]) -> FinishedRun:
     data_dir = make_folder(Path(config.data_dir))
     name = find_unfinished(data_dir, plan) or new_name(plan)
     console = Console(stderr=True)
@@ -119,19 +119,19 @@ def _connected(config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[
 
 def _local(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
-) -> Found:
-    local = _trial(options, config, plan, new_name(plan), options.local or plan.local)
+) -> FinishedRun:
+    local = _local_trial(options, config, plan, new_name(plan), options.local or plan.local)
     console = Console(stderr=True)
     display = Display(console, plan.rounds)
     print_line(console, f"{plan.name}: {local.count} agents, {plan.rounds} rounds of {plan.algorithm.name}")
     _say_emulated(console, plan)
-    _to_the_end(run_local(local, display.tell), [local], console, display.bar, cancelled_by_signals)
+    _run_to_end(run_local(local, display.tell), [local], console, display.bar, cancelled_by_signals)
     return local.folder, read(local.folder)
 
 
 def run_at_sites(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
-) -> list[Found]:
+) -> list[FinishedRun]:
     """Run a plan with sites on this machine, each with a broker and a server of its own.
 
     Args:
@@ -139,12 +139,12 @@ def run_at_sites(
     """
     assert plan.sites
     count = len(devices(plan))
-    if (asked := options.local or plan.local or count) != count:
+    if (count_given := options.local or plan.local or count) != count:
         raise ConfigError(
-            f"{options.plan}: sites: {asked} agents are asked for, and the plan names {count} devices of its sites; "
+            f"{options.plan}: sites: {count_given} agents are asked for, and the plan names {count} devices of its sites; "
             "leave `local` and --local out"
         )
-    sites = local_sites(_trial(options, config, plan, new_names(plan), count))
+    sites = local_sites(_local_trial(options, config, plan, new_names(plan), count))
     console = Console(stderr=True)
     bar = NewsBar(console)
     displays = {site: Display(console, plan.rounds, site, bar) for site in sites}
@@ -152,8 +152,8 @@ def run_at_sites(
     print_line(console, f"{plan.name}: {what}")
     _say_emulated(console, plan)
     going = run_sites(sites, lambda site, record: displays[site].tell(record))
-    _to_the_end(going, list(sites.values()), console, bar, cancelled_by_signals)
-    return [(one.folder, read(one.folder)) for one in sites.values()]
+    _run_to_end(going, list(sites.values()), console, bar, cancelled_by_signals)
+    return [(site.folder, read(site.folder)) for site in sites.values()]
 
 
 def _say_emulated(console: Console, plan: Plan) -> None:
@@ -164,7 +164,7 @@ def _say_emulated(console: Console, plan: Plan) -> None:
         print_line(console, "joules: modelled by the plan's watts, from CPU seconds and times of transfers")
 
 
-def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
+def _local_trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
     """Return what runs on this machine; with so many agents, 0 for those that the plan names."""
     planned_data(plan)
     require_there(plan, Path(config.data_root))
@@ -177,7 +177,7 @@ def _trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: s
     )
 
 
-def _to_the_end(
+def _run_to_end(
     trial: Coroutine[None, None, object],
     runs: Sequence[Local],
     console: Console,
@@ -195,7 +195,7 @@ def _to_the_end(
             asyncio.run(go())
         except (asyncio.CancelledError, KeyboardInterrupt):
             print_line(console, "the broker and the agents that this command started have ended")
-            for one in runs:
-                if run_exists(one.data_dir, one.run):
-                    print_line(console, f"run {one.run} stays unfinished; the same command begins a new one")
+            for local in runs:
+                if run_exists(local.data_dir, local.run):
+                    print_line(console, f"run {local.run} stays unfinished; the same command begins a new one")
             raise

@@ -118,8 +118,8 @@ def duration_s(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: It is none, or more than a token may be good for.
     """
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", text)
-    seconds = float(found[1]) * UNITS_S[found[2]] if found else 0.0
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])", text)
+    seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
     if not 0 < seconds <= MOST_TTL_S:
         raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 15m, 2h or 1d, at most 30d")
     return seconds

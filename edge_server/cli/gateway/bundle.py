@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
-from edge_server.cli.gateway.doctor import find_site, look, read_config
+from edge_server.cli.gateway.doctor import find_site, read_config, run_checks
 from edge_server.cli.gateway.examine import secret_files
 from edge_server.journal.runs import all_runs, summarise_run
 from edge_server.plan.server_config import ServerConfig
@@ -24,7 +24,7 @@ from shared.runtime.diagnosis.bundle import (
 
 UNITS = ("fieldfleet-server", "mosquitto")
 JOURNAL = ("journalctl", f"--lines={MOST_LINES}", "--no-pager", "--output=short-iso")
-PATIENCE_S = 30.0
+JOURNAL_TIMEOUT_S = 30.0
 PUBLIC_FILES = ("mosquitto.conf", "acl")
 
 
@@ -37,11 +37,11 @@ def support_bundle(options: argparse.Namespace) -> int:
     path = options.out or Path(f"server-bundle-{utc_stamp()}.tar.gz")
     config, findings = read_config(options)
     site = find_site(options.folder, config)
-    logs = {f"log-{number}.txt": last_lines(one) for number, one in enumerate(options.log)}
-    findings += asyncio.run(look(site, config))
+    logs = {f"log-{number}.txt": last_lines(log) for number, log in enumerate(options.log)}
+    findings += asyncio.run(run_checks(site, config))
     files: dict[str, object] = {"versions.json": running_versions(), "doctor.json": findings, **logs}
-    files |= _configured(config) if config else {}
-    files |= _of_site(site) if site else {}
+    files |= _config_files(config) if config else {}
+    files |= _site_files(site) if site else {}
     if not logs:
         files |= {f"log-{unit}.txt": asyncio.run(_journal(unit)) for unit in UNITS}
     secrets = [*(secret_files(config) if config else []), *(site.rglob("*.key") if site else [])]
@@ -50,14 +50,14 @@ def support_bundle(options: argparse.Namespace) -> int:
     return 0
 
 
-def _configured(config: ServerConfig) -> dict[str, object]:
+def _config_files(config: ServerConfig) -> dict[str, object]:
     """Return what the server's file says, comments left out, and what its runs came to."""
     runs = Path(config.data_dir)
-    found = [summarise_run(one) for one in all_runs(runs)] if runs.is_dir() else []
-    return {"config.json": config, "runs.json": found}
+    summaries = [summarise_run(run) for run in all_runs(runs)] if runs.is_dir() else []
+    return {"config.json": config, "runs.json": summaries}
 
 
-def _of_site(site: Path) -> dict[str, object]:
+def _site_files(site: Path) -> dict[str, object]:
     """Return the files of a site that hold no secret, and a list of all."""
     texts = {name: site / name for name in PUBLIC_FILES if (site / name).is_file()}
     return {"site.txt": list_files(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
@@ -71,8 +71,8 @@ async def _journal(unit: str) -> str:
     except OSError as error:
         return f"no journal: {error.strerror}\n"
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        output, _ = await asyncio.wait_for(process.communicate(), JOURNAL_TIMEOUT_S)
     except TimeoutError:
         process.kill()
         return "no journal: it does not end\n"
-    return said.decode(errors="replace")
+    return output.decode(errors="replace")

@@ -41,13 +41,13 @@ def doctor(options: argparse.Namespace) -> int:
     site = find_site(options.folder, config)
     if site is None and options.config is None:
         raise ConfigError(f"{options.folder}: no site is there; name its --folder, or a server's file by --config")
-    mended = mend(site, config) if options.fix else []
-    findings += asyncio.run(look(site, config))
+    fixes = apply_fixes(site, config) if options.fix else []
+    findings += asyncio.run(run_checks(site, config))
     if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode([*mended, *findings]), indent=1).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode([*fixes, *findings]), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, findings_table([*mended, *findings]), summary(findings))
-    wrong = {one.about for one in findings if one.state == "bad"}
+        write_text(sys.stdout, findings_table([*fixes, *findings]), summary(findings))
+    wrong = {finding.about for finding in findings if finding.state == "bad"}
     return EXIT_CONFIG if CONFIGURATION in wrong else EXIT_BAD if wrong else 0
 
 
@@ -72,34 +72,34 @@ def find_site(folder: Path, config: ServerConfig | None) -> Path | None:
         folder: Where it usually is, or was said to be.
         config: Of the server, which may name it.
     """
-    told = Path(config.gateway) if config and config.gateway else folder
-    return told if (told / FILE).is_file() else None
+    site = Path(config.gateway) if config and config.gateway else folder
+    return site if (site / FILE).is_file() else None
 
 
-async def look(site: Path | None, config: ServerConfig | None) -> list[Finding]:
+async def run_checks(site: Path | None, config: ServerConfig | None) -> list[Finding]:
     """Return what was found.
 
     Args:
         site: Folder of the site; None to look at broker and machine alone.
         config: Of the server; None where it has none that can be read.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if site is None:
-        told = "none is in use: certificates, access list and who may connect are not looked at"
-        found.append(examine.advice("site", told, "`edge-server site init` makes one, whose broker knows everybody"))
+        text = "none is in use: certificates, access list and who may connect are not looked at"
+        findings.append(examine.advice("site", text, "`edge-server site init` makes one, whose broker knows everybody"))
     else:
         folder = open_folder(site)
-        found += await check_site(folder, utc_now())
-        found += examine.examine_own_certificates(folder, utc_now())
-        found += examine.examine_certificates(read_state(site), utc_now())
+        findings += await check_site(folder, utc_now())
+        findings += examine.examine_own_certificates(folder, utc_now())
+        findings += examine.examine_certificates(read_state(site), utc_now())
     if config:
-        found += await examine.examine_broker(config)
-        found += examine.examine_secrets(config) if site is None else []
-        found += examine.examine_open_files(config.broker.port, count_boards(site, config))
+        findings += await examine.examine_broker(config)
+        findings += examine.examine_secrets(config) if site is None else []
+        findings += examine.examine_open_files(config.broker.port, count_boards(site, config))
         if running := examine.running_configuration(config.broker.port):
-            found += examine.examine_limits(running[1], str(running[0]))
-    found += examine.examine_machine(config)
-    return found + await services.examine_services(config, site)
+            findings += examine.examine_limits(running[1], str(running[0]))
+    findings += examine.examine_machine(config)
+    return findings + await services.examine_services(config, site)
 
 
 def count_boards(site: Path | None, config: ServerConfig) -> int:
@@ -112,7 +112,7 @@ def count_boards(site: Path | None, config: ServerConfig) -> int:
         return 0
 
 
-def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:
+def apply_fixes(site: Path | None, config: ServerConfig | None) -> list[Finding]:
     """Mend what can be mended without harm: modes of secrets, and files that `site init` makes anew.
 
     Args:
@@ -122,20 +122,20 @@ def mend(site: Path | None, config: ServerConfig | None) -> list[Finding]:
     secrets = examine.secret_files(config) if config else []
     if site:
         secrets += [*site.glob("ca/*.key"), *site.glob("gateway/*.key"), site / FILE]
-    done = [one for path in dict.fromkeys(secrets) if (one := _close(path))]
+    fixes = [fix for path in dict.fromkeys(secrets) if (fix := _make_private(path))]
     if site:
         folder = open_folder(site)
         try:
             initialise(folder, SiteSettings(), utc_now())
         except (ConfigError, OSError) as error:
-            done.append(examine.advice("--fix", f"the site's files stay as they are: {error}", ""))
+            fixes.append(examine.advice("--fix", f"the site's files stay as they are: {error}", ""))
         if folder.changed:
-            told = f"made anew: {', '.join(folder.changed)}"
-            done.append(examine.advice("--fix", told, "`edge-server site reload` has a running broker take them"))
-    return done
+            text = f"made anew: {', '.join(folder.changed)}"
+            fixes.append(examine.advice("--fix", text, "`edge-server site reload` has a running broker take them"))
+    return fixes
 
 
-def _close(path: Path) -> Finding | None:
+def _make_private(path: Path) -> Finding | None:
     with suppress(OSError):
         if find_openness(path):
             path.chmod(PRIVATE)
@@ -145,5 +145,5 @@ def _close(path: Path) -> Finding | None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """Return how many of each kind there are."""
-    counts = {state: sum(one.state == state for one in findings) for state in ("bad", "advice", "good")}
+    counts = {state: sum(finding.state == state for finding in findings) for state in ("bad", "advice", "good")}
     return f"{counts['bad']} faults, {counts['advice']} to look at, {counts['good']} in order"

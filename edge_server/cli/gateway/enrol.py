@@ -62,7 +62,7 @@ def enrol(options: argparse.Namespace) -> int:
     elif options.revoke:
         revoke_token(site, options.revoke)
     else:
-        hand_out(site, options)
+        issue_tokens(site, options)
     return 0
 
 
@@ -76,7 +76,7 @@ def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
     return read_ledger(site.folder)
 
 
-def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
+def issue_tokens(site: EnrolmentSite, options: argparse.Namespace) -> None:
     """Make tokens and print them; who was revoked is let in again if asked, once the tokens of before are void.
 
     Args:
@@ -91,14 +91,14 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
     state = read_state(site.folder)
     port = options.port or read_address(site.folder).port
     endpoint = EnrolmentEndpoint(_address(state, options.address), port, site.root_digest())
-    denied, rows = _denied(site, names, may_readmit=options.readmit), []
+    denied, rows = _find_revoked(site, names, may_readmit=options.readmit), []
     with site.edit() as ledger:
         ledger.tokens = drop_old_tokens(ledger.tokens, site.utc_s())
         for name in names:
             ledger.tokens = revoke_earlier_tokens(ledger.tokens, name)
-            token, kept = make_token(name, endpoint, options.ttl, site.utc_s())
-            rows.append((name, format_token(token), token.id, kept.expires_utc_s))
-            ledger.tokens[token.id] = kept
+            token, record = make_token(name, endpoint, options.ttl, site.utc_s())
+            rows.append((name, format_token(token), token.id, record.expires_utc_s))
+            ledger.tokens[token.id] = record
     for name in denied:
         _readmit(site, name)
     if options.csv:
@@ -112,22 +112,22 @@ def hand_out(site: EnrolmentSite, options: argparse.Namespace) -> None:
         _write_svg(rows[0][1], options.svg)
 
 
-def _address(state: SiteState, asked: str) -> str:
-    address = asked or address_of(state)
+def _address(state: SiteState, requested: str) -> str:
+    address = requested or address_of(state)
     if address not in state.addresses:
-        known = ", ".join(state.addresses)
-        raise ConfigError(f"--address {address}: the gateway's certificate names {known}; boards would refuse it")
+        names = ", ".join(state.addresses)
+        raise ConfigError(f"--address {address}: the gateway's certificate names {names}; boards would refuse it")
     return address
 
 
-def _denied(site: EnrolmentSite, names: Sequence[str], *, may_readmit: bool) -> list[str]:
+def _find_revoked(site: EnrolmentSite, names: Sequence[str], *, may_readmit: bool) -> list[str]:
     """Return which of these boards were revoked, where the operator says that they may join again."""
-    found = [name for name in names if site.is_denied(name)]
-    if found and not may_readmit:
-        [name] = found  # of several boards, all names are new
-        told = f"{name} was revoked: a token would let a board of that name in again"
-        raise ConfigError(f"{told}; `edge-server enrol {name} --readmit` does, or give the board another name")
-    return found
+    revoked = [name for name in names if site.is_denied(name)]
+    if revoked and not may_readmit:
+        [name] = revoked  # of several boards, all names are new
+        problem = f"{name} was revoked: a token would let a board of that name in again"
+        raise ConfigError(f"{problem}; `edge-server enrol {name} --readmit` does, or give the board another name")
+    return revoked
 
 
 def _readmit(site: EnrolmentSite, name: str) -> None:
@@ -135,8 +135,8 @@ def _readmit(site: EnrolmentSite, name: str) -> None:
     done = asyncio.run(readmit(open_folder(site.folder), name))
     if done.faults:
         raise ConfigError(f"{name} is denied still, and the broker was stopped: {'; '.join(done.faults)}")
-    told = "was revoked and may join again, by this token and a new key; its certificates of before stay refused"
-    sys.stderr.write(f"edge-server: {name} {told}\n")
+    text = "was revoked and may join again, by this token and a new key; its certificates of before stay refused"
+    sys.stderr.write(f"edge-server: {name} {text}\n")
 
 
 def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
@@ -148,16 +148,16 @@ def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
         raise ConfigError("--readmit: name the board; --count makes tokens for names that no board had")
     if not 1 <= options.count <= MOST_AT_ONCE:
         raise ConfigError(f"--count {options.count}: 1 to {MOST_AT_ONCE}")
-    taken = {*read_state(site.folder).accounts, *(one.device for one in read_ledger(site.folder).tokens.values())}
-    return free_names(options.pattern, options.count, taken)
+    used = {*read_state(site.folder).accounts, *(record.device for record in read_ledger(site.folder).tokens.values())}
+    return free_names(options.pattern, options.count, used)
 
 
-def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
+def free_names(pattern: str, count: int, used: set[str]) -> list[str]:
     """Return so many names of a pattern that no board has.
 
     Args:
         pattern: With one field for a number, such as `pi-{:02}`.
-        taken: Names that are not free.
+        used: Names that are not free.
 
     Raises:
         ConfigError: The pattern gives no names.
@@ -165,12 +165,12 @@ def free_names(pattern: str, count: int, taken: set[str]) -> list[str]:
     if not PATTERN.fullmatch(pattern):
         raise ConfigError(f"--pattern {pattern[:80]!r}: write one with one place for a number, such as pi-{{:02}}")
     names: list[str] = []
-    for number in range(1, count + len(taken) + 1):
+    for number in range(1, count + len(used) + 1):
         try:
             name = check_device_name(pattern.format(number))
         except ConfigError as error:
             raise ConfigError(f"--pattern {pattern!r}: {error}; write one such as pi-{{:02}}") from error
-        if name not in taken:
+        if name not in used:
             names.append(name)
         if len(names) == count:
             break
@@ -191,8 +191,8 @@ def install_line(endpoint: EnrolmentEndpoint, line: str) -> str:
     return f"{fetched} && echo '{digest}  install.sh' | sha256sum -c - && echo {line} | sudo sh install.sh"
 
 
-def _print_token(made: tuple[str, str, str], options: argparse.Namespace, *, again: bool, installs: str) -> None:
-    (name, line, token_id), out = made, sys.stdout
+def _print_token(token: tuple[str, str, str], options: argparse.Namespace, *, again: bool, installs: str) -> None:
+    (name, line, token_id), out = token, sys.stdout
     if options.install:
         out.write(f"{installs}\n")
         return
@@ -218,9 +218,9 @@ def qr_code(line: str) -> QRCode:
 def _write_svg(line: str, path: Path) -> None:
     import io  # noqa: PLC0415 - with the above
 
-    made = io.BytesIO()
-    qr_code(line).save(made, kind="svg", scale=6, border=4)
-    replace_file(path, made.getvalue(), mode=PRIVATE)
+    image = io.BytesIO()
+    qr_code(line).save(image, kind="svg", scale=6, border=4)
+    replace_file(path, image.getvalue(), mode=PRIVATE)
     log.warning("%s is as secret as the token: remove it when the board has joined", path)
 
 
@@ -244,19 +244,19 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
         write_text(out, "no token was made")
         return
     headings = ("id", "device", "state", "until", "key", "alarms")
-    newest = sorted(ledger.tokens.items(), key=lambda one: -one[1].made_utc_s)
-    rows = [_token_row(name, kept, now_utc_s) for name, kept in newest]
+    newest = sorted(ledger.tokens.items(), key=lambda item: -item[1].made_utc_s)
+    rows = [_token_row(name, record, now_utc_s) for name, record in newest]
     write_text(out, TextTable([TextColumn(heading) for heading in headings], rows))
-    for name, kept in newest:
-        for alarm in kept.alarms:
-            who = f"token {name} of {kept.device} was used again, by the key {alarm.key[:16]}"
+    for name, record in newest:
+        for alarm in record.alarms:
+            who = f"token {name} of {record.device} was used again, by the key {alarm.key[:16]}"
             write_text(out, f"ALARM {utc_text(alarm.utc_s)}: {who} from {alarm.source}")
 
 
-def _token_row(name: str, kept: TokenRecord, now_utc_s: float) -> list[str]:
-    state = kept.state(now_utc_s)
-    alarms = str(len(kept.alarms)) if kept.alarms else ""
-    return [name, kept.device, state, utc_text(kept.expires_utc_s), kept.key[:16], alarms]
+def _token_row(name: str, record: TokenRecord, now_utc_s: float) -> list[str]:
+    state = record.state(now_utc_s)
+    alarms = str(len(record.alarms)) if record.alarms else ""
+    return [name, record.device, state, utc_text(record.expires_utc_s), record.key[:16], alarms]
 
 
 def revoke_token(site: EnrolmentSite, name: str) -> None:
@@ -270,12 +270,14 @@ def revoke_token(site: EnrolmentSite, name: str) -> None:
     """
     read_state(site.folder)
     with site.edit() as ledger:
-        kept = ledger.tokens.get(name)
-        if kept is None:
+        record = ledger.tokens.get(name)
+        if record is None:
             raise ConfigError(f"no token {name!r}; `edge-server enrol --list` shows them")
-        ledger.tokens[name] = msgspec.structs.replace(kept, revoked=True)
-    if kept.key:
-        write_text(sys.stdout, f"{kept.device} has a certificate by it: `edge-server revoke {kept.device}` ends that")
+        ledger.tokens[name] = msgspec.structs.replace(record, revoked=True)
+    if record.key:
+        write_text(
+            sys.stdout, f"{record.device} has a certificate by it: `edge-server revoke {record.device}` ends that"
+        )
 
 
 def approve(options: argparse.Namespace) -> int:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edge_server.cli.gateway.package_import import format_builds, import_packages, import_wheels
 from edge_server.cli.gateway.site import add_folder, open_site
-from edge_server.cli.gateway.taking import kinds, take_packages, take_wheels
 from shared.runtime.text_table import TextColumn, TextTable, write_text
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def packages_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     remove = verbs.add_parser("remove", help="offer a version no more; boards that run it keep it")
     remove.add_argument("version", metavar="VERSION", help="such as 0.4.0")
-    for one in verbs.choices.values():
-        add_folder(one)
+    for parser_of_verb in verbs.choices.values():
+        add_folder(parser_of_verb)
 
 
 def packages(options: argparse.Namespace) -> int:
@@ -48,12 +48,12 @@ def packages(options: argparse.Namespace) -> int:
 def _add(options: argparse.Namespace) -> int:
     from edge_server.gateway.packages.store import read_debs  # noqa: PLC0415
 
-    take_packages(open_site(options), read_debs(options.files))
+    import_packages(open_site(options), read_debs(options.files))
     return 0
 
 
 def _add_wheels(options: argparse.Namespace) -> int:
-    take_wheels(open_site(options), options.wheels)
+    import_wheels(open_site(options), options.wheels)
     return 0
 
 
@@ -64,8 +64,8 @@ def _list(options: argparse.Namespace) -> int:
     read_state(options.folder)
     index = read_index(options.folder)
     if options.format == "json":
-        shown = {"releases": index.manifests(), "wheels": index.wheels}
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=1).decode() + "\n")
+        content = {"releases": index.manifests(), "wheels": index.wheels}
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n")
         return 0
     _show(index)
     return 0
@@ -81,16 +81,19 @@ def _show(index: PackageIndex) -> None:
             TextColumn("for", least=20),
             TextColumn("signed"),
         )
-        rows = [(one.version, str(one.serial), kinds(one), one.created) for one in index.manifests()]
+        rows = [
+            (manifest.version, str(manifest.serial), format_builds(manifest), manifest.created)
+            for manifest in index.manifests()
+        ]
         write_text(sys.stdout, TextTable(headings, rows))
     if index.wheels:
-        size = sum(one.size for one in index.wheels)
+        size = sum(wheel.size for wheel in index.wheels)
         write_text(sys.stdout, f"{len(index.wheels)} wheels for `device-agent setup`, {size / 1e6:.0f} MB")
 
 
 def _remove(options: argparse.Namespace) -> int:
     from edge_server.gateway.packages.store import remove_packages  # noqa: PLC0415
 
-    gone = remove_packages(open_site(options), options.version)
-    write_text(sys.stdout, f"{gone.name} {gone.version} is offered no more; boards that run it keep it")
+    removed = remove_packages(open_site(options), options.version)
+    write_text(sys.stdout, f"{removed.name} {removed.version} is offered no more; boards that run it keep it")
     return 0

@@ -26,15 +26,13 @@ async def examine_services(config: ServerConfig | None, site: Path | None) -> li
         site: Folder of the site that boards join here; None where there is none.
     """
     names = (SERVER, *([ENROLMENT] if site else []), BROKER)
-    found = (
-        [judge_unit(*one) for one in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
-    )
-    if config and not found:
-        found.append(_server(Path(config.data_dir)))
-    return [*found, *([_enrolment_service(read_address(site))] if site else [])]
+    findings = [check_unit(*unit) for unit in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
+    if config and not findings:
+        findings.append(_server(Path(config.data_dir)))
+    return [*findings, *([_enrolment_service(read_address(site))] if site else [])]
 
 
-def judge_unit(name: str, state: str) -> Finding:
+def check_unit(name: str, state: str) -> Finding:
     """Judge a service by what systemd says of it.
 
     Args:
@@ -61,7 +59,7 @@ def _enrolment_service(address: Address) -> Finding:
     try:
         socket.create_connection((address.host or "127.0.0.1", address.port), CONNECT_S).close()
     except OSError:
-        told = f"nobody answers at port {address.port}: boards can neither join nor renew their certificates"
+        text = f"nobody answers at port {address.port}: boards can neither join nor renew their certificates"
         port = "" if address.port == USUAL_PORT else f" --port {address.port}"
-        return advice("enrolment service", told, f"start `edge-server enrolment-service{port}`")
+        return advice("enrolment service", text, f"start `edge-server enrolment-service{port}`")
     return good("enrolment service", f"somebody answers at port {address.port}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.cli.gateway.taking import reading_packages, take_folder
+from edge_server.cli.gateway.package_import import import_folder, read_in_background
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.clock import utc_seconds
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_BAD = 1
-USUAL_FOLDER = Path("/etc/fieldfleet/site")
+DEFAULT_FOLDER = Path("/etc/fieldfleet/site")
 SERVICES = ("mosquitto", "fieldfleet-enrolment")
 """What systemd starts once there is a site in its usual place: Debian's broker, and who answers boards."""
-MARKS = {"good": "ok", "advice": "note", "bad": "FAULT"}
+STATE_LABELS = {"good": "ok", "advice": "note", "bad": "FAULT"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,14 +60,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     root = verbs.add_parser("rotate-root", help="make the next root, to which boards move by themselves until --finish")
     root.add_argument("--finish", action="store_true", help="go by the next root alone from now on")
     root.add_argument("--force", action="store_true", help="with --finish: also where boards have not moved yet")
-    for one in verbs.choices.values():
-        add_folder(one)
+    for verb_parser in verbs.choices.values():
+        add_folder(verb_parser)
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
     """Declare the option that names the folder of a site."""
-    help_ = f"of the site; default: {USUAL_FOLDER}"
-    parser.add_argument("--folder", type=Path, default=USUAL_FOLDER, metavar="DIR", help=help_)
+    help_ = f"of the site; default: {DEFAULT_FOLDER}"
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=help_)
 
 
 def site(options: argparse.Namespace) -> int:
@@ -111,20 +111,20 @@ def _init(options: argparse.Namespace) -> int:
         raise ConfigError(f"--port {options.port}: give 1 to {(1 << 16) - 1}")
     folder = open_site(options)
     before = folder.path.is_dir()
-    wanted = SiteSettings(options.name, tuple(options.address), options.port or 0, options.bind)
-    with reading_packages(options.packages) as packages:  # where there are none, nothing is made
-        state = initialise(folder, wanted, utc_now())
+    settings = SiteSettings(options.name, tuple(options.address), options.port or 0, options.bind)
+    with read_in_background(options.packages) as packages:  # where there are none, nothing is made
+        state = initialise(folder, settings, utc_now())
         link_services(folder)
     wrote = list(folder.changed)
     if options.packages:
-        take_folder(folder, options.packages, packages())
+        import_folder(folder, options.packages, packages())
     if not wrote:
         if options.packages:
             return 0
         write_text(sys.stdout, f"site {state.site} in {folder.path} is as it was: nothing was changed")
         return 0
     lines = [f"site {state.site} in {folder.path}: wrote {', '.join(wrote)}"]
-    runs = not before and folder.path == USUAL_FOLDER and units.can_start_services()
+    runs = not before and folder.path == DEFAULT_FOLDER and units.can_start_services()
     refusal = units.restart(*SERVICES) if runs else ""
     if refusal:
         sys.stderr.write(f"edge-server: {' and '.join(SERVICES)} are not both running: {refusal}\n")
@@ -146,10 +146,10 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
     from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415
 
     root = fingerprint(newest_root(folder.ca(""))).hex()
-    where = f" --folder {folder.path}" if folder.path != USUAL_FOLDER else ""
+    where = f" --folder {folder.path}" if folder.path != DEFAULT_FOLDER else ""
     debian = "Debian's, with a site in its usual place: `systemctl restart mosquitto`"
-    own = f"start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})"
-    started = f"{' and '.join(SERVICES)} run: `edge-server enrol NAME` makes a token for a board" if runs else own
+    start = f"start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})"
+    started = f"{' and '.join(SERVICES)} run: `edge-server enrol NAME` makes a token for a board" if runs else start
     return [
         f"boards reach it at {', '.join(state.addresses)}, port {state.port}; its root is {root}",
         "next:",
@@ -168,19 +168,21 @@ def _check(options: argparse.Namespace) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=1).decode() + "\n")
     else:
         write_text(sys.stdout, findings_table(findings))
-    return EXIT_BAD if any(one.state == "bad" for one in findings) else 0
+    return EXIT_BAD if any(finding.state == "bad" for finding in findings) else 0
 
 
 def findings_table(findings: Sequence[Finding]) -> TextTable:
     """Return findings as people read them."""
     columns = [TextColumn(), TextColumn("what"), TextColumn("is so", least=30), TextColumn("mend", least=20)]
-    return TextTable(columns, [[MARKS[one.state], one.about, one.told, one.mend] for one in findings])
+    return TextTable(
+        columns, [[STATE_LABELS[finding.state], finding.about, finding.told, finding.mend] for finding in findings]
+    )
 
 
 def _reload(options: argparse.Namespace) -> int:
     from edge_server.gateway.reload import reload_broker  # noqa: PLC0415
 
-    return show_reloaded(
+    return report_reload(
         asyncio.run(reload_broker(open_site(options))), "the broker has taken its files and heeds them"
     )
 
@@ -189,7 +191,7 @@ def _rotate_server(options: argparse.Namespace) -> int:
     from edge_server.gateway.rotation.rotate import rotate_server  # noqa: PLC0415
 
     done = asyncio.run(rotate_server(open_site(options), utc_now()))
-    return show_reloaded(done.reloaded, "the broker shows its new certificate; who is connected stays so")
+    return report_reload(done.reloaded, "the broker shows its new certificate; who is connected stays so")
 
 
 def _rotate_ca(options: argparse.Namespace) -> int:
@@ -200,9 +202,9 @@ def _rotate_ca(options: argparse.Namespace) -> int:
     folder = open_site(options)
     if options.finish:
         done = asyncio.run(finish_ca(folder, force=options.force))
-        return show_reloaded(done.reloaded, "what the CA before signed is refused; who is connected by it stays so")
+        return report_reload(done.reloaded, "what the CA before signed is refused; who is connected by it stays so")
     done = asyncio.run(rotate_ca(folder, utc_now()))
-    code = show_reloaded(done.reloaded, "the next site CA signs; what the one before signed is good still")
+    code = report_reload(done.reloaded, "the next site CA signs; what the one before signed is good still")
     boards = f"once {', '.join(done.pending)} have renewed their certificates" if done.pending else "now"
     write_text(sys.stdout, f"next: `edge-server site rotate-ca --finish`, {boards}; take {folder.ca('root.key')} away")
     return code
@@ -216,11 +218,11 @@ def _rotate_root(options: argparse.Namespace) -> int:
     folder = open_site(options)
     if not options.finish:
         done = asyncio.run(rotate_root(folder, utc_now()))
-        code = show_reloaded(done.reloaded, "both roots are in force; new tokens name the next one")
+        code = report_reload(done.reloaded, "both roots are in force; new tokens name the next one")
         write_text(sys.stdout, *_next_of_root(folder, done))
         return code
     done = asyncio.run(finish_root(folder, utc_now(), force=options.force))
-    code = show_reloaded(done.reloaded, "the gateway goes by the next root alone; who is connected stays so")
+    code = report_reload(done.reloaded, "the gateway goes by the next root alone; who is connected stays so")
     if done.pending and not code:
         late = "move when they are switched on, until a rotate-ca, which waits for them"
         write_text(sys.stdout, f"{', '.join(done.pending)} {late}; `edge-server revoke NAME` shuts one out")
@@ -232,12 +234,12 @@ def _next_of_root(folder: SiteFolder, done: RootRotation) -> list[str]:
     from edge_server.gateway.authority import fingerprint  # noqa: PLC0415
     from edge_server.gateway.certificate_files import newest_root  # noqa: PLC0415
 
-    away = f"{folder.ca('root.key')} signs nothing any more: take it away, and destroy it when all is done"
+    remove = f"{folder.ca('root.key')} signs nothing any more: take it away, and destroy it when all is done"
     names, roots = ", ".join(done.pending), folder.ca("root.crt")
     moving = f"leave {names} on: they move within 8 hours; `edge-server site check` says who is left"
     peers = [f"give the servers of {', '.join(done.peers)} {roots}, which has both roots"] * bool(done.peers)
     steps = [
-        f"move {folder.ca('root-next.key')} to a medium that is kept elsewhere, as root.key; {away}",
+        f"move {folder.ca('root-next.key')} to a medium that is kept elsewhere, as root.key; {remove}",
         *([moving] if done.pending else []),
         *peers,
         "`edge-server site rotate-root --finish`",
@@ -247,17 +249,17 @@ def _next_of_root(folder: SiteFolder, done: RootRotation) -> list[str]:
     return [f"the next root is {root}; next:", *(f"{number}. {step}" for number, step in enumerate(steps, 1))]
 
 
-def show_reloaded(done: ReloadResult, told: str) -> int:
+def report_reload(done: ReloadResult, message: str) -> int:
     """Say what became of a reload; return the exit code.
 
     Args:
         done: What became of it.
-        told: What is so where all went well.
+        message: What is so where all went well.
     """
     if done.faults:
         sys.stderr.write(f"edge-server: {'; '.join(done.faults)}\n")  # the log says what became of the broker
         return EXIT_BAD
-    write_text(sys.stdout, told if done.running else "no broker is running: it holds from its start")
+    write_text(sys.stdout, message if done.running else "no broker is running: it holds from its start")
     return 0
 
 
@@ -276,4 +278,4 @@ def revoke(options: argparse.Namespace) -> int:
     from edge_server.gateway.revocation import revoke as revoking  # noqa: PLC0415
 
     done = asyncio.run(revoking.revoke(open_site(options), options.name, utc_now()))
-    return show_reloaded(done, f"{options.name} is revoked: its session is gone, and nothing in its name passes")
+    return report_reload(done, f"{options.name} is revoked: its session is gone, and nothing in its name passes")

@@ -62,11 +62,11 @@ def check_plan(path: Path, data_root: Path) -> PlanCheck:
     """
     plan = load(path, data_root, several_sites=True)
     names = [device.name for device in expanded(plan.device)]
-    found = PlanCheck(plan=plan.name, rounds=plan.rounds, algorithm=plan.algorithm.name, devices=len(names))
-    return _with_sites(found, plan.sites, names) if plan.sites else found
+    result = PlanCheck(plan=plan.name, rounds=plan.rounds, algorithm=plan.algorithm.name, devices=len(names))
+    return _with_sites(result, plan.sites, names) if plan.sites else result
 
 
-def _with_sites(found: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanCheck:
+def _with_sites(result: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanCheck:
     clusters, edges = devices_by_site(sites, names), graph_edges(sites)
     sizes = {site: len(devices) for site, devices in clusters.items()}
     rows = mixing_rows(sizes, edges)
@@ -80,24 +80,24 @@ def _with_sites(found: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanChe
         for site, devices in clusters.items()
     )
     factor = zeta(sizes, rows)
-    return msgspec.structs.replace(found, graph=sites.graph, edge_rounds=sites.edge_rounds, zeta=factor, sites=each)
+    return msgspec.structs.replace(result, graph=sites.graph, edge_rounds=sites.edge_rounds, zeta=factor, sites=each)
 
 
-def check_parts(found: PlanCheck) -> Iterator[TextTable | str]:
+def check_parts(result: PlanCheck) -> Iterator[TextTable | str]:
     """Yield what is shown of a plan that can be run."""
-    yield f"{found.plan} is a plan: {found.rounds} rounds of {found.algorithm}, {found.devices} devices named"
-    if not found.sites:
+    yield f"{result.plan} is a plan: {result.rounds} rounds of {result.algorithm}, {result.devices} devices named"
+    if not result.sites:
         return
-    after = "every round" if found.edge_rounds == 1 else f"every {found.edge_rounds} edge rounds"
+    after = "every round" if result.edge_rounds == 1 else f"every {result.edge_rounds} edge rounds"
     columns = [TextColumn("site"), TextColumn("devices", least=16), TextColumn("weights", least=16)]
-    title = f"{len(found.sites)} sites, graph {found.graph}: they mix after {after}, zeta {found.zeta:.4f}"
-    yield TextTable(columns, [(one.site, _devices(one), _weights(one)) for one in found.sites], title=title)
+    title = f"{len(result.sites)} sites, graph {result.graph}: they mix after {after}, zeta {result.zeta:.4f}"
+    yield TextTable(columns, [(site.site, _devices(site), _weights(site)) for site in result.sites], title=title)
 
 
-def _devices(one: SiteCheck) -> str:
-    more = ", …" if len(one.devices) > MOST_NAMED else ""
-    return f"{len(one.devices)}: {', '.join(one.devices[:MOST_NAMED])}{more}"
+def _devices(site: SiteCheck) -> str:
+    more = ", …" if len(site.devices) > MOST_NAMED else ""
+    return f"{len(site.devices)}: {', '.join(site.devices[:MOST_NAMED])}{more}"
 
 
-def _weights(one: SiteCheck) -> str:
-    return ", ".join(f"{site} {weight:.4f}" for site, weight in one.weights.items())
+def _weights(check: SiteCheck) -> str:
+    return ", ".join(f"{site} {weight:.4f}" for site, weight in check.weights.items())

@@ -60,13 +60,13 @@ LINK = re.compile(r"`(\w+)`")
 
 def plan_keys() -> list[KeyGroup]:
     """Return every section of a plan, then the options of what a section chooses by name."""
-    found = struct_keys(Plan)
+    groups = struct_keys(Plan)
     for what in ("algorithm", "model", "codec"):
-        found += _option_sections(f"[{what}.options]", CHOICES[what])
+        groups += _option_sections(f"[{what}.options]", CHOICES[what])
     for name, allocator in ALLOCATORS.items():
         options = allocator.options
-        found.append(KeyGroup(f'[optimizer.options] of "{name}"', summary(options), field_keys(options)))
-    return found
+        groups.append(KeyGroup(f'[optimizer.options] of "{name}"', summary(options), field_keys(options)))
+    return groups
 
 
 def _option_sections(heading: str, builders: Mapping[str, Callable[..., object]]) -> Iterator[KeyGroup]:
@@ -77,36 +77,40 @@ def _option_sections(heading: str, builders: Mapping[str, Callable[..., object]]
         groups.setdefault(rows, []).append(name)
     for names in groups.values():
         usual = option_keys(builders[names[0]])
-        about = dict.fromkeys(_about(option_function(builders[name])) for name in names)
-        others = [f"`{name}`: {one}" for name in names if (one := _differing(usual, option_keys(builders[name])))]
+        about = dict.fromkeys(_summary(option_function(builders[name])) for name in names)
+        others = [
+            f"`{name}`: {difference}"
+            for name in names
+            if (difference := _format_differences(usual, option_keys(builders[name])))
+        ]
         parts = [*about, "Other defaults: " + "; ".join(others) + "."] if others else [*about]
         yield KeyGroup(f"{heading} of " + ", ".join(f'"{name}"' for name in names), " ".join(parts), usual)
 
 
-def _about(function: Callable[..., object]) -> str:
+def _summary(function: Callable[..., object]) -> str:
     """Return what a builder makes: as its docstring says, or that of its module where its own says no more."""
     first = summary(function)
     return summary(sys.modules[function.__module__]) if PLAIN_BUILDER.match(first) else first
 
 
-def _differing(usual: Sequence[Key], others: Sequence[Key]) -> str:
+def _format_differences(usual: Sequence[Key], others: Sequence[Key]) -> str:
     """Return the defaults of some keys that are not the usual ones."""
     pairs = zip(usual, others, strict=True)
-    return ", ".join(f"{other.name} {other.default}" for one, other in pairs if one.default != other.default)
+    return ", ".join(f"{other.name} {other.default}" for key, other in pairs if key.default != other.default)
 
 
 def option_keys(builder: Callable[..., object]) -> list[Key]:
     """Return a builder's options, with the defaults of a variant of it."""
     function = option_function(builder)
     hints, notes = get_type_hints(function), builder_meanings(function)
-    found = []
+    keys = []
     for name, option in own_options(builder).items():
         default = format_default(option.default, msgspec.NODEFAULT)
         if option.kind is option.VAR_KEYWORD:
             name, default = "NAME_OPTION", ABSENT  # noqa: PLW2901 - any key of that form
         note = notes.get(option.name, "")
-        found.append(Key(name, format_type(hints[option.name]), unit_of(name), default, note))
-    return found
+        keys.append(Key(name, format_type(hints[option.name]), unit_of(name), default, note))
+    return keys
 
 
 def own_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
@@ -125,14 +129,14 @@ def option_function(builder: Callable[..., object]) -> Callable[..., object]:
 def builder_meanings(function: Callable[..., object]) -> dict[str, str]:
     """Return what a builder's docstring says of each argument, with those of what its first paragraph refers to."""
     referred = [
-        meanings(one).items() if isinstance(one, type) else docstring_entries(one.__doc__)
-        for one in _referred(function)
+        meanings(linked).items() if isinstance(linked, type) else docstring_entries(linked.__doc__)
+        for linked in _linked_objects(function)
     ]
     return {name: text for part in [*referred, docstring_entries(function.__doc__)] for name, text in part}
 
 
-def _referred(function: object) -> list[object]:
+def _linked_objects(function: object) -> list[object]:
     """Return what a builder's first paragraph names in backticks: a class of settings, or another builder."""
     names = vars(sys.modules[str(getattr(function, "__module__", __name__))])
-    found = [names.get(name) or ALGORITHMS.get(name) for name in LINK.findall(summary(function))]
-    return [one for one in found if one is not None and one is not function]
+    objects = [names.get(name) or ALGORITHMS.get(name) for name in LINK.findall(summary(function))]
+    return [target for target in objects if target is not None and target is not function]

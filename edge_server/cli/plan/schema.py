@@ -25,7 +25,7 @@ SCALARS = {"type": ["boolean", "number", "string"]}
 def plan_schema() -> dict[str, Any]:
     """Return the schema: every key with its meaning and default, every choice with its own options."""
     (reference,), structs = msgspec.json.schema_components([Plan], ref_template="#/$defs/{name}")
-    options = [one.options for one in ALLOCATORS.values()]
+    options = [allocator.options for allocator in ALLOCATORS.values()]
     definitions = {**structs, **msgspec.json.schema_components(options, ref_template="#/$defs/{name}")[1]}
     for struct in every_struct(Plan).union(options):
         describe(definitions[struct.__name__], struct)
@@ -33,33 +33,33 @@ def plan_schema() -> dict[str, Any]:
         definitions[f"{what}_choice"] = {"anyOf": _choices(what, builders)}
     for name in ("Plan", "FallbackPlan"):
         for key in definitions[name]["properties"].keys() & CHOICES.keys():
-            _refer(definitions[name]["properties"], key)
+            _add_reference(definitions[name]["properties"], key)
     chosen = definitions[OptimizerPlan.__name__]
     chosen["anyOf"] = [
         {
             "properties": {
                 "name": {"const": name},
-                "solver": {"enum": list(one.solvers)},
-                "options": {"$ref": f"#/$defs/{one.options.__name__}"},
+                "solver": {"enum": list(allocator.solvers)},
+                "options": {"$ref": f"#/$defs/{allocator.options.__name__}"},
             }
         }
-        for name, one in ALLOCATORS.items()
+        for name, allocator in ALLOCATORS.items()
     ]
     del definitions[Chosen.__name__]
     return {"$schema": DIALECT, "title": "fieldfleet plan", **reference, "$defs": dict(sorted(definitions.items()))}
 
 
-def _refer(properties: dict[str, Any], key: str) -> None:
+def _add_reference(properties: dict[str, Any], key: str) -> None:
     """Have a key refer to the choices that it has, with their options."""
-    kept = {name: value for name, value in properties[key].items() if name in ("description", "default")}
-    properties[key] = {**kept, "$ref": f"#/$defs/{key}_choice"}
+    shared = {name: value for name, value in properties[key].items() if name in ("description", "default")}
+    properties[key] = {**shared, "$ref": f"#/$defs/{key}_choice"}
 
 
 def _choices(what: str, builders: Mapping[str, Callable[..., object]]) -> list[dict[str, Any]]:
-    found = [_choice({"const": name}, _options(builder)) for name, builder in builders.items()]
+    schemas = [_choice({"const": name}, _options(builder)) for name, builder in builders.items()]
     if what == "model":
-        found.append(_choice({"pattern": OWN_MODEL}, {"type": "object", "additionalProperties": SCALARS}))
-    return found
+        schemas.append(_choice({"pattern": OWN_MODEL}, {"type": "object", "additionalProperties": SCALARS}))
+    return schemas
 
 
 def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +78,6 @@ def _options(builder: Callable[..., object]) -> dict[str, Any]:
             others = SCALARS
             continue
         shape = msgspec.json.schema(hints[name])
-        given = {} if option.default is option.empty else {"default": option.default}
-        properties[name] = {**shape, **given, "description": notes.get(name, "")}
+        default = {} if option.default is option.empty else {"default": option.default}
+        properties[name] = {**shape, **default, "description": notes.get(name, "")}
     return {"type": "object", "properties": properties, "additionalProperties": others}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from edge_server.cli import places
+from edge_server.cli import folders
 from shared import registry
 from shared.data.classes import format_class_names
 from shared.errors import ConfigError
@@ -43,11 +43,11 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, required=True, help=help_)
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: RUN-round-N with the format's suffix, here")
     parser.add_argument("--json", action="store_true", help="say in JSON what was written, for scripts")
-    places.add(parser)
+    folders.add_options(parser)
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=places.RUN)
+    parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
     help_ = "the model after this round; default: the most accurate that is kept, or the last, as the plan keeps them"
     parser.add_argument("--round", metavar="N", help=f"{help_}; of a plan with sites also GLOBAL.EDGE")
     help_ = "shape of one input; default: that of the plan's data, or else what the network is made for"
@@ -64,16 +64,16 @@ def export(options: argparse.Namespace) -> int:
     with loading():
         from edge_server.release.export import SUFFIXES, export_model  # noqa: PLC0415
 
-    found = _read(options)
-    source = found.source
+    model = _read(options)
+    source = model.source
     out = options.out or Path(f"{source.run}-round-{source.round}{SUFFIXES[options.format]}")
-    written = export_model(found, options.format, out)
+    written = export_model(model, options.format, out)
     if options.json:
         _print_json(written)
         return 0
     like = "" if written.error is None else f", within {written.error:.1e} of PyTorch"
     size = _bytes(written.size)
-    sys.stdout.write(f"{source.run}, round {source.round}{_accuracy(found)}: {size}{like}\n{written.file}\n")
+    sys.stdout.write(f"{source.run}, round {source.round}{_accuracy(model)}: {size}{like}\n{written.file}\n")
     return 0
 
 
@@ -92,15 +92,15 @@ def _read(options: argparse.Namespace) -> RunModel:
     run = find_run(options.data_dir, options.run)
     sites = run.opened.plan.sites if run.opened else UNSET
     number = None if options.round is None else parse_round(options.round, sites)
-    found = read_model(run, number, options.example)
-    if found.source.personal:
-        log.warning("devices of %s use models of their own; this is the server's", found.source.algorithm.name)
-    return found
+    model = read_model(run, number, options.example)
+    if model.source.personal:
+        log.warning("devices of %s use models of their own; this is the server's", model.source.algorithm.name)
+    return model
 
 
-def _accuracy(found: RunModel) -> str:
-    known = found.source.accuracy
-    return "" if known is None else f", accuracy {known:.4f}"
+def _accuracy(model: RunModel) -> str:
+    accuracy = model.source.accuracy
+    return "" if accuracy is None else f", accuracy {accuracy:.4f}"
 
 
 def release_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,9 +122,9 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
     delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="which; a version is not given again")
     delete.add_argument("--force", action="store_true", help="although boards use it, as rollouts heard last")
     for verb in (create, listing, show):
-        places.add(verb, form=True)
+        folders.add_options(verb, form=True)
     for verb in (out, delete):
-        places.add(verb)
+        folders.add_options(verb)
 
 
 def _reduction_arguments(create: argparse.ArgumentParser) -> None:
@@ -208,21 +208,21 @@ def _create(options: argparse.Namespace) -> StoredRelease:
         raise ConfigError("--max-drop is of --int8 and --float16; add one of them")
     if options.max_drop is not None and not 0 <= options.max_drop <= 1:
         raise ConfigError("--max-drop: give a share from 0 to 1")
-    found = _read(options)
+    model = _read(options)
     smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
     if options.int8 or options.float16:
         smaller = Smaller("int8" if options.int8 else "float16", drop)
     return create_release(
-        found, options.data_dir, found.plan.name if options.name is None else options.name, options.halves, smaller
+        model, options.data_dir, model.plan.name if options.name is None else options.name, options.halves, smaller
     )
 
 
 def _list_releases(options: argparse.Namespace) -> None:
     from edge_server.release.store import all_releases  # noqa: PLC0415
 
-    found = [one.manifest for one in all_releases(options.data_dir)]
+    manifests = [stored.manifest for stored in all_releases(options.data_dir)]
     if options.format == "json":
-        _print_json([_summary(one) for one in found])
+        _print_json([_summary(manifest) for manifest in manifests])
         return
     columns = (
         *(TextColumn("release"), TextColumn("run"), TextColumn("round", right=True), TextColumn("model")),
@@ -230,72 +230,74 @@ def _list_releases(options: argparse.Namespace) -> None:
     )
     rows = [
         (
-            *(one.reference, one.source.run, str(one.source.round), one.model.name),
-            *(_figure(one.source.accuracy), _bytes(one.parameters.size), one.created),
+            *(manifest.reference, manifest.source.run, str(manifest.source.round), manifest.model.name),
+            *(_figure(manifest.source.accuracy), _bytes(manifest.parameters.size), manifest.created),
         )
-        for one in found
+        for manifest in manifests
     ]
     write_text(sys.stdout, TextTable(columns, rows))
 
 
-def _summary(one: ReleaseManifest) -> dict[str, object]:
+def _summary(manifest: ReleaseManifest) -> dict[str, object]:
     """Return a release in a line, for scripts."""
-    source = {name: getattr(one.source, name) for name in ("run", "round", "accuracy", "personal")}
-    sizes = {"parameters_bytes": one.parameters.size, "graph_sha256": one.graph.part.sha256}
-    return {"release": one.reference, **source, "model": one.model.name, **sizes, "created": one.created}
+    source = {name: getattr(manifest.source, name) for name in ("run", "round", "accuracy", "personal")}
+    sizes = {"parameters_bytes": manifest.parameters.size, "graph_sha256": manifest.graph.part.sha256}
+    return {"release": manifest.reference, **source, "model": manifest.model.name, **sizes, "created": manifest.created}
 
 
 def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
     """Print a release: JSON for scripts is its manifest, under the digest by which that is known."""
-    one = stored.manifest
+    manifest = stored.manifest
     if options.format == "json":
-        _print_json({"release": one.reference, "sha256": stored.sha256, "manifest": one})
+        _print_json({"release": manifest.reference, "sha256": stored.sha256, "manifest": manifest})
         return
-    source, graph, prepared = one.source, one.graph, one.preprocessing
+    source, graph, prepared = manifest.source, manifest.graph, manifest.preprocessing
     rows = {
-        "release": one.reference,
+        "release": manifest.reference,
         "manifest": stored.sha256,
-        "created": one.created,
+        "created": manifest.created,
         "run": f"{source.run}, round {source.round}, {source.algorithm.name}" + ", personal" * source.personal,
         "accuracy": f"{_figure(source.accuracy)} on {source.measured_on}" if source.measured_on else "-",
-        "model": " ".join([one.model.name, *(f"{key}={value}" for key, value in one.model.options.items())]),
+        "model": " ".join([manifest.model.name, *(f"{key}={value}" for key, value in manifest.model.options.items())]),
         "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
         "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
-        "inputs are": _prepared(prepared),
-        "classes": ", ".join(one.classes) or "numbers",
-        "format": f"ONNX opset {one.opset}, IR version {one.ir_version}",
+        "inputs are": _format_preprocessing(prepared),
+        "classes": ", ".join(manifest.classes) or "numbers",
+        "format": f"ONNX opset {manifest.opset}, IR version {manifest.ir_version}",
     }
-    if one.reduction:
-        rows["made smaller"] = _reduced(one.reduction)
-    if one.halves:
-        rows["halves"] = f"at cut {one.halves.cut}, features {_shape(one.halves.top.input.shape)}"
-    rows |= {name: f"{_bytes(part.size)}, {part.sha256}" for name, part in one.parts.items()}
+    if manifest.reduction:
+        rows["made smaller"] = _format_reduction(manifest.reduction)
+    if manifest.halves:
+        rows["halves"] = f"at cut {manifest.halves.cut}, features {_shape(manifest.halves.top.input.shape)}"
+    rows |= {name: f"{_bytes(part.size)}, {part.sha256}" for name, part in manifest.parts.items()}
     write_text(sys.stdout, TextTable((TextColumn(""), TextColumn("", least=24)), list(rows.items())))
 
 
-def _reduced(told: Reduction) -> str:
+def _format_reduction(reduction: Reduction) -> str:
     """Return in words what made a release smaller, and what that did."""
-    seconds = (told.seconds_before, told.seconds_after)
-    times = [] if None in seconds else [" for ".join(f"{1e3 * one:.3g} ms" for one in reversed(seconds) if one)]
-    accuracy = f"accuracy {told.accuracy:.4f} for {told.accuracy_before:.4f} on {told.examples} examples"
-    sizes = f"parameters {_bytes(told.bytes_after)} for {_bytes(told.bytes_before)}"
-    return ", ".join([told.kind, accuracy, sizes, *times])
+    seconds = (reduction.seconds_before, reduction.seconds_after)
+    times = (
+        [] if None in seconds else [" for ".join(f"{1e3 * seconds:.3g} ms" for seconds in reversed(seconds) if seconds)]
+    )
+    accuracy = f"accuracy {reduction.accuracy:.4f} for {reduction.accuracy_before:.4f} on {reduction.examples} examples"
+    sizes = f"parameters {_bytes(reduction.bytes_after)} for {_bytes(reduction.bytes_before)}"
+    return ", ".join([reduction.kind, accuracy, sizes, *times])
 
 
-def _prepared(told: Preprocessing) -> str:
+def _format_preprocessing(preprocessing: Preprocessing) -> str:
     """Return in words what was done to the examples that a model was trained on."""
-    if told.mean is None or told.std is None:
+    if preprocessing.mean is None or preprocessing.std is None:
         return "as each device's own file says"
-    match told.dtype:
+    match preprocessing.dtype:
         case "uint8":
-            done = [f"bytes divided by {told.byte_scale:g}"]
+            done = [f"bytes divided by {preprocessing.byte_scale:g}"]
         case "float32":
             done = ["numbers as they are"]
         case _:
-            done = [f"bytes divided by {told.byte_scale:g}, other numbers as they are"]
-    done += [f"less {', '.join(f'{one:g}' for one in told.mean)}"] if told.mean else []
-    done += [f"divided by {', '.join(f'{one:g}' for one in told.std)}"] if told.std else []
-    done += [f"of columns {format_class_names(told.features)}"] if told.features else []
+            done = [f"bytes divided by {preprocessing.byte_scale:g}, other numbers as they are"]
+    done += [f"less {', '.join(f'{value:g}' for value in preprocessing.mean)}"] if preprocessing.mean else []
+    done += [f"divided by {', '.join(f'{value:g}' for value in preprocessing.std)}"] if preprocessing.std else []
+    done += [f"of columns {format_class_names(preprocessing.features)}"] if preprocessing.features else []
     return ", ".join(done)
 
 
@@ -303,8 +305,8 @@ def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join("batch" if extent < 0 else str(extent) for extent in shape)
 
 
-def _figure(known: float | None) -> str:
-    return "-" if known is None else f"{known:.4f}"
+def _figure(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.4f}"
 
 
 def _bytes(count: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_server.cli import places
+from edge_server.cli import folders
 from shared.errors import ConfigError
 from shared.runtime import processes
 from shared.runtime.text_table import write_text
@@ -46,17 +46,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command and its verbs take."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, meaning in VERBS.items():
-        one = verbs.add_parser(verb, help=meaning)
+        verb_parser = verbs.add_parser(verb, help=meaning)
         if verb == "start":
-            _start_arguments(one)
+            _start_arguments(verb_parser)
         else:
-            one.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
+            verb_parser.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
         if verb in ("start", "resume", "abort", "back"):
-            one.add_argument("--stay", action="store_true", help="go on for boards that are away, until a signal comes")
+            verb_parser.add_argument(
+                "--stay", action="store_true", help="go on for boards that are away, until a signal comes"
+            )
         if verb in ("start", "resume"):
             help_ = "stop, with code 1, when nobody has been there for so long who could take it; default: 60s"
-            one.add_argument("--wait", type=_seconds, default=60.0, metavar="T", help=help_)
-        places.add(one, form=True)
+            verb_parser.add_argument("--wait", type=_parse_seconds, default=60.0, metavar="T", help=help_)
+        folders.add_options(verb_parser, form=True)
 
 
 def _start_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,71 +67,73 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "in place of a release: a version of the agent itself, of those that `edge-server packages list` shows"
     what.add_argument("--agent", default="", metavar="VERSION", help=help_)
     help_ = "boards of each profile that are first, 0 for none; default: %(default)s"
-    parser.add_argument("--canary", type=_count, default=1, metavar="N", help=help_)
+    parser.add_argument("--canary", type=_parse_count, default=1, metavar="N", help=help_)
     help_ = "shares of the boards that have been offered it after each wave; default: 10%%,50%%,100%%"
-    parser.add_argument("--waves", type=_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
+    parser.add_argument("--waves", type=_parse_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
     help_ = "how long each board watches it before it commits it, such as 90s, 1h; default: 10m, of the agent 2m"
-    parser.add_argument("--soak", type=_seconds, default=None, metavar="T", help=help_)
+    parser.add_argument("--soak", type=_parse_seconds, default=None, metavar="T", help=help_)
     help_ = "stop when so many boards refused it or went back; default: %(default)s"
-    parser.add_argument("--max-failures", type=_count, default=1, metavar="N", help=help_)
+    parser.add_argument("--max-failures", type=_parse_count, default=1, metavar="N", help=help_)
     help_ = "what is done then: stop, or take it back from the boards that have it; default: %(default)s"
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
     parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
     help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
-    parser.add_argument("--max-drop", type=_share, default=0.02, metavar="X", help=help_)
+    parser.add_argument("--max-drop", type=_parse_share, default=0.02, metavar="X", help=help_)
     help_ = "boards of later waves fetch nothing before their wave: its parts go once a wave, not once for all"
     parser.add_argument("--no-ahead", dest="ahead", action="store_false", help=help_)
     help_ = "a board that fetches it more slowly has failed, in kB/s; default: 16"
-    parser.add_argument("--min-rate", type=_rate, default=16.0, metavar="X", help=help_)
+    parser.add_argument("--min-rate", type=_parse_rate, default=16.0, metavar="X", help=help_)
     help_ = "longest p95 of an inference; default: 1.5 times the version before"
-    parser.add_argument("--max-latency-ms", type=_milliseconds, default=0.0, metavar="MS", help=help_)
+    parser.add_argument("--max-latency-ms", type=_parse_milliseconds, default=0.0, metavar="MS", help=help_)
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is no number: give 0 or more")
     return int(text)
 
 
-def _figure(text: str, fits: Callable[[float], bool], wanted: str) -> float:
+def _parse_number(text: str, fits: Callable[[float], bool], expected: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not fits(found):
-        raise argparse.ArgumentTypeError(f"{text!r}: give {wanted}")
-    return found
+        value = math.nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: give {expected}")
+    return value
 
 
-def _share(text: str) -> float:
-    return _figure(text, lambda found: 0 <= found <= 1, "a share from 0 to 1")
+def _parse_share(text: str) -> float:
+    return _parse_number(text, lambda value: 0 <= value <= 1, "a share from 0 to 1")
 
 
-def _rate(text: str) -> float:
-    return _figure(text, lambda found: 0 < found < math.inf, "kB/s, more than 0")
+def _parse_rate(text: str) -> float:
+    return _parse_number(text, lambda value: 0 < value < math.inf, "kB/s, more than 0")
 
 
-def _milliseconds(text: str) -> float:
-    return _figure(text, lambda found: 0 <= found < math.inf, "milliseconds, or 0 for 1.5 times the version before")
+def _parse_milliseconds(text: str) -> float:
+    return _parse_number(
+        text, lambda value: 0 <= value < math.inf, "milliseconds, or 0 for 1.5 times the version before"
+    )
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def _parse_shares(text: str) -> tuple[float, ...]:
     """Return shares that only grow, of `10%,50%,100%`."""
     try:
-        found = tuple(float(one.strip().removesuffix("%")) / 100 for one in text.split(","))
+        shares = tuple(float(part.strip().removesuffix("%")) / 100 for part in text.split(","))
     except ValueError:
-        found = ()
-    is_growing = all(0 < one <= 1 for one in found) and list(found) == sorted(set(found))
-    if not found or not is_growing:
+        shares = ()
+    is_growing = all(0 < share <= 1 for share in shares) and list(shares) == sorted(set(shares))
+    if not shares or not is_growing:
         raise argparse.ArgumentTypeError(f"{text!r}: give shares that grow, such as 10%,50%,100%")
-    return found
+    return shares
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if not found:
+def _parse_seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: give 90s, 10m or 1h")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) -> int:
@@ -148,18 +152,18 @@ def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) ->
 
     processes.configure("warning", options.verbose)
     if options.verb == "status":
-        known = orders.open_rollout(options.data_dir, options.rollout)
-        _show(options, known.state)
-        return EXIT_SHORT if known.state.outcome not in (None, "finished") else 0
+        rollout = orders.open_rollout(options.data_dir, options.rollout)
+        _show(options, rollout.state)
+        return EXIT_SHORT if rollout.state.outcome not in (None, "finished") else 0
     if options.verb == "start":
         return _drive(options, _start(options), received_by)
-    known = orders.open_rollout(options.data_dir, options.rollout)
+    rollout = orders.open_rollout(options.data_dir, options.rollout)
     order: Order = options.verb
-    orders.give_order(known, order)
+    orders.give_order(rollout, order)
     if order == "pause" or orders.is_driven(options.data_dir):
-        sys.stdout.write(f"{known.state.plan.deployment}: {order} is ordered\n")
+        sys.stdout.write(f"{rollout.state.plan.deployment}: {order} is ordered\n")
         return 0
-    return _drive(options, lambda: known, received_by)
+    return _drive(options, lambda: rollout, received_by)
 
 
 def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
@@ -170,12 +174,15 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     from edge_server.release.store import find_release  # noqa: PLC0415
 
     names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms", "ahead")
-    told = {name: getattr(options, name) for name in names}
+    settings = {name: getattr(options, name) for name in names}
     usual_s = AGENT_SOAK_S if options.agent else SOAK_S
-    told |= {"soak_s": usual_s if options.soak is None else options.soak, "ahead": options.ahead and not options.agent}
-    told["least_bytes_per_s"] = options.min_rate * 1e3
+    settings |= {
+        "soak_s": usual_s if options.soak is None else options.soak,
+        "ahead": options.ahead and not options.agent,
+    }
+    settings["least_bytes_per_s"] = options.min_rate * 1e3
     try:
-        terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **told}, RolloutPlan)
+        terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **settings}, RolloutPlan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"rollout start: {error}") from error
     if options.agent:
@@ -186,7 +193,9 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     return lambda: begin_rollout(options.data_dir, stored, terms)
 
 
-def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], received_by: Callable[[], set[int]]) -> int:
+def _drive(
+    options: argparse.Namespace, open_rollout: Callable[[], KnownRollout], received_by: Callable[[], set[int]]
+) -> int:
     """Drive a rollout in this process until nothing is left to do."""
     from edge_server.release.rollout import drive  # noqa: PLC0415
 
@@ -195,7 +204,9 @@ def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], recei
     async def go() -> tuple[RolloutState | None, set[int]]:
         received = received_by()
         try:
-            return await drive.drive(config, known, stays=stays, wait_s=wait_s, tell=_tell, wait=_say), received
+            return await drive.drive(
+                config, open_rollout, stays=stays, wait_s=wait_s, tell=_print_record, wait=_say
+            ), received
         except asyncio.CancelledError:
             return None, received
 
@@ -207,8 +218,8 @@ def _drive(options: argparse.Namespace, known: Callable[[], KnownRollout], recei
         sys.stderr.write(f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` goes on\n")
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     _show(options, state)
-    wanted = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")
-    return 0 if state.outcome == wanted else EXIT_SHORT
+    expected = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")
+    return 0 if state.outcome == expected else EXIT_SHORT
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
@@ -220,7 +231,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     return msgspec.structs.replace(config, data_dir=str(options.data_dir))
 
 
-def _tell(state: RolloutState, record: AnyRolloutRecord) -> None:
+def _print_record(state: RolloutState, record: AnyRolloutRecord) -> None:
     from edge_server.release.rollout.tables import record_line  # noqa: PLC0415
 
     if line := record_line(state, record):

@@ -165,7 +165,7 @@ def test_a_secret_that_is_gone_is_told(tmp_path):
 
 def test_settings_of_included_files_count(tmp_path):
     (tmp_path / "own.conf").write_text("max_queued_messages 10\n")
-    lines = examine.read_included([f"include_dir {tmp_path}"])
+    lines = examine.expand_includes([f"include_dir {tmp_path}"])
     assert [one.state for one in examine.examine_limits(lines, "a file")] == ["bad"]
 
 
@@ -193,7 +193,7 @@ def test_life_of_the_gateways_own_certificates(tmp_path, after_years, state, wor
     ],
 )
 def test_services_as_systemd_has_them(name, state, judged, words):
-    found = services.judge_unit(name, state)
+    found = services.check_unit(name, state)
     assert found.state == judged
     assert words in f"{found.told} {found.mend}"
 

@@ -170,33 +170,36 @@ def kept(folder: Path, run: str, value: float | None) -> Run:
 def test_the_final_models_are_compared_bit_by_bit(tmp_path):
     """One unit in the last place is another model; where there is no checkpoint, nobody knows."""
     run = kept(tmp_path, "run", 1.0)
-    assert replay.models(run, kept(tmp_path, "one", 1.0)) == ("same", "")
-    assert replay.models(run, kept(tmp_path, "two", 1.0 + 2**-23)) == ("different", "")
-    model, why = replay.models(run, kept(tmp_path, "three", None))
+    assert replay.compare_models(run, kept(tmp_path, "one", 1.0)) == ("same", "")
+    assert replay.compare_models(run, kept(tmp_path, "two", 1.0 + 2**-23)) == ("different", "")
+    model, why = replay.compare_models(run, kept(tmp_path, "three", None))
     assert (model, "there is no checkpoint" in why) == ("unknown", True)
     shorter = Run(tmp_path / "one", journal(tmp_path, "one", rounds=1))
-    assert replay.models(run, shorter) == ("unknown", "the last model is of round 2, that of the replay of round 1")
+    assert replay.compare_models(run, shorter) == (
+        "unknown",
+        "the last model is of round 2, that of the replay of round 1",
+    )
     [path] = (tmp_path / "one" / "checkpoints").glob("round-*")
     path.write_bytes(path.read_bytes()[:-1])
-    assert replay.models(run, Run(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
+    assert replay.compare_models(run, Run(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
 
 
 def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, capsys):
     """10 % off: code 0, unless more than 9 % is too much; the page lies where it was asked for."""
     run, again = kept(tmp_path, "run", 1.0), Run(tmp_path / "again", journal(tmp_path, "again", slower=1.1))
     options = argparse.Namespace(fail_above=None, html=tmp_path / "gap.html", format="table")
-    assert replay.compared(options, [run], [again]) == 0
+    assert replay.compare_with_recorded(options, [run], [again]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[:3] for line in shown.splitlines() if "round_s" in line] == [["round_s", "2", "0"]]
     assert f"page: {options.html}" in shown
     assert options.html.read_text().startswith("<!doctype html>")
     options = argparse.Namespace(fail_above=0.09, html=None, format="json")
-    assert replay.compared(options, [run], [again]) == 1
+    assert replay.compare_with_recorded(options, [run], [again]) == 1
     found = msgspec.json.decode(capsys.readouterr().out, type=Gap)
     assert found.spread("round_s").median == pytest.approx(0.1)
     assert json.loads(msgspec.json.encode(found))["model"] == "unknown"
-    assert replay.code(found, 0.11) == 0
-    assert replay.code(msgspec.structs.replace(found, spreads=[]), 0.11) == 1
+    assert replay.exit_code(found, 0.11) == 0
+    assert replay.exit_code(msgspec.structs.replace(found, spreads=[]), 0.11) == 1
 
 
 def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge_server.cli.commands import why_short
+from edge_server.cli.commands import explain_shortfall
 from edge_server.journal.records import AnyRecord, Rewound, RoundClosed, RunClosed, closed_rounds
 from edge_server.replay.run import replay
 from edge_server.rounds.aggregate import lower_median
@@ -131,10 +131,10 @@ def test_a_run_that_diverges_goes_back_to_its_last_good_model_once(tmp_path, tim
     assert back == ([] if times < 3 else [3]), "to the state after round 2, which is older than the last two"
     if outcome == "diverged":
         assert DIVERGED in end.cause
-        assert "training diverged 3 times" in why_short(records)
+        assert "training diverged 3 times" in explain_shortfall(records)
     else:
         assert [one.round for one in closed_rounds(records)] == [1, 2, 3, 4, 5, 6]
-        assert not why_short(records)
+        assert not explain_shortfall(records)
 
 
 def test_a_rate_that_makes_training_diverge_is_named_with_device_step_and_remedy(tmp_path):

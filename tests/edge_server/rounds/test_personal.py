@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_server.cli.commands import why_short
+from edge_server.cli.commands import explain_shortfall
 from edge_server.journal.records import (
     AnyRecord,
     Evaluated,
@@ -220,7 +220,7 @@ def test_a_run_ends_when_too_few_have_not_left(tmp_path, least, rounds):
             3: "1 of 3 devices have left for good, 2 have not, fewer than 3",
         }[least]
     )
-    assert why_short(records) == ""
+    assert explain_shortfall(records) == ""
     final = evaluations(records)[-1]
     assert (final.round, set(final.by_device)) == (rounds, set(NAMES))
 

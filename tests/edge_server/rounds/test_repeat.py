@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from edge_server.cli.commands import why_short
+from edge_server.cli.commands import explain_shortfall
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import (
     AnyRecord,
@@ -65,7 +65,7 @@ def test_devices_that_fail_for_ten_seconds_burn_no_round(tmp_path, caplog):
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "aggregated") for n in range(1, 41)]
     assert missed_tries(records) == {1: 4}  # after 1, 2, 4 and 8 s
     assert [one for one in records if isinstance(one, RunClosed)] == [RunClosed(outcome="finished")]
-    assert why_short(records) == ""
+    assert explain_shortfall(records) == ""
     cause = "missed: 0 updates came; one, two: examples.npz: No such file"
     assert missed_lines(records) == [f"round 1 was repeated 4 times, {cause}"]
     assert sum(one.seconds for one in records if isinstance(one, RoundClosed)) == pytest.approx(15.0)
@@ -119,7 +119,7 @@ def test_a_replay_repeats_a_round_three_times(tmp_path):
     _, records = replay(plan, tmp_path / "run")
     assert [(one.round, one.outcome) for one in closed_rounds(records)] == [(n, "missed") for n in (1, 2, 3)]
     assert missed_tries(records) == {1: 3, 2: 3, 3: 3}
-    assert "no round had enough updates" in why_short(records)
+    assert "no round had enough updates" in explain_shortfall(records)
 
 
 @pytest.mark.parametrize(("missed", "is_short"), [(1, False), (2, True)])
@@ -131,8 +131,8 @@ def test_a_run_of_which_a_share_was_missed_is_short_of_its_plan(tmp_path, missed
         for n in range(1, 11)
     ]
     records = [RunOpened(run=RUN, plan=plan), *closed, RunClosed(outcome="finished")]
-    assert (f"{missed} of 10 rounds were missed" in why_short(records)) == is_short
-    assert bool(why_short(records)) == is_short
+    assert (f"{missed} of 10 rounds were missed" in explain_shortfall(records)) == is_short
+    assert bool(explain_shortfall(records)) == is_short
 
 
 def test_a_run_of_before_goes_on_by_its_own_rule(tmp_path):

@@ -24,14 +24,14 @@ def find_packages(folder: Path) -> list[Path]:
     Raises:
         ConfigError: There are none.
     """
-    found = sorted(folder.glob("fieldfleet-agent_*.deb")) if folder.is_dir() else []
-    if not found:
+    paths = sorted(folder.glob("fieldfleet-agent_*.deb")) if folder.is_dir() else []
+    if not paths:
         raise ConfigError(f"{folder}: holds no fieldfleet-agent_*.deb; `make deb` builds them")
-    return found
+    return paths
 
 
 @contextmanager
-def reading_packages(folder: Path | None) -> Iterator[Callable[[], list[tuple[Path, DebFacts]]]]:
+def read_in_background(folder: Path | None) -> Iterator[Callable[[], list[tuple[Path, DebFacts]]]]:
     """Read packages of a folder while the block lasts; yields what returns their paths, and what they say.
 
     Args:
@@ -50,7 +50,7 @@ def reading_packages(folder: Path | None) -> Iterator[Callable[[], list[tuple[Pa
         yield pool.submit(read_debs, paths).result
 
 
-def take_folder(site: SiteFolder, folder: Path, found: Sequence[tuple[Path, DebFacts]]) -> None:
+def import_folder(site: SiteFolder, folder: Path, packages: Sequence[tuple[Path, DebFacts]]) -> None:
     """Take in what a folder has for boards: packages of the agent, and wheels where there are some.
 
     Args:
@@ -59,28 +59,31 @@ def take_folder(site: SiteFolder, folder: Path, found: Sequence[tuple[Path, DebF
     Raises:
         ConfigError: One cannot be taken.
     """
-    take_packages(site, found)
+    import_packages(site, packages)
     if any(folder.glob("*.whl")):
-        take_wheels(site, folder)
+        import_wheels(site, folder)
 
 
-def take_packages(site: SiteFolder, found: Sequence[tuple[Path, DebFacts]]) -> None:
+def import_packages(site: SiteFolder, packages: Sequence[tuple[Path, DebFacts]]) -> None:
     """Take packages in that were read, and say which."""
     from edge_server.gateway.packages.store import add_parsed_packages  # noqa: PLC0415
 
-    for one in add_parsed_packages(site, found):
-        write_text(sys.stdout, f"{one.name} {one.version} for {kinds(one)}, signed for site {one.site}")
+    for manifest in add_parsed_packages(site, packages):
+        write_text(
+            sys.stdout,
+            f"{manifest.name} {manifest.version} for {format_builds(manifest)}, signed for site {manifest.site}",
+        )
 
 
-def take_wheels(site: SiteFolder, folder: Path) -> None:
+def import_wheels(site: SiteFolder, folder: Path) -> None:
     """Take wheels in, and say how many."""
     from edge_server.gateway.packages.store import add_wheels  # noqa: PLC0415
 
     new = add_wheels(site, folder)
-    size = sum(one.size for one in new)
+    size = sum(wheel.size for wheel in new)
     write_text(sys.stdout, f"{len(new)} wheels more, {size / 1e6:.0f} MB")
 
 
-def kinds(manifest: PackageManifest) -> str:
+def format_builds(manifest: PackageManifest) -> str:
     """Return for which boards a version is."""
-    return ", ".join(one.kind for one in manifest.builds)
+    return ", ".join(build.kind for build in manifest.builds)

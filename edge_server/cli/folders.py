@@ -9,19 +9,19 @@ from pathlib import Path
 from edge_server.plan.data_folder import check_data_folder
 from shared.runtime.extras import readable_packaged_config
 
-RUN = "name of a run or what only its name begins with, `last`, or the path of its folder"
-RUN_OR_SITES = f"{RUN}; of several sites what all their runs' names begin with, or a folder with these alone"
+RUN_HELP = "name of a run or what only its name begins with, `last`, or the path of its folder"
+RUN_OR_SITES_HELP = f"{RUN_HELP}; of several sites what all their runs' names begin with, or a folder with these alone"
 DATA_DIR = Path("runs")
-OWN_RUNS = frozenset({"replay", "trial", "chaos", "study"})
+RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study"})
 """Commands that make runs of their own: they go by a Debian package's server.toml only where it is named."""
 
 
-def usual_data_root() -> Path:
+def default_data_root() -> Path:
     """Return the folder of data sets where none is named."""
     return Path(os.environ.get("FIELDFLEET_DATA", "../shared/data"))
 
 
-def add(
+def add_options(
     parser: argparse.ArgumentParser, *, data: bool = False, form: bool = False, config: bool = True, again: bool = False
 ) -> None:
     """Declare the options that name the folders.
@@ -37,7 +37,7 @@ def add(
         "--data-dir", type=Path, default=usual, metavar="DIR", help=f"folder of runs; default: {DATA_DIR}"
     )
     if data:
-        help_ = f"folder of data sets; default: {usual_data_root()}, see FIELDFLEET_DATA"
+        help_ = f"folder of data sets; default: {default_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
         help_ = "a server's file: its folders, where they are not named here; default: a package's own"
@@ -46,30 +46,30 @@ def add(
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
 
-def settle(options: argparse.Namespace) -> None:
+def resolve(options: argparse.Namespace) -> None:
     """Put a folder in the place of every one that was not named; refuse one that a newer version alone can read.
 
     Raises:
         ConfigError: The server's file cannot be used, or a newer version wrote in the folder of runs.
     """
-    _fill(options)
+    _fill_defaults(options)
     if hasattr(options, "data_root"):
         options.data_root = options.data_root.resolve()  # processes that a command starts work in other folders
     if hasattr(options, "data_dir"):
         check_data_folder(options.data_dir)
 
 
-def _fill(options: argparse.Namespace) -> None:
-    asked = [name for name in ("data_dir", "data_root") if getattr(options, name, "") is None]
-    if not asked:
+def _fill_defaults(options: argparse.Namespace) -> None:
+    missing = [name for name in ("data_dir", "data_root") if getattr(options, name, "") is None]
+    if not missing:
         return
-    if "data_dir" in asked and getattr(options, "config", "") is None and options.command not in OWN_RUNS:
+    if "data_dir" in missing and getattr(options, "config", "") is None and options.command not in RUN_CREATORS:
         options.config = readable_packaged_config("server.toml")
-    usual = {"data_dir": DATA_DIR, "data_root": usual_data_root()}
+    defaults = {"data_dir": DATA_DIR, "data_root": default_data_root()}
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
         config = load(options.config)
-        usual = {"data_dir": Path(config.data_dir), "data_root": Path(config.data_root)}
-    for name in asked:
-        setattr(options, name, usual[name])
+        defaults = {"data_dir": Path(config.data_dir), "data_root": Path(config.data_root)}
+    for name in missing:
+        setattr(options, name, defaults[name])
