@@ -1,4 +1,4 @@
-"""What runs on the gateway: rounds, aggregation, the coordinator, the record."""
+"""Edge server of a site: rounds, aggregation, resource coordinator, journal."""
 
 import sys
 

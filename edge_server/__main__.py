@@ -1,4 +1,4 @@
-"""Command line of the gateway."""
+"""Command-line entry point of `edge-server`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shared.runtime.processes import keep_private
 from shared.runtime.support.command import add_arguments as add_setup_arguments
 
 EXIT_CONFIG = 2
-PLAN_HELP = "a plan's file"
+PLAN_HELP = "plan file"
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -66,11 +66,11 @@ COMMANDS: Mapping[str, Command] = {
 RUN_WRITERS = frozenset(
     {"run", "trial", "replay", "chaos", "study", "release", "rollout", "serve-tops", "enrol", "enrolment-service"}
 )
-"""Commands that write runs, which are for their user alone; pages, tables and traces are for whoever may read them."""
+"""Commands that write runs, readable by their user only; pages, tables and traces may be read by others."""
 
 
 def main() -> None:
-    """Parse the command line and run; exit code 2 means that the operator must edit something."""
+    """Parse the command line and run the command; exit code 2 means that the operator must edit something."""
     sys.exit(run_command("edge-server", _run, EXIT_SHORT))
 
 
@@ -103,72 +103,76 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="edge-server",
-        description="The server of one site: rounds, records, replay.",
-        epilog="Exit codes: 0 done, 1 ended short of its plan, 2 something to edit, 130 interrupted.",
+        description="The server of one site: run plans with its devices, record and replay runs.",
+        epilog="Exit codes: 0 success, 1 incomplete, 2 something to edit, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = verbs.add_parser("run", help="run a plan with the devices of the site, or go on with an interrupted run")
-    add_config(run, "server.toml", "the server's file, see edge_server/REFERENCE.md")
-    run.add_argument("--again", action="store_true", help="begin a plan anew that has ended")
-    runs_command.arguments(verbs.add_parser("runs", help="list runs, remove some, keep the newest"))
-    sites_command.arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, who coordinates"))
+    run = verbs.add_parser("run", help="run a plan with the devices of the site, or resume an interrupted run")
+    add_config(run, "server.toml", "the server's configuration file, see edge_server/REFERENCE.md")
+    run.add_argument("--again", action="store_true", help="start a new run of a plan that has ended")
+    runs_command.arguments(verbs.add_parser("runs", help="list, remove or prune runs"))
+    sites_command.arguments(verbs.add_parser("sites", help="show a site's peers: rounds, bytes, coordinator"))
     show = verbs.add_parser("show", help="show the rounds of a run")
     show.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    show.add_argument("--devices", action="store_true", help="a column for each device, however many there are")
+    show.add_argument("--devices", action="store_true", help="show a column for each device, even if there are many")
     folders.add_options(show, form=True)
-    _explain(verbs.add_parser("explain", help="say why each device was given what it was given in a round"))
-    _devices(verbs.add_parser("devices", help="show the devices of a site and what they measured last"))
-    _models(verbs.add_parser("models", help="list the networks, or show what each cut of one means"))
-    _replay(verbs.add_parser("replay", help="run a plan, or a recorded run again, on this machine in virtual time"))
-    trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
-    _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
-    commands.plan_arguments(
-        verbs.add_parser("plan", help="check a plan; the keys of plans: type, unit, default and meaning")
+    _explain(verbs.add_parser("explain", help="explain the decisions for each device in a round"))
+    _devices(verbs.add_parser("devices", help="show the devices of a site and their latest measurements"))
+    _models(verbs.add_parser("models", help="list the models, or show the cuts of one"))
+    _replay(verbs.add_parser("replay", help="run a plan, or replay a recorded run, on this machine in virtual time"))
+    trial = verbs.add_parser("trial", help="run field trials").add_subparsers(
+        dest="verb", required=True, metavar="VERB"
     )
+    _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
+    commands.plan_arguments(verbs.add_parser("plan", help="check a plan, or print the reference of plan keys"))
     config_command.arguments(verbs.add_parser("config", help="print every key of a server's file"))
-    _chaos(verbs.add_parser("chaos", help="run a plan live on this machine and kill its processes at random"))
+    _chaos(verbs.add_parser("chaos", help="run a plan live on this machine while killing its processes at random"))
     study = verbs.add_parser("study", help="run a grid of plans in virtual time, in parallel, and compare them")
     study_command.arguments(study)
     folders.add_options(study, data=True, form=True)
-    report = verbs.add_parser("report", help="write what runs came to, side by side, as one page, CSV or JSON")
+    report = verbs.add_parser("report", help="compare runs in one page, CSV or JSON file")
     report_command.arguments(report)
     folders.add_options(report)
     export = verbs.add_parser("export", help="write a run's model as one file: ONNX, safetensors or TorchScript")
     release_command.export_arguments(export)
-    releases = verbs.add_parser("release", help="releases of trained models: create, list, show, export, delete")
+    releases = verbs.add_parser("release", help="create, list, show, export or delete releases of trained models")
     release_command.release_arguments(releases)
-    tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features that devices send")
-    add_config(tops, "server.toml", "the server's file; see [tops]")
-    rollouts = verbs.add_parser("rollout", help="roll a release out to the boards of a site, wave by wave")
+    tops = verbs.add_parser("serve-tops", help="run the upper halves of releases on features from devices")
+    add_config(tops, "server.toml", "the server's configuration file; see [tops]")
+    rollouts = verbs.add_parser("rollout", help="roll out a release to the boards of a site in waves")
     rollout_command.arguments(rollouts)
-    trace_command.arguments(verbs.add_parser("trace", help="runs as portable traces: export, import, check"))
+    trace_command.arguments(verbs.add_parser("trace", help="export, import or check portable traces of runs"))
     _gateway(verbs)
     add_general_options(parser)
     return parser
 
 
 def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the commands that make and keep a site."""
-    site_command.arguments(verbs.add_parser("site", help="the gateway of a site: its CA, broker and files"))
-    site_command.revoke_arguments(verbs.add_parser("revoke", help="shut a device out for good, at once"))
+    """Declare the commands of a gateway."""
+    site_command.arguments(verbs.add_parser("site", help="manage the gateway of a site: its CAs, broker and files"))
+    site_command.revoke_arguments(verbs.add_parser("revoke", help="revoke a device immediately and permanently"))
     gateway_commands.add_commands(verbs)
-    add_setup_arguments(verbs.add_parser("setup", help="bring PyTorch and CVXPY onto a gateway with our package"))
+    add_setup_arguments(verbs.add_parser("setup", help="install PyTorch and CVXPY beside the Debian package"))
 
 
 def _chaos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
-    parser.add_argument("--kills", type=int, required=True, metavar="N", help="how many; the plan is run until then")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is killed when")
-    parser.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: those the plan names")
-    parser.add_argument("--embedded-broker", action="store_true", help="even where mosquitto is installed")
+    parser.add_argument(
+        "--kills", type=int, required=True, metavar="N", help="number of kills; the plan runs until then"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the kills")
+    parser.add_argument(
+        "--local", type=int, default=0, metavar="N", help="number of agents; default: the plan's devices"
+    )
+    parser.add_argument("--embedded-broker", action="store_true", help="use it even if mosquitto is installed")
     folders.add_options(parser, data=True, form=True)
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    help_ = "which round; the first is 1; of a plan with sites also GLOBAL.EDGE, the first is 0.0"
+    help_ = "round number from 1; for a plan with sites also GLOBAL.EDGE from 0.0"
     parser.add_argument("round", metavar="ROUND", help=help_)
-    parser.add_argument("--device", default="", metavar="NAME", help="of this one alone")
+    parser.add_argument("--device", default="", metavar="NAME", help="show only this device")
     folders.add_options(parser, form=True)
 
 
@@ -177,27 +181,30 @@ def _replay(parser: argparse.ArgumentParser) -> None:
         "plan",
         type=Path,
         metavar="PLAN|TRACE|RUN",
-        help=f"a plan's file, a trace's folder, or a run: {folders.RUN_HELP}",
+        help=f"plan file, trace folder, or run: {folders.RUN_HELP}",
     )
-    parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="what else to do with a trace's devices")
-    parser.add_argument("--devices", type=int, default=0, metavar="N", help="instead of those that the plan names")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that train; default: all cores")
-    parser.add_argument("--exact", action="store_true", help="train every device alone, whatever the plan allows")
-    help_ = "play a trace's plan although its devices trained on other examples than are here"
+    parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="another plan for a trace's devices")
+    parser.add_argument("--devices", type=int, default=0, metavar="N", help="number of devices, instead of the plan's")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="training processes; default: all cores")
+    parser.add_argument(
+        "--exact", action="store_true", help="train every device separately, even if the plan allows batching"
+    )
+    help_ = "replay a trace although its devices trained on other examples than this machine has"
     parser.add_argument("--other-data", action="store_true", help=help_)
-    help_ = "of a recorded run: train on these examples, such as npz=FILE, where its devices had their own"
+    help_ = "for a recorded run: train on these examples, such as npz=FILE, if its devices used local data"
     parser.add_argument("--data", default="", metavar="SOURCE=PATH", help=help_)
     help_ = (
-        "of a recorded run: train on random numbers of the recorded shape or of this one, such as 1x28x28: decisions, "
-        "times, bytes and joules follow from the record, the accuracy means nothing"
+        "for a recorded run: train on random numbers of the recorded or this shape, such as 1x28x28: decisions, "
+        "times, bytes and joules follow from the record, the accuracy is meaningless"
     )
     parser.add_argument("--synthetic", nargs="?", const="", metavar="SHAPE", help=help_)
+    parser.add_argument("--compare", metavar="RUN", help=f"report the gap to this run: {folders.RUN_OR_SITES_HELP}")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: also write a page")
     parser.add_argument(
-        "--compare", metavar="RUN", help=f"say how far the replay is from it: {folders.RUN_OR_SITES_HELP}"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="with --compare: write it as a page as well")
-    parser.add_argument(
-        "--fail-above", type=float, metavar="X", help="with --compare: code 1 if rounds are further off, 0.1 for 10 %%"
+        "--fail-above",
+        type=float,
+        metavar="X",
+        help="with --compare: exit with 1 if the rounds differ by more, such as 0.1 for 10 %%",
     )
     folders.add_options(parser, data=True, form=True)
 
@@ -205,48 +212,54 @@ def _replay(parser: argparse.ArgumentParser) -> None:
 def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", type=Path, metavar="FILE", help="a server's file, for the devices of its site")
+    where.add_argument(
+        "--config", type=Path, metavar="FILE", help="server's configuration file, to run with the devices of its site"
+    )
     where.add_argument(
         "--local",
         type=int,
         nargs="?",
         const=0,
         metavar="N",
-        help="instead with its own broker and N agents on this machine; default: those the plan names",
+        help="run with a broker and N agents on this machine; default: the plan's devices",
     )
     parser.add_argument(
-        "--embedded-broker", action="store_true", help="with --local: even where mosquitto is installed"
+        "--embedded-broker", action="store_true", help="with --local: use it even if mosquitto is installed"
     )
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda", "auto"),
-        help="with --local: what server and agents compute with; default: cpu, as a replay does, bit for bit",
+        help="with --local: processor of server and agents; default: cpu, bit-identical to a replay",
     )
     help_ = (
-        "on this machine, where the optimizer is hcef: first run the plan by its baseline cef, without a budget; then "
-        "with this share of the seconds and joules that took, such as 0.6, as its [budget]"
+        "on this machine, if the optimizer is hcef: first run the plan with its baseline cef, without a budget; then "
+        "with this share of the seconds and joules used, such as 0.6, as its [budget]"
     )
     parser.add_argument("--cef-share", type=float, metavar="SHARE", help=help_)
     folders.add_options(parser, data=True, form=True, config=False)
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="all of one device's readings")
+    parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="show all readings of this device")
     gateway_commands.device_verb_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--config", type=Path, metavar="FILE", help="a server's file: ask its broker as well")
-    source.add_argument("--data-dir", type=Path, metavar="DIR", help="what a server has kept; default: runs")
+    source.add_argument(
+        "--config", type=Path, metavar="FILE", help="server's configuration file, to ask its broker too"
+    )
+    source.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with the server's history; default: runs")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="show them again and again")
-    parser.add_argument("--plot", default="", metavar="READING", help="of DEVICE, over the last hours")
-    parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="of the plot")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="refresh after so many seconds")
+    parser.add_argument("--plot", default="", metavar="READING", help="plot this reading of DEVICE")
+    parser.add_argument("--hours", type=float, default=24.0, metavar="N", help="hours to plot; default: 24")
 
 
 def _models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="", metavar="NAME", help="one network, cut by cut")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of NAME; repeat for more")
+    parser.add_argument("model", nargs="?", default="", metavar="NAME", help="show the cuts of this model")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="option of NAME; may be repeated"
+    )
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help="shape of one input of NAME")
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="examples of a step; default: 64")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="batch size; default: 64")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
 

@@ -1,1 +1,1 @@
-"""The commands of `edge-server`, one a file; heavy imports wait until a command needs them."""
+"""Commands of `edge-server`; heavy imports are deferred until a command needs them."""

@@ -1,4 +1,4 @@
-"""What each command of `edge-server` does. Heavy imports wait until a command needs them."""
+"""Entry functions of the `edge-server` commands, with deferred heavy imports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a plan with the devices of the site until it ends or a signal comes; the same command goes on with it."""
+    """Run a plan with the devices of the site until it ends or a signal arrives; the same command resumes it."""
     from edge_server.journal.runs import edited_from, ended_run, find_unfinished, new_name, run_exists  # noqa: PLC0415
     from edge_server.plan.server_config import load  # noqa: PLC0415
 
@@ -51,29 +51,29 @@ def run(options: argparse.Namespace) -> int:
     name = config.run or find_unfinished(Path(config.data_dir), plan)
     if ended := ended_run(Path(config.data_dir), plan, name or ""):
         if not options.again:
-            logger.warning("plan %r has ended as run %s: `--again` begins it anew", plan.name, ended.folder.name)
+            logger.warning("plan %r has ended as run %s; use `--again` to start it again", plan.name, ended.folder.name)
             return outcome_code(ended.records)
         if config.run:
-            raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or take `run` out")
+            raise ConfigError(f"{options.config}: run {config.run!r} has ended: name another, or remove `run`")
     elif name and options.again and run_exists(Path(config.data_dir), name):
-        rm = f"`edge-server runs rm {name} --config {options.config}` before begins it anew"
-        logger.warning("run %s is not finished: goes on with it; %s", name, rm)
+        rm = f"`edge-server runs rm {name} --config {options.config}` first, to start again"
+        logger.warning("run %s is not finished: resuming it; %s", name, rm)
     elif name and not config.run:
-        logger.info("goes on with run %s, which is not finished", name)
+        logger.info("resuming run %s, which is not finished", name)
     if not name:
         name = new_name(plan)
         if edited := edited_from(Path(config.data_dir), plan):
-            logger.warning("%s: begins run %s", edited, name)
+            logger.warning("%s: starting run %s", edited, name)
     command = f"edge-server run --config {options.config}"
     return asyncio.run(serve_run(config, plan, name, command))
 
 
 async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -> int:
-    """Serve a run under systemd's eyes, and say how it ended; return the exit code.
+    """Serve a run under systemd's supervision and report its outcome; return the exit code.
 
     Args:
-        config: Where it is served.
-        command: The words that go on with it.
+        config: Configuration of the server.
+        command: Command line that resumes the run.
     """
     from edge_server.journal.outcome import outcome_lines, summarise_outcome  # noqa: PLC0415
     from edge_server.journal.runs import run_exists  # noqa: PLC0415
@@ -85,7 +85,7 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
             records = await serve(config, plan, name)
     except asyncio.CancelledError:
         if config.run or run_exists(Path(config.data_dir), name):
-            logger.info("interrupted; `%s` goes on with run %s", command, name)
+            logger.info("interrupted; `%s` resumes run %s", command, name)
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     from edge_server.trial.tables import failure_lines  # noqa: PLC0415
 
@@ -98,12 +98,12 @@ async def serve_run(config: ServerConfig, plan: Plan, name: str, command: str) -
 
 
 def _cancelled_by_signals() -> set[int]:
-    """Let SIGTERM and SIGINT cancel the current task; return the set of those that came."""
+    """Make SIGTERM and SIGINT cancel the current task; return the set of received signals."""
     task, received = asyncio.current_task(), set[int]()
     assert task
 
     def stop(number: int) -> None:
-        if not received:  # once is enough: another would cut the clearing up short
+        if not received:  # a second cancellation would interrupt the cleanup
             task.cancel()
         received.add(number)
 
@@ -113,12 +113,12 @@ def _cancelled_by_signals() -> set[int]:
 
 
 def outcome_code(records: Sequence[AnyRecord]) -> int:
-    """Return the exit code of a run: 0 if it did all that its plan says, 1 if it ended short."""
+    """Return the exit code of a run: 0 if it completed its plan, 1 if it ended early."""
     return EXIT_SHORT if explain_shortfall(records) else 0
 
 
 def explain_shortfall(records: Sequence[AnyRecord]) -> str:
-    """Return why a run is not what its plan says: it ended before, or never had a model; empty where it is."""
+    """Return why a run falls short of its plan: it ended early, or never had a model; empty if it does not."""
     from edge_server.journal.records import RunClosed, RunOpened, closed_rounds  # noqa: PLC0415
 
     ends = [record for record in records if isinstance(record, RunClosed)]
@@ -128,16 +128,14 @@ def explain_shortfall(records: Sequence[AnyRecord]) -> str:
     if not ends:
         return "it has not ended"
     if ends[-1].outcome == "refused":
-        return f"over after {len(rounds)} rounds: every device has refused its task for good, for the causes above"
+        return f"ended after {len(rounds)} rounds: every device has refused its task permanently, for the causes above"
     if ends[-1].outcome != "finished":
-        return f"ended short after {len(rounds)} rounds: {ends[-1].cause}"
+        return f"ended early after {len(rounds)} rounds: {ends[-1].cause}"
     if len(missed) == len(rounds):
-        return (
-            "no round had enough updates, the model is as it was; look at the devices' links and logs, and at [round]"
-        )
+        return "no round had enough updates, the model is unchanged; check the devices' links and logs, and [round]"
     if len(missed) > (most[0] if most else 1.0) * len(rounds):
         share = f"{len(missed)} of {len(rounds)} rounds were missed, more than round.most_missed = {most[0]:g} of them"
-        return f'{share}; look at the devices\' links and logs, or let round.on_missed = "retry" repeat such rounds'
+        return f'{share}; check the devices\' links and logs, or repeat such rounds by round.on_missed = "retry"'
     return ""
 
 
@@ -151,7 +149,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Explain what was decided for a round."""
+    """Explain the decisions of a round."""
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
     from edge_server.allocation.explain import explanation_lines  # noqa: PLC0415
     from edge_server.journal.runs import find_run  # noqa: PLC0415
@@ -168,7 +166,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Run a plan, or a recorded run again, in virtual time."""
+    """Run a plan, or replay a recorded run, in virtual time."""
     from edge_server.journal.runs import Run  # noqa: PLC0415
 
     with loading():
@@ -184,7 +182,7 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def trial(options: argparse.Namespace) -> int:
-    """Run a plan live, with the devices that are connected or on this machine."""
+    """Run a plan live, with the connected devices or on this machine."""
     with loading():
         from edge_server.cli.trial import run as run_trial  # noqa: PLC0415
 
@@ -195,7 +193,7 @@ def trial(options: argparse.Namespace) -> int:
 
 
 def devices(options: argparse.Namespace) -> int:
-    """Show the devices of a site and what they measured last; `approve` lets one renew, `forget` removes one."""
+    """Show the devices of a site and their latest measurements; `approve` and `forget` act on one."""
     verb = gateway_commands.device_verb(options)
     if verb == gateway_commands.APPROVE:
         return gateway_commands.approve(options)
@@ -206,14 +204,14 @@ def devices(options: argparse.Namespace) -> int:
 
 
 def rollout(options: argparse.Namespace) -> int:
-    """Roll a release out, watch that, or give it orders."""
+    """Start, watch or control a rollout."""
     from edge_server.cli.releases.rollout import rollout as run_rollout  # noqa: PLC0415
 
     return run_rollout(options, _cancelled_by_signals)
 
 
 def models(options: argparse.Namespace) -> int:
-    """List the networks, or show what each cut of one means."""
+    """List the models, or show the cuts of one."""
     with loading():
         from edge_server.cli.models import show_models  # noqa: PLC0415
 
@@ -221,7 +219,7 @@ def models(options: argparse.Namespace) -> int:
 
 
 def setup(options: argparse.Namespace) -> int:
-    """Bring what a server needs beside its package."""
+    """Install what a server needs beside its package."""
     from shared.runtime.support.command import set_up  # noqa: PLC0415
 
     return set_up("server", options, lambda line: write_text(sys.stdout, line))
@@ -242,7 +240,7 @@ def chaos(options: argparse.Namespace) -> int:
 
 
 def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[AnyRecord]]]) -> None:
-    """Show each run below its name, or all of them as one JSON array, where there are several."""
+    """Show each run below its name; several runs as one JSON array."""
     if len(runs) == 1:
         _show(options, *runs[0])
     elif options.format == "json":
@@ -260,7 +258,7 @@ def _show_all(options: argparse.Namespace, runs: Sequence[tuple[Path, Sequence[A
 
 
 def _run_json(folder: Path, records: Sequence[AnyRecord]) -> dict[str, object]:
-    """Return what scripts are shown of a run."""
+    """Return the JSON content of a run."""
     from edge_server.journal.costs import costs_by_round  # noqa: PLC0415
     from edge_server.journal.outcome import summarise_outcome  # noqa: PLC0415
     from edge_server.journal.records import closed_rounds  # noqa: PLC0415
@@ -288,7 +286,7 @@ def _show(
     write_text(sys.stdout, table, *filter(None, notes))
     *lines, what_next, record = outcome_lines(outcome, folder)
     write_text(sys.stdout, *lines)
-    sys.stdout.write(f"{what_next}\n{record}\n")  # paths, to be copied whole
+    sys.stdout.write(f"{what_next}\n{record}\n")  # paths, not wrapped, for copying
 
 
 def _print_json(value: object) -> None:
@@ -296,14 +294,14 @@ def _print_json(value: object) -> None:
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `edge-server plan` to a parser."""
+    """Declare the arguments of `edge-server plan`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    check = verbs.add_parser("check", help="say whether a plan can be run, and how its sites mix their models")
-    check.add_argument("plan", type=Path, metavar="PLAN", help="a plan's file")
+    check = verbs.add_parser("check", help="validate a plan, and show how its sites mix their models")
+    check.add_argument("plan", type=Path, metavar="PLAN", help="plan file")
     root = folders.default_data_root()
     help_ = f"folder of data sets; default: {root}, see FIELDFLEET_DATA"
     check.add_argument("--data-root", type=Path, metavar="DIR", help=help_)
-    help_ = "a server's file, whose models of your own and data_root count"
+    help_ = "server's configuration file, for its own models and data_root"
     check.add_argument("--config", type=Path, metavar="FILE", help=help_)
     check.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     schema = verbs.add_parser("schema", help="print every key of a plan with type, unit, default and meaning")
@@ -311,7 +309,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Check a plan, or print the reference of a plan's keys."""
+    """Check a plan, or print the reference of its keys."""
     return _check_plan(options) if options.verb == "check" else _print_keys(options)
 
 

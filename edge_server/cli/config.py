@@ -1,4 +1,4 @@
-"""`edge-server config`: the keys of a server's file."""
+"""`edge-server config`: print the reference of server.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ for editors.
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
+    """Declare the arguments of the command."""
     add_schema_verb(parser, "server.toml", "edge_server/REFERENCE.md")
 
 

@@ -1,4 +1,4 @@
-"""What `edge-server devices` does: ask the broker, or the site's history, and show what they say."""
+"""`edge-server devices`: show a site's devices from its broker or its history."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 class DevicesView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown once.
+    """JSON output of the command.
 
     Attributes:
-        history: Of the reading that is plotted: calendar seconds and value.
+        history: Plotted reading: pairs of calendar seconds and value.
     """
 
     devices: list[Device]
@@ -50,26 +50,26 @@ class DevicesView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_devices(options: argparse.Namespace) -> int:
-    """Show the devices once, or again and again.
+    """Show the devices once or repeatedly.
 
     Raises:
-        ConfigError: There is neither a broker to ask nor a history, no such device, or the options do not fit.
-        Unreachable: There is a broker to ask, it does not answer, and there is no history.
+        ConfigError: There is neither a broker nor a history, no such device, or the options do not fit.
+        Unreachable: The broker does not answer, and there is no history.
     """
     if options.plot and not options.device:
-        raise ConfigError("--plot: name the DEVICE too")
+        raise ConfigError("--plot: add the DEVICE")
     if (options.watch is not None and not options.watch > 0) or not options.hours > 0:
-        raise ConfigError("--watch and --hours: give a number above 0")
+        raise ConfigError("--watch and --hours: use a number above 0")
     asyncio.run(_show(options))
     return 0
 
 
 def forget_device(options: argparse.Namespace) -> int:
-    """Remove a device from the broker and from the history.
+    """Remove a device from the broker and the history.
 
     Raises:
-        ConfigError: It is connected, or known to neither.
-        Unreachable: The broker does not answer, or does not let it be removed.
+        ConfigError: It is connected, or unknown to both.
+        Unreachable: The broker does not answer, or refuses to remove it.
     """
     name = check_name(options.name, "device")
     config = load(options.config) if options.config else None
@@ -80,11 +80,11 @@ def forget_device(options: argparse.Namespace) -> int:
         retained = asyncio.run(forget_retained(config.broker, config.site, name, is_revoked=is_revoked))
     reports = forget_history(path, name) if path.is_file() else 0
     if not retained and not reports:
-        where = "" if config else "; name the server's file by --config to ask the broker too"
-        raise ConfigError(f"no device {name!r} is known here{where}")
-    write_text(sys.stdout, f"{name} is forgotten: {reports} kept reports, {retained} messages of the broker")
+        where = "" if config else "; add the server's file by --config to ask the broker too"
+        raise ConfigError(f"unknown device {name!r}{where}")
+    write_text(sys.stdout, f"{name} removed: {reports} stored reports, {retained} retained messages")
     if config and config.gateway:
-        write_text(sys.stdout, f"its certificate is good still: `edge-server revoke {name}` ends that")
+        write_text(sys.stdout, f"its certificate is still valid: `edge-server revoke {name}` ends that")
     return 0
 
 
@@ -99,7 +99,7 @@ async def _show(options: argparse.Namespace) -> None:
     except Unreachable as error:
         if not path.is_file():
             raise
-        sys.stderr.write(f"edge-server: {error}; this is what the server has kept\n")
+        sys.stderr.write(f"edge-server: {error}; showing the server's history\n")
     return await _repeat(options, path, None)
 
 
@@ -128,22 +128,22 @@ async def _repeat(options: argparse.Namespace, path: Path, look: RetainedView | 
 
 
 def _mark_revoked_offline(devices: list[Device], gateway: str) -> list[Device]:
-    """Show who was revoked as away: the broker goes on retaining its birth, and nobody may take that back."""
+    """Mark revoked devices as offline: the broker retains their birth message, which nobody may clear."""
     denied = _read_revoked(gateway)
     return [msgspec.structs.replace(device, online=False) if device.device in denied else device for device in devices]
 
 
 def _read_revoked(gateway: str) -> Collection[str]:
-    """Return who is revoked at a site; nobody where that cannot be read."""
+    """Return the revoked accounts of a site; empty if they cannot be read."""
     try:
         return read_denied(Path(gateway)) if gateway else ()
     except ConfigError as error:
-        log.debug("who is revoked cannot be read: %s", error)
+        log.debug("cannot read the revoked accounts: %s", error)
         return ()
 
 
 def _latest_reports(path: Path, *, required: bool) -> Mapping[str, StoredReport]:
-    """Return what the site's history has; beside a broker it is not needed."""
+    """Return the reports in the site's history, which is optional when a broker answers."""
     try:
         return latest_reports(path)
     except (ConfigError, CorruptFile) as error:
@@ -157,17 +157,17 @@ def _select(devices: list[Device], name: str) -> list[Device]:
     chosen = [device for device in devices if device.device == name]
     if not chosen:
         raise ConfigError(
-            f"no device {name!r} is known here; known: {', '.join(device.device for device in devices) or 'none'}"
+            f"unknown device {name!r}; known: {', '.join(device.device for device in devices) or 'none'}"
             f"{guess(name, [device.device for device in devices])}"
         )
     return chosen
 
 
 def _history(options: argparse.Namespace, path: Path, device: Device, now_utc_s: float) -> list[tuple[float, Reading]]:
-    """Return what is kept of the reading that is to be plotted.
+    """Return the history of the plotted reading.
 
     Raises:
-        ConfigError: The device never measured anything of that name.
+        ConfigError: The device has never measured it.
     """
     readings = reading_history(path, device.device, options.plot, now_utc_s - options.hours * HOUR_S)
     if not readings and options.plot not in device.readings and device.lack(options.plot) is None:
@@ -179,7 +179,7 @@ def _history(options: argparse.Namespace, path: Path, device: Device, now_utc_s:
 
 def _print(options: argparse.Namespace, path: Path, devices: list[Device], now_utc_s: float) -> None:
     if not devices:
-        write_text(sys.stdout, "no device has been here")
+        write_text(sys.stdout, "no devices yet")
         return
     plot_lines: list[str] = []
     if options.plot:

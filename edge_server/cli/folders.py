@@ -1,4 +1,4 @@
-"""Where a command finds runs and data sets: `--data-dir`, `--data-root`, or the file of a server, `--config`."""
+"""Options for the folders of runs and data sets: `--data-dir`, `--data-root`, `--config`."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 from edge_server.plan.data_folder import check_data_folder
 from shared.runtime.extras import readable_packaged_config
 
-RUN_HELP = "name of a run or what only its name begins with, `last`, or the path of its folder"
-RUN_OR_SITES_HELP = f"{RUN_HELP}; of several sites what all their runs' names begin with, or a folder with these alone"
+RUN_HELP = "name of a run or a unique prefix of it, `last`, or the path of its folder"
+RUN_OR_SITES_HELP = f"{RUN_HELP}; for several sites the common prefix of their runs' names, or a folder with only these"
 DATA_DIR = Path("runs")
 RUN_CREATORS = frozenset({"replay", "trial", "chaos", "study"})
-"""Commands that make runs of their own: they go by a Debian package's server.toml only where it is named."""
+"""Commands that create runs: they use a Debian package's server.toml only if it is named."""
 
 
 def default_data_root() -> Path:
-    """Return the folder of data sets where none is named."""
+    """Return the default folder of data sets."""
     return Path(os.environ.get("FIELDFLEET_DATA", "../shared/data"))
 
 
 def add_options(
     parser: argparse.ArgumentParser, *, data: bool = False, form: bool = False, config: bool = True, again: bool = False
 ) -> None:
-    """Declare the options that name the folders.
+    """Declare the options for the folders.
 
     Args:
-        data: Whether it reads data sets too.
-        form: Whether it prints a table, or JSON for scripts.
-        config: Whether a server's file may name the folders; not where it has a meaning of its own.
-        again: Whether the command that this one is a verb of has them too: what was named there holds.
+        data: The command reads data sets too.
+        form: The command prints a table or JSON.
+        config: A server's file may set the folders; false where `--config` has another meaning.
+        again: The parser is that of a subcommand, whose parent has these options too; values given there hold.
     """
     usual = argparse.SUPPRESS if again else None
     parser.add_argument(
@@ -40,21 +40,21 @@ def add_options(
         help_ = f"folder of data sets; default: {default_data_root()}, see FIELDFLEET_DATA"
         parser.add_argument("--data-root", type=Path, default=usual, metavar="DIR", help=help_)
     if config:
-        help_ = "a server's file: its folders, where they are not named here; default: a package's own"
+        help_ = "server's configuration file, for folders that are not given; default: the Debian package's"
         parser.add_argument("--config", type=Path, default=usual, metavar="FILE", help=help_)
     if form:
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
 
 
 def resolve(options: argparse.Namespace) -> None:
-    """Put a folder in the place of every one that was not named; refuse one that a newer version alone can read.
+    """Fill in the folders that were not given; refuse one that needs a newer version.
 
     Raises:
-        ConfigError: The server's file cannot be used, or a newer version wrote in the folder of runs.
+        ConfigError: The server's file is invalid, or a newer version wrote in the folder of runs.
     """
     _fill_defaults(options)
     if hasattr(options, "data_root"):
-        options.data_root = options.data_root.resolve()  # processes that a command starts work in other folders
+        options.data_root = options.data_root.resolve()  # started processes have other working folders
     if hasattr(options, "data_dir"):
         check_data_folder(options.data_dir)
 

@@ -1,4 +1,4 @@
-"""What `edge-server models` does: list the networks, or show what each legal cut of one means."""
+"""`edge-server models`: list the models, or show the cuts of one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MEGA = 1e6
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A network with its defaults.
+    """A model with its defaults.
 
     Attributes:
-        name: What a plan writes.
-        options: Its options with what they are where a plan says nothing.
+        name: Name in a plan.
+        options: Options with their default values.
         example: Shape of one input.
-        parameters: How many it learns.
-        cuts: Where it may be cut.
+        parameters: Number of trainable parameters.
+        cuts: Layers at which it may be cut.
     """
 
     name: str
@@ -38,15 +38,15 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_models(options: argparse.Namespace) -> int:
-    """List the networks, or show the cuts of one.
+    """List the models, or show the cuts of one.
 
     Raises:
-        ConfigError: It or an option is unknown, or it does not take such examples.
+        ConfigError: The model or an option is unknown, or it does not accept such examples.
     """
     if not options.model and (options.option or options.example):
-        raise ConfigError("--option and --example are of one network; name it")
+        raise ConfigError("--option and --example need the NAME of a model")
     if options.batch < 1 or any(size < 1 for size in options.example):
-        raise ConfigError("--batch and --example: give numbers from 1")
+        raise ConfigError("--batch and --example: use numbers from 1")
     if not options.model:
         listed = [_describe(name) for name in sorted(MODELS)]
         _print(options, listed, _models_table(listed))
@@ -65,10 +65,10 @@ def _print(options: argparse.Namespace, table: object, text: TextTable) -> None:
 
 
 def _option(text: str) -> tuple[str, Scalar]:
-    """Return `key=value` with the value as a plan would have it: a number, true or false, else a text."""
+    """Parse `key=value`, with the value typed as in a plan: number, boolean or text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ConfigError(f"--option {text!r}: write KEY=VALUE")
+        raise ConfigError(f"--option {text!r}: use KEY=VALUE")
     try:
         return key, msgspec.json.decode(value, type=bool | int | float)
     except msgspec.DecodeError:
@@ -108,9 +108,9 @@ def _models_table(listed: Sequence[ListedModel]) -> TextTable:
 def _cuts_table(spec: Spec, table: cuts.Table) -> TextTable:
     title = f"{spec.name} {_format_options(spec.options)}".rstrip()
     caption = (
-        f"one example: {_shape(table.example)}; the whole: {table.whole.parameters:,} parameters, "
+        f"one example: {_shape(table.example)}; in all: {table.whole.parameters:,} parameters, "
         f"{table.whole.prunable:,} prunable, {table.whole.forward_macs / MEGA:.1f} MMAC\n"
-        f"below the cut is the device's; MMAC: forward, one example; MB: one step of {table.batch_size} examples"
+        f"below the cut: on the device; MMAC: forward, one example; MB: one step of {table.batch_size} examples"
     )
     headings = ("cut", "features", "numbers", "parameters", "prunable", "MMAC", "MB up", "MB down")
     rows = [

@@ -1,4 +1,4 @@
-"""`edge-server replay`: play, and with `--compare RUN` hold the replay against the run that was recorded."""
+"""`edge-server replay`: replay a plan or run, and compare with a recorded run."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from shared.protocol import payload
 from shared.runtime.text_table import write_text
 
 EXIT_FAR = 1
-"""A gap larger than was asked for."""
+"""The gap exceeds `--fail-above`."""
 
 
 def find_recorded(options: argparse.Namespace) -> list[Run]:
-    """Return the run to compare with, of several sites all; asked for before the replay, so that nobody waits in vain.
+    """Return the run to compare with, or those of several sites; called before the replay, so that errors show at once.
 
     Raises:
-        ConfigError: There is no such run, its journal cannot be read, or what only a comparison has is asked for
-            without one.
+        ConfigError: There is no such run, its journal cannot be read, or an option needs `--compare`.
     """
     if options.compare:
         return find_all(options.data_dir, str(options.compare))
     if options.html or options.fail_above is not None:
-        raise ConfigError("--html and --fail-above say how a comparison is told: give --compare RUN as well")
+        raise ConfigError("--html and --fail-above need --compare RUN")
     return []
 
 
 def run_command(options: argparse.Namespace) -> list[ReplayedRun]:
-    """Replay what the command line names; return folder and records of each run, of which sites have one each.
+    """Replay what the command line names; return folder and records of each run, one per site.
 
     Raises:
         ConfigError: As `run_replay`.
@@ -59,16 +58,16 @@ def run_command(options: argparse.Namespace) -> list[ReplayedRun]:
 
 
 def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], replayed: Sequence[Run]) -> int:
-    """Say how far a replay is from a recorded run, or from those of several sites; return the exit code.
+    """Report the gap between a replay and a recorded run, or those of several sites; return the exit code.
 
     Args:
-        options: `fail_above`: the largest median error of a round's seconds, or None; `html`: a page to write, or None;
-            `format`.
-        recorded: The recorded run, or that of each site.
+        options: `fail_above`: largest accepted median error of a round's seconds, or None; `html`: page to write, or
+            None; `format`.
+        recorded: Recorded run, or one for each site.
 
     Raises:
-        ConfigError: Several sites are held against a run of one server.
-        Unwritable: The disk does not take the page.
+        ConfigError: Several sites are compared with a run of a single server.
+        Unwritable: The page cannot be written.
     """
     gap = _gap(recorded, replayed)
     if options.html:
@@ -84,7 +83,7 @@ def compare_with_recorded(options: argparse.Namespace, recorded: Sequence[Run], 
 
 
 def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
-    """Return the gap; of several sites those of all, each against the run of its site."""
+    """Return the gap between two runs, or the gaps of all sites."""
     if len(recorded) == len(replayed) == 1:
         return gap_between_runs(recorded[0], replayed[0])
     mine, other = ({find_site(run.records, run.folder.name): run for run in runs} for runs in (recorded, replayed))
@@ -94,17 +93,17 @@ def _gap(recorded: Sequence[Run], replayed: Sequence[Run]) -> Gap | SitesGap:
 
 
 def gap_between_runs(recorded: Run, replayed: Run) -> Gap:
-    """Return how far a run is from another, with their final models.
+    """Return the gap between two runs, including their final models.
 
     Raises:
-        ConfigError: A journal does not say what run it is of.
+        ConfigError: A journal does not contain the beginning of its run.
     """
     model, why = compare_models(recorded, replayed)
     return compare_runs(recorded.records, replayed.records, model, why)
 
 
 def exit_code(gap: Gap | SitesGap, most: float | None) -> int:
-    """Return 0, or 1 where the median error of a round's seconds is not known to be at most so much."""
+    """Return 0, or 1 if the median error of a round's seconds is above the limit or unknown."""
     if most is None:
         return 0
     seconds = gap.spread("round_s")
@@ -112,10 +111,10 @@ def exit_code(gap: Gap | SitesGap, most: float | None) -> int:
 
 
 def compare_models(recorded: Run, replayed: Run) -> tuple[Model, str]:
-    """Tell whether the parameters after the last round are the same bits, or why nobody knows."""
+    """Compare the final parameters bit by bit; return the result, and a reason if it is unknown."""
     numbers = [last_model_round(run.records) for run in (recorded, replayed)]
     if numbers[0] != numbers[1]:
-        return "unknown", f"the last model is of round {numbers[0]}, that of the replay of round {numbers[1]}"
+        return "unknown", f"the last model is of round {numbers[0]}, the replay's of round {numbers[1]}"
     try:
         recorded_digest, replayed_digest = (_digest(run.folder, numbers[0]) for run in (recorded, replayed))
     except FileNotFoundError as error:
@@ -126,11 +125,11 @@ def compare_models(recorded: Run, replayed: Run) -> tuple[Model, str]:
 
 
 def last_model_round(records: Sequence[AnyRecord]) -> int:
-    """Return the last round that gave a model; 0 for none."""
+    """Return the last round that produced a model; 0 for none."""
     return max((record.round for record in closed_rounds(records) if record.outcome == "aggregated"), default=0)
 
 
 def _digest(folder: Path, number: int) -> bytes:
-    """Return the digest under which the parameters after a round would go out to devices."""
+    """Return the digest of the payload that carries the parameters after a round to devices."""
     tree = checkpoints.load(folder / "checkpoints", number).tree
     return payload.digest(payload.pack(dense().encode(dict(sorted(tree.items())), None)[0]))

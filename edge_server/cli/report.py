@@ -1,4 +1,4 @@
-"""`edge-server report`: runs in, one file out."""
+"""`edge-server report`: write one file from one or more runs."""
 
 from __future__ import annotations
 
@@ -20,44 +20,47 @@ if TYPE_CHECKING:
 FORMATS = ("html", "csv", "json")
 PAGE = "report.html"
 SCHEMA = 1
-"""Of the JSON: `runs` are of `edge_server.report.digest`, `sites` of `edge_server.report.sites.digest`, `targets` of
-`edge_server.report.targets.CostToTarget`."""
+"""Version of the JSON: `runs` are of `edge_server.report.digest`, `sites` of `edge_server.report.sites.digest`,
+`targets` of `edge_server.report.targets.CostToTarget`."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Declare the arguments of the command."""
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help=f"{folders.RUN_OR_SITES_HELP}; the first is compared with"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help=f"{folders.RUN_OR_SITES_HELP}; the first is the reference of the comparison",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"default: {PAGE} in the folder of the first RUN; of CSV and JSON: standard output",
+        help=f"default: {PAGE} in the folder of the first RUN; for CSV and JSON: standard output",
     )
-    parser.add_argument("--format", choices=FORMATS, help="default: what FILE's name ends in, else html")
+    parser.add_argument("--format", choices=FORMATS, help="default: by FILE's suffix, otherwise html")
     parser.add_argument(
         "--target",
         type=parse_accuracy,
         action="append",
         default=[],
         metavar="ACC",
-        help="an accuracy from 0 to 1, may be given again; default: round ones that every run reached",
+        help="target accuracy from 0 to 1, may be repeated; default: round values that every run reached",
     )
 
 
 def parse_accuracy(text: str) -> float:
-    """Return an accuracy.
+    """Parse an accuracy.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: It is not a share above 0, at most 1.
     """
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no accuracy: give a share such as 0.9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an accuracy: use a share such as 0.9")
     return value
 
 
@@ -65,8 +68,8 @@ def report(options: argparse.Namespace) -> int:
     """Write the report.
 
     Raises:
-        ConfigError: A run is not there, or holds no beginning.
-        Unwritable: The disk does not take the file.
+        ConfigError: A run is missing, or its journal has no beginning.
+        Unwritable: The file cannot be written.
     """
     from edge_server.journal.rollouts.state import rollouts_of  # noqa: PLC0415
     from edge_server.journal.runs import find_all  # noqa: PLC0415
@@ -89,7 +92,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequence[SitesDigest]:
-    """Return what runs of several sites came to; numpy waits until there are any."""
+    """Return the digests of runs of several sites; numpy is imported only if there are any."""
     if not any(digest.plan.sites for digest, _ in runs):
         return []
     from edge_server.report.sites.summarise import digest_sites  # noqa: PLC0415
@@ -98,7 +101,7 @@ def _digest_sites(runs: Sequence[tuple[Digest, Sequence[AnyRecord]]]) -> Sequenc
 
 
 def make_names_unique(runs: Sequence[Digest]) -> list[Digest]:
-    """Return runs of which no two have the same name: of the later ones it ends in a number."""
+    """Return the digests with a number added to repeated names."""
     from msgspec.structs import replace  # noqa: PLC0415
 
     counts: Counter[str] = Counter()
@@ -110,17 +113,17 @@ def make_names_unique(runs: Sequence[Digest]) -> list[Digest]:
 
 
 def format_of(out: Path | None) -> str:
-    """Return the format that a file's name ends in, or that of a page."""
+    """Return the format of a file by its suffix; by default HTML."""
     suffix = out.suffix.removeprefix(".").lower() if out else ""
     return suffix if suffix in FORMATS else "html"
 
 
 def write(path: Path, text: str) -> None:
-    """Put a whole file in the place of what was there.
+    """Write a file atomically.
 
     Raises:
-        ConfigError: There is no such folder, or it may not be written.
-        Unwritable: The disk is full or cannot be written.
+        ConfigError: The folder is missing or not writable.
+        Unwritable: The disk is full or read-only.
     """
     from shared.errors import ConfigError  # noqa: PLC0415
     from shared.runtime.durable import replace_file  # noqa: PLC0415
@@ -128,7 +131,7 @@ def write(path: Path, text: str) -> None:
     try:
         replace_file(path, text.encode(), durable=False, concurrent=True)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
-        raise ConfigError(f"--out {path}: {error.strerror}; name a file in a folder that is there") from error
+        raise ConfigError(f"--out {path}: {error.strerror}; choose a file in an existing folder") from error
 
 
 def _page(

@@ -1,7 +1,4 @@
-"""`edge-server runs`: list the runs of a folder, remove some, keep the newest alone.
-
-`edge-server sites`: how a site of a run stands among the others.
-"""
+"""`edge-server runs`: list, remove and prune runs."""
 
 from __future__ import annotations
 
@@ -21,37 +18,37 @@ from shared.runtime.folder_lock import hold_lock
 from shared.runtime.text_table import terminal_columns, write_text
 
 EXIT_SHORT = 1
-"""Where a run that was to be removed is in use."""
+"""A run to remove is in use."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes; without a verb it lists."""
+    """Declare the arguments of the command, which lists runs without a verb."""
     folders.add_options(parser, form=True)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     rm = verbs.add_parser("rm", help="remove runs: their journals, checkpoints, updates and logs")
-    help_ = "whole name of a run; an abbreviation, `last` or a path must be confirmed"
+    help_ = "full name of a run; a prefix, `last` or a path must be confirmed"
     rm.add_argument("runs", nargs="+", metavar="RUN", help=help_)
     rm.add_argument("--yes", action="store_true", help="remove without a confirmation")
     rm.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
-    prune = verbs.add_parser("prune", help="remove all runs but the newest, and what is left of runs that never began")
-    prune.add_argument("--keep", type=parse_count, required=True, metavar="N", help="how many to leave")
-    prune.add_argument("--unfinished", action="store_true", help="remove also those that could be gone on with")
-    prune.add_argument("--dry-run", action="store_true", help="only say which")
+    prune = verbs.add_parser("prune", help="remove all but the newest runs, and folders of runs that never started")
+    prune.add_argument("--keep", type=_parse_count, required=True, metavar="N", help="number of runs to keep")
+    prune.add_argument("--unfinished", action="store_true", help="also remove runs that could be resumed")
+    prune.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     for verb in (rm, prune):
         folders.add_options(verb, again=True)
 
 
-def parse_count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of runs: give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs: use 0 or more")
     return int(text)
 
 
 def runs(options: argparse.Namespace) -> int:
-    """List runs, or do what the verb says.
+    """List, remove or prune runs.
 
     Raises:
-        ConfigError: A run that is named is not there, or is in use.
+        ConfigError: A named run is missing, or in use.
     """
     match options.verb:
         case "rm":
@@ -74,25 +71,25 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _remove_named(options: argparse.Namespace) -> int:
-    folders = {name: find_run(options.data_dir, name).folder for name in options.runs}
+    run_folders = {name: find_run(options.data_dir, name).folder for name in options.runs}
     if options.dry_run:
-        _print_would_remove(dict.fromkeys(folders.values()))
+        _print_would_remove(dict.fromkeys(run_folders.values()))
         return 0
-    abbreviated = {folder: name for name, folder in folders.items() if folder.name != Path(name).name}
+    abbreviated = {folder: name for name, folder in run_folders.items() if folder.name != Path(name).name}
     if abbreviated and not options.yes and not _confirm(abbreviated):
         return EXIT_SHORT
-    return _remove(dict.fromkeys(folders.values()))
+    return _remove(dict.fromkeys(run_folders.values()))
 
 
 def _confirm(abbreviated: Mapping[Path, str]) -> bool:
-    """Ask on a terminal whether runs that were not named in full are meant.
+    """Ask on a terminal to confirm the removal of runs whose names were abbreviated.
 
     Raises:
-        ConfigError: Standard input is not a terminal, so nobody can answer.
+        ConfigError: Standard input is not a terminal.
     """
     for folder, name in abbreviated.items():
         if not sys.stdin.isatty():
-            raise ConfigError(f"runs rm: {name!r} is not a whole name; write {folder.name}, or add --yes")
+            raise ConfigError(f"runs rm: {name!r} is not a full name; use {folder.name}, or add --yes")
         sys.stderr.write(f"remove {folder.name} ({_format_size(_size_of(folder))})? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -101,8 +98,8 @@ def _confirm(abbreviated: Mapping[Path, str]) -> bool:
     return True
 
 
-def _print_would_remove(folders: Iterable[Path]) -> None:
-    sys.stdout.writelines(f"would remove {folder.name} ({_format_size(_size_of(folder))})\n" for folder in folders)
+def _print_would_remove(run_folders: Iterable[Path]) -> None:
+    sys.stdout.writelines(f"would remove {folder.name} ({_format_size(_size_of(folder))})\n" for folder in run_folders)
 
 
 def _size_of(folder: Path) -> int:
@@ -115,7 +112,7 @@ def _format_size(size: int) -> str:
 
 
 def _prune(options: argparse.Namespace) -> int:
-    """Remove what lies behind the newest runs; what could be gone on with stays unless that is asked for."""
+    """Remove all but the newest runs; resumable ones are kept unless `--unfinished` is given."""
     runs = [run for run in all_runs(options.data_dir) if run.opened]
     begun = {run.folder for run in runs}
     empty = [folder for folder in folders_of_runs(options.data_dir) if folder not in begun and is_empty(folder)]
@@ -131,14 +128,14 @@ def _prune(options: argparse.Namespace) -> int:
 
 
 def _is_resumable(run: Run) -> bool:
-    """Tell whether the command that began a run would go on with it."""
+    """Check whether the command that started a run would resume it."""
     return bool(run.opened and run.opened.started and not run.opened.imported and not run.closed)
 
 
-def _remove(folders: Iterable[Path]) -> int:
-    """Remove folders of runs that no process is at work in; code 1 where one is."""
+def _remove(run_folders: Iterable[Path]) -> int:
+    """Remove folders of runs that no process uses; return 1 if one is in use."""
     code = 0
-    for folder in folders:
+    for folder in run_folders:
         size = _size_of(folder)
         try:
             with hold_lock(folder):

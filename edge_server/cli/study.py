@@ -1,4 +1,4 @@
-"""`edge-server study`: run a grid of plans, and print what it came to."""
+"""`edge-server study`: run a grid of plans and print a summary."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from edge_server.replay.study.summary import StudySummary
 
 EXIT_SHORT = 1
-"""Where a cell has failed."""
+"""A cell has failed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes besides the folders and the format."""
-    parser.add_argument("study", type=Path, metavar="STUDY", help="a study's file")
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at a time; default: one a processor")
+    """Declare the arguments besides folders and format."""
+    parser.add_argument("study", type=Path, metavar="STUDY", help="study file")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="parallel runs; default: one per processor")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="run the cells of such names alone, as 'fedspu_*'; may be given again",
+        help="only run cells with such names, for example 'fedspu_*'; may be repeated",
     )
     parser.add_argument(
-        "--ray", default="", metavar="ADDRESS", help="on this Ray cluster; auto: the one of this machine"
+        "--ray", default="", metavar="ADDRESS", help="Ray cluster to run on; auto: the one of this machine"
     )
 
 
 def study(options: argparse.Namespace) -> int:
-    """Run every plan of a study that has not been run yet, each in a process of its own."""
+    """Run every plan of a study that has no result yet, each in a process of its own."""
     with loading():
         from edge_server.replay.study.terminal import run_study  # noqa: PLC0415
 

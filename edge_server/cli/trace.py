@@ -1,4 +1,4 @@
-"""`edge-server trace`: export a run, import a trace, check one. Heavy imports wait until they are needed."""
+"""`edge-server trace`: export a run as a trace, import or check a trace."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 from edge_server.cli import folders
 
-TRACE = "the folder of a trace"
+TRACE = "folder of a trace"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Tell the command line what it takes."""
+    """Declare the arguments of the command."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help="write a run as a folder of one header and CSV tables")
+    export = verbs.add_parser("export", help="write a run as a folder with a header and CSV tables")
     export.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    export.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default: RUN.trace")
-    export.add_argument("--anonymous", action="store_true", help="name the devices by their place in the fleet")
-    bring = verbs.add_parser("import", help="make a run of a trace; `show`, `report` and `replay` read it")
+    export.add_argument("--out", type=Path, metavar="DIR", help="new folder; default: RUN.trace")
+    export.add_argument("--anonymous", action="store_true", help="replace device names by numbers")
+    bring = verbs.add_parser("import", help="make a run from a trace, for `show`, `report` and `replay`")
     bring.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
-    bring.add_argument("--as", dest="name", default="", metavar="NAME", help="another name for the run")
-    check = verbs.add_parser("check", help="read a trace, and say what is in it or what is wrong with it")
+    bring.add_argument("--as", dest="name", default="", metavar="NAME", help="name of the run")
+    check = verbs.add_parser("check", help="validate a trace and summarize it")
     check.add_argument("folder", type=Path, metavar="DIR", help=TRACE)
     folders.add_options(export, data=True)
     folders.add_options(bring)
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Do what the command line says."""
+    """Export, import or check a trace."""
     from edge_server.replay.trace import files, header, transfer  # noqa: PLC0415
 
     if options.verb == "export":
@@ -50,7 +50,7 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _default_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of a run's trace where none is named: called as the run is, however that was named."""
+    """Return the default folder of a run's trace, next to the run if it was given by path."""
     from edge_server.journal.runs import find_run  # noqa: PLC0415
 
     path = Path(options.run.rstrip("/"))

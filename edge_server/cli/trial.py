@@ -1,6 +1,6 @@
-"""`edge-server trial run`: a plan live, with the connected fleet or with a broker and agents on this machine.
+"""`edge-server trial run`: run a plan live, with the connected fleet or on this machine.
 
-A plan with several sites has all of them on this machine.
+A plan with several sites runs entirely on this machine.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ FinishedRun = tuple[Path, list[AnyRecord]]
 
 
 def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object]) -> list[FinishedRun]:
-    """Run a trial to its end; return folder and records of the run, of a plan with sites of the run of each.
-
-    Progress is told on standard error.
+    """Run a trial to its end, with progress on standard error; return folder and records of each run.
 
     Args:
-        options: `plan`; `local`: agents on this machine, 0 for those the plan names, None for whatever the plan says;
-            `config`: a server's file, or None; `embedded_broker`; `data_dir` and `data_root`; `cef_share`: of what the
-            plan takes by its baseline, which then runs first, for its budget; None for the budget that the plan says.
-        cancelled_by_signals: Lets signals cancel the running task.
+        options: `plan`; `local`: number of agents on this machine, 0 for the plan's devices, None for the plan's own
+            setting; `config`: server's file, or None; `embedded_broker`; `data_dir` and `data_root`; `cef_share`:
+            budget as a share of what the plan's baseline takes, which then runs first; None for the plan's budget.
+        cancelled_by_signals: Makes signals cancel the running task.
 
     Raises:
-        ConfigError: The plan or the server's file cannot be used.
-        Unreachable: The broker, or enough devices, are not there.
+        ConfigError: The plan or the server's file is invalid.
+        Unreachable: The broker, or enough devices, cannot be reached.
         TaskFailed: A process of a local trial died.
     """
     config = _config(options)
@@ -57,10 +55,10 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
         return _run_here(options, config, plan, cancelled_by_signals)
     for name in ("embedded_broker", "cef_share", "device"):
         if getattr(options, name):
-            raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: give --local as well")
+            raise ConfigError(f"--{name.replace('_', '-')} is for trials on this machine: add --local")
     if not options.config:
         raise ConfigError(
-            f"{options.plan}: neither the devices nor their broker are known; give --config server.toml for the "
+            f"{options.plan}: neither devices nor broker are known; use --config server.toml for the "
             "devices of a site, or --local N for N agents on this machine"
         )
     return [_run_with_fleet(config, plan, cancelled_by_signals)]
@@ -69,7 +67,7 @@ def run(options: argparse.Namespace, cancelled_by_signals: Callable[[], object])
 def _run_here(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> list[FinishedRun]:
-    """Run a plan on this machine; before it, where its budget is a share of what its baseline takes, that."""
+    """Run a plan on this machine, after its baseline where the budget is a share of what that takes."""
 
     def go(plan_to_run: Plan) -> list[FinishedRun]:
         if plan_to_run.sites:
@@ -86,7 +84,7 @@ def _run_here(
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
-    """Return the site; a plan and a run that a server's file names are not those of the trial."""
+    """Return the server's configuration, without the plan and run that its file names."""
     config = load_config(options.config) if options.config else ServerConfig(plan="")
     return msgspec.structs.replace(config, data_dir=str(options.data_dir), data_root=str(options.data_root))
 
@@ -104,16 +102,16 @@ def _run_with_fleet(config: ServerConfig, plan: Plan, cancelled_by_signals: Call
     def say(line: str) -> None:
         print_line(console, line)
 
-    goes_on = ", going on with it" if run_exists(data_dir, name) else ""
+    goes_on = ", resumed" if run_exists(data_dir, name) else ""
     if not goes_on and (edited := edited_from(data_dir, plan)):
-        say(f"{edited}: begins run {name}")
+        say(f"{edited}: starting run {name}")
     say(f"{plan.name}: run {name}{goes_on}, {plan.rounds} rounds of {plan.algorithm.name}")
     with display.bar:
         try:
             return data_dir / name, asyncio.run(go())
         except asyncio.CancelledError:
             if run_exists(data_dir, name):
-                say(f"the same command goes on with run {name}")
+                say(f"the same command resumes run {name}")
             raise
 
 
@@ -132,17 +130,17 @@ def _local(
 def run_at_sites(
     options: argparse.Namespace, config: ServerConfig, plan: Plan, cancelled_by_signals: Callable[[], object]
 ) -> list[FinishedRun]:
-    """Run a plan with sites on this machine, each with a broker and a server of its own.
+    """Run a plan with sites on this machine, each with its own broker and server.
 
     Args:
-        cancelled_by_signals: Lets signals end the task that calls it.
+        cancelled_by_signals: Makes signals cancel the calling task.
     """
     assert plan.sites
     count = len(devices(plan))
     if (count_given := options.local or plan.local or count) != count:
         raise ConfigError(
-            f"{options.plan}: sites: {count_given} agents are asked for, and the plan names {count} devices of its sites; "
-            "leave `local` and --local out"
+            f"{options.plan}: sites: {count_given} agents requested, but the plan's sites have {count} devices; "
+            "remove `local` and --local"
         )
     sites = local_sites(_local_trial(options, config, plan, new_names(plan), count))
     console = Console(stderr=True)
@@ -157,15 +155,15 @@ def run_at_sites(
 
 
 def _say_emulated(console: Console, plan: Plan) -> None:
-    """Say what of the figures to come is this machine's, and what is made up by the plan."""
+    """Announce which figures are emulated by the plan."""
     if plan.emulation and plan.emulation.links:
-        print_line(console, "links: relays on loopback pass bytes at the rates and with the delays of the plan")
+        print_line(console, "links: emulated on loopback, with the rates and delays of the plan")
     if plan.emulation and plan.emulation.power:
         print_line(console, "joules: modelled by the plan's watts, from CPU seconds and times of transfers")
 
 
 def _local_trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
-    """Return what runs on this machine; with so many agents, 0 for those that the plan names."""
+    """Return a trial on this machine with `count` agents, 0 for the plan's devices."""
     planned_data(plan)
     require_there(plan, Path(config.data_root))
     agents = len(devices(plan, count))
@@ -184,7 +182,7 @@ def _run_to_end(
     bar: NewsBar,
     cancelled_by_signals: Callable[[], object],
 ) -> None:
-    """Run a trial on this machine; interrupted, say what is left of it."""
+    """Run a trial on this machine; if interrupted, report what remains."""
 
     async def go() -> None:
         cancelled_by_signals()
@@ -197,5 +195,5 @@ def _run_to_end(
             print_line(console, "the broker and the agents that this command started have ended")
             for local in runs:
                 if run_exists(local.data_dir, local.run):
-                    print_line(console, f"run {local.run} stays unfinished; the same command begins a new one")
+                    print_line(console, f"run {local.run} stays unfinished; the same command starts a new one")
             raise

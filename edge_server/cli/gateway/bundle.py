@@ -1,4 +1,4 @@
-"""`edge-server support-bundle`: one file for whoever helps, without what is secret."""
+"""`edge-server support-bundle`: write one diagnostic archive without secrets."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PUBLIC_FILES = ("mosquitto.conf", "acl")
 
 
 def support_bundle(options: argparse.Namespace) -> int:
-    """Write the bundle; print where it is.
+    """Write the bundle; print its path.
 
     Raises:
-        ConfigError: It is there already, or a log cannot be read.
+        ConfigError: The file exists already, or a log cannot be read.
     """
     path = options.out or Path(f"server-bundle-{utc_stamp()}.tar.gz")
     config, findings = read_config(options)
@@ -51,14 +51,14 @@ def support_bundle(options: argparse.Namespace) -> int:
 
 
 def _config_files(config: ServerConfig) -> dict[str, object]:
-    """Return what the server's file says, comments left out, and what its runs came to."""
+    """Return the server's configuration without comments, and summaries of its runs."""
     runs = Path(config.data_dir)
     summaries = [summarise_run(run) for run in all_runs(runs)] if runs.is_dir() else []
     return {"config.json": config, "runs.json": summaries}
 
 
 def _site_files(site: Path) -> dict[str, object]:
-    """Return the files of a site that hold no secret, and a list of all."""
+    """Return the files of a site without secrets, and a listing of all."""
     texts = {name: site / name for name in PUBLIC_FILES if (site / name).is_file()}
     return {"site.txt": list_files(site), **{f"site-{name}": path.read_text() for name, path in texts.items()}}
 
@@ -74,5 +74,5 @@ async def _journal(unit: str) -> str:
         output, _ = await asyncio.wait_for(process.communicate(), JOURNAL_TIMEOUT_S)
     except TimeoutError:
         process.kill()
-        return "no journal: it does not end\n"
+        return "no journal: timeout\n"
     return output.decode(errors="replace")

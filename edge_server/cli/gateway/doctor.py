@@ -1,4 +1,4 @@
-"""`edge-server doctor`: what keeps a gateway from its work, or soon will, and how to mend it."""
+"""`edge-server doctor`: diagnose present and coming faults of a gateway."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGURATION = "configuration"
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Look at everything, after the mends if asked to; return 0, 1 for faults, 2 for the server's file.
+    """Check everything, after fixes if requested; return 0, 1 for faults, 2 for an invalid server's file.
 
     Raises:
         ConfigError: There is neither a site nor a server's file.
@@ -40,7 +40,7 @@ def doctor(options: argparse.Namespace) -> int:
     config, findings = read_config(options)
     site = find_site(options.folder, config)
     if site is None and options.config is None:
-        raise ConfigError(f"{options.folder}: no site is there; name its --folder, or a server's file by --config")
+        raise ConfigError(f"{options.folder}: there is no site; give its --folder, or a server's file by --config")
     fixes = apply_fixes(site, config) if options.fix else []
     findings += asyncio.run(run_checks(site, config))
     if options.format == "json":
@@ -52,9 +52,9 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def read_config(options: argparse.Namespace) -> tuple[ServerConfig | None, list[Finding]]:
-    """Return the server's file, named or a site's own, and what is to be said of it."""
+    """Return the configuration from `--config` or the site's folder, and findings about it."""
     path = options.config
-    if path is None:  # `site check` says what is wrong with a site's own
+    if path is None:  # `site check` reports faults of a site's own file
         with suppress(ConfigError):
             return load(options.folder / "server.toml"), []
         return None, []
@@ -66,27 +66,29 @@ def read_config(options: argparse.Namespace) -> tuple[ServerConfig | None, list[
 
 
 def find_site(folder: Path, config: ServerConfig | None) -> Path | None:
-    """Return the folder of the site; None where there is none.
+    """Return the folder of the site; None if there is none.
 
     Args:
-        folder: Where it usually is, or was said to be.
-        config: Of the server, which may name it.
+        folder: Default folder, or that of `--folder`.
+        config: Server's configuration, which may name another.
     """
     site = Path(config.gateway) if config and config.gateway else folder
     return site if (site / FILE).is_file() else None
 
 
 async def run_checks(site: Path | None, config: ServerConfig | None) -> list[Finding]:
-    """Return what was found.
+    """Run all checks and return their findings.
 
     Args:
-        site: Folder of the site; None to look at broker and machine alone.
-        config: Of the server; None where it has none that can be read.
+        site: Folder of the site; None to check broker and machine only.
+        config: Server's configuration; None if there is none or it is invalid.
     """
     findings: list[Finding] = []
     if site is None:
-        text = "none is in use: certificates, access list and who may connect are not looked at"
-        findings.append(examine.advice("site", text, "`edge-server site init` makes one, whose broker knows everybody"))
+        text = "there is none: certificates and access rights are not checked"
+        findings.append(
+            examine.advice("site", text, "create one by `edge-server site init`, whose broker identifies every client")
+        )
     else:
         folder = open_folder(site)
         findings += await check_site(folder, utc_now())
@@ -103,7 +105,7 @@ async def run_checks(site: Path | None, config: ServerConfig | None) -> list[Fin
 
 
 def count_boards(site: Path | None, config: ServerConfig) -> int:
-    """Return how many boards may connect: those of the site that are not revoked, else those that ever reported."""
+    """Count the boards that may connect: those of the site that are not revoked, or else those that ever reported."""
     if site:
         return sum(not account.denied for account in read_state(site).accounts.values())
     try:
@@ -113,11 +115,11 @@ def count_boards(site: Path | None, config: ServerConfig) -> int:
 
 
 def apply_fixes(site: Path | None, config: ServerConfig | None) -> list[Finding]:
-    """Mend what can be mended without harm: modes of secrets, and files that `site init` makes anew.
+    """Fix what is safe to fix: modes of secret files, and files that `site init` can write again.
 
     Args:
         site: Folder of the site; None for none.
-        config: Of the server; None for none.
+        config: Server's configuration; None for none.
     """
     secrets = examine.secret_files(config) if config else []
     if site:
@@ -128,10 +130,10 @@ def apply_fixes(site: Path | None, config: ServerConfig | None) -> list[Finding]
         try:
             initialise(folder, SiteSettings(), utc_now())
         except (ConfigError, OSError) as error:
-            fixes.append(examine.advice("--fix", f"the site's files stay as they are: {error}", ""))
+            fixes.append(examine.advice("--fix", f"the site's files are unchanged: {error}", ""))
         if folder.changed:
-            text = f"made anew: {', '.join(folder.changed)}"
-            fixes.append(examine.advice("--fix", text, "`edge-server site reload` has a running broker take them"))
+            text = f"written again: {', '.join(folder.changed)}"
+            fixes.append(examine.advice("--fix", text, "reload a running broker by `edge-server site reload`"))
     return fixes
 
 
@@ -139,11 +141,11 @@ def _make_private(path: Path) -> Finding | None:
     with suppress(OSError):
         if find_openness(path):
             path.chmod(PRIVATE)
-            return examine.good("--fix", f"{path} is its owner's alone now")
+            return examine.good("--fix", f"{path} is readable by its owner only now")
     return None
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return how many of each kind there are."""
+    """Return the number of findings of each kind, as text."""
     counts = {state: sum(finding.state == state for finding in findings) for state in ("bad", "advice", "good")}
-    return f"{counts['bad']} faults, {counts['advice']} to look at, {counts['good']} in order"
+    return f"{counts['bad']} faults, {counts['advice']} notes, {counts['good']} in order"

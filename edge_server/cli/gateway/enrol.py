@@ -1,4 +1,4 @@
-"""What `edge-server enrol` and `edge-server enrolment-service` do: tokens for boards, and who answers these."""
+"""`edge-server enrol` and `enrolment-service`: create tokens for boards, answer boards."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 1000
 PATTERN = re.compile(r"[^{}]*\{(:[0-9]{1,2})?\}[^{}]*")
-"""A wider field than any name is a name of as many digits, which takes the memory for them first."""
+"""The field's width has two digits at most, since formatting allocates it."""
 PRIVATE = 0o600
 
 
 def enrol(options: argparse.Namespace) -> int:
-    """Make tokens, list them, or withdraw one.
+    """Create, list or revoke tokens.
 
     Raises:
-        ConfigError: There is no such site or token, a name is none, or the options do not fit.
+        ConfigError: There is no such site or token, a name is malformed, or the options do not fit.
     """
     site = EnrolmentSite(options.folder)
     if options.list:
@@ -67,7 +67,7 @@ def enrol(options: argparse.Namespace) -> int:
 
 
 def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
-    """Return what a site keeps of enrolments.
+    """Return the enrolment ledger of a site.
 
     Raises:
         ConfigError: There is no site.
@@ -77,17 +77,14 @@ def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
 
 
 def issue_tokens(site: EnrolmentSite, options: argparse.Namespace) -> None:
-    """Make tokens and print them; who was revoked is let in again if asked, once the tokens of before are void.
-
-    Args:
-        options: Of the command line.
+    """Create tokens and print them; readmit revoked boards if requested, after voiding their earlier tokens.
 
     Raises:
         ConfigError: As `enrol`.
     """
     names = _names(site, options)
     if options.svg and len(names) > 1:
-        raise ConfigError("--svg: one token at a time; --csv has many")
+        raise ConfigError("--svg: only for a single token; use --csv for several")
     state = read_state(site.folder)
     port = options.port or read_address(site.folder).port
     endpoint = EnrolmentEndpoint(_address(state, options.address), port, site.root_digest())
@@ -116,60 +113,60 @@ def _address(state: SiteState, requested: str) -> str:
     address = requested or address_of(state)
     if address not in state.addresses:
         names = ", ".join(state.addresses)
-        raise ConfigError(f"--address {address}: the gateway's certificate names {names}; boards would refuse it")
+        raise ConfigError(f"--address {address}: not in the gateway's certificate ({names}); boards would reject it")
     return address
 
 
 def _find_revoked(site: EnrolmentSite, names: Sequence[str], *, may_readmit: bool) -> list[str]:
-    """Return which of these boards were revoked, where the operator says that they may join again."""
+    """Return the revoked ones of these boards, if the operator readmits them."""
     revoked = [name for name in names if site.is_denied(name)]
     if revoked and not may_readmit:
-        [name] = revoked  # of several boards, all names are new
-        problem = f"{name} was revoked: a token would let a board of that name in again"
-        raise ConfigError(f"{problem}; `edge-server enrol {name} --readmit` does, or give the board another name")
+        [name] = revoked  # with --count, all names are new
+        problem = f"{name} was revoked: a token would readmit a board of that name"
+        raise ConfigError(f"{problem}; use `edge-server enrol {name} --readmit`, or another name")
     return revoked
 
 
 def _readmit(site: EnrolmentSite, name: str) -> None:
-    """Have the broker deny a device no more: its old certificates stay revoked, and the new one gets a new key."""
+    """Lift the broker's denial of a device; its old certificates stay revoked, and it gets a new key."""
     done = asyncio.run(readmit(open_folder(site.folder), name))
     if done.faults:
-        raise ConfigError(f"{name} is denied still, and the broker was stopped: {'; '.join(done.faults)}")
-    text = "was revoked and may join again, by this token and a new key; its certificates of before stay refused"
+        raise ConfigError(f"{name} is still denied, and the broker was stopped: {'; '.join(done.faults)}")
+    text = "was revoked and may join again, with this token and a new key; its earlier certificates stay revoked"
     sys.stderr.write(f"edge-server: {name} {text}\n")
 
 
 def _names(site: EnrolmentSite, options: argparse.Namespace) -> list[str]:
     if bool(options.device) == bool(options.count):
-        raise ConfigError("give the NAME of one board, or --count N for several")
+        raise ConfigError("name one board, or use --count N for several")
     if options.device:
         return [check_device_name(options.device)]
     if options.readmit:
-        raise ConfigError("--readmit: name the board; --count makes tokens for names that no board had")
+        raise ConfigError("--readmit: name the board; --count creates tokens for new names only")
     if not 1 <= options.count <= MOST_AT_ONCE:
-        raise ConfigError(f"--count {options.count}: 1 to {MOST_AT_ONCE}")
+        raise ConfigError(f"--count {options.count}: use 1 to {MOST_AT_ONCE}")
     used = {*read_state(site.folder).accounts, *(record.device for record in read_ledger(site.folder).tokens.values())}
     return free_names(options.pattern, options.count, used)
 
 
 def free_names(pattern: str, count: int, used: set[str]) -> list[str]:
-    """Return so many names of a pattern that no board has.
+    """Return unused names of a pattern.
 
     Args:
-        pattern: With one field for a number, such as `pi-{:02}`.
-        used: Names that are not free.
+        pattern: Name with one field for a number, such as `pi-{:02}`.
+        used: Names that are taken.
 
     Raises:
-        ConfigError: The pattern gives no names.
+        ConfigError: The pattern gives no valid names.
     """
     if not PATTERN.fullmatch(pattern):
-        raise ConfigError(f"--pattern {pattern[:80]!r}: write one with one place for a number, such as pi-{{:02}}")
+        raise ConfigError(f"--pattern {pattern[:80]!r}: use one field for a number, such as pi-{{:02}}")
     names: list[str] = []
     for number in range(1, count + len(used) + 1):
         try:
             name = check_device_name(pattern.format(number))
         except ConfigError as error:
-            raise ConfigError(f"--pattern {pattern!r}: {error}; write one such as pi-{{:02}}") from error
+            raise ConfigError(f"--pattern {pattern!r}: {error}; use one such as pi-{{:02}}") from error
         if name not in used:
             names.append(name)
         if len(names) == count:
@@ -178,12 +175,9 @@ def free_names(pattern: str, count: int, used: set[str]) -> list[str]:
 
 
 def install_line(endpoint: EnrolmentEndpoint, line: str) -> str:
-    """Return what makes a bare board a device: it fetches the script, runs it if it is this gateway's, and that alone.
+    """Return the shell line that installs the agent on a bare board, after verifying the script's digest.
 
-    The token is no argument of a command, which others on the board may see.
-
-    Args:
-        place: Host and port of the enrolment service, and the root's digest.
+    The token is not an argument of a command, which other users of the board could see.
     """
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     digest = hashlib.sha256(install_script()).hexdigest()
@@ -199,29 +193,29 @@ def _print_token(token: tuple[str, str, str], options: argparse.Namespace, *, ag
     if not out.isatty():
         out.write(f"{line}\n")
         return
-    write_text(out, f"{name}: once, within {options.ttl / 60:g} minutes (token {token_id}). On the board:", "")
+    write_text(out, f"{name}: usable once within {options.ttl / 60:g} minutes (token {token_id}). On the board:", "")
     if installs:
-        out.write(f"{installs}\n\nor, where the agent is installed:\n\n")
-    out.write(f"  device-agent join -\n\nand then this line, or the code:\n\n{line}\n\n")
+        out.write(f"{installs}\n\nor, if the agent is installed:\n\n")
+    out.write(f"  device-agent join -\n\nfollowed by this line, or the code:\n\n{line}\n\n")
     qr_code(line).terminal(out, compact=True)
     if again:
-        write_text(out, f"{name} has a certificate already; that stays valid until `edge-server revoke {name}`.")
+        write_text(out, f"{name} has a certificate already, which stays valid until `edge-server revoke {name}`.")
 
 
 def qr_code(line: str) -> QRCode:
     """Return a token's QR code."""
-    import segno  # noqa: PLC0415 - for people alone
+    import segno  # noqa: PLC0415 - only when printing
 
     return segno.make_qr(line, error="m")
 
 
 def _write_svg(line: str, path: Path) -> None:
-    import io  # noqa: PLC0415 - with the above
+    import io  # noqa: PLC0415 - only with --svg
 
     image = io.BytesIO()
     qr_code(line).save(image, kind="svg", scale=6, border=4)
     replace_file(path, image.getvalue(), mode=PRIVATE)
-    log.warning("%s is as secret as the token: remove it when the board has joined", path)
+    log.warning("%s is as secret as the token: delete it when the board has joined", path)
 
 
 def _write_csv(rows: Sequence[tuple[str, str, str, float]]) -> None:
@@ -231,17 +225,17 @@ def _write_csv(rows: Sequence[tuple[str, str, str, float]]) -> None:
 
 
 def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = None) -> None:
-    """Show what has become of tokens, and who waits for approval.
+    """Show the state of tokens, and the boards that wait for approval.
 
     Args:
-        out: Where to; None for standard output.
+        out: Stream to write to; None for standard output.
     """
     out = out or sys.stdout
     for device, key in sorted(ledger.pending.items()):
-        asks = f"{device} asks to renew a certificate that ended long ago, by the key {key[:16]}"
-        write_text(out, f"{asks}: edge-server devices approve {device}")
+        asks = f"{device} wants to renew a certificate that expired long ago, with key {key[:16]}"
+        write_text(out, f"{asks}; to allow it: edge-server devices approve {device}")
     if not ledger.tokens:
-        write_text(out, "no token was made")
+        write_text(out, "no tokens")
         return
     headings = ("id", "device", "state", "until", "key", "alarms")
     newest = sorted(ledger.tokens.items(), key=lambda item: -item[1].made_utc_s)
@@ -249,7 +243,7 @@ def show_tokens(ledger: EnrolmentLedger, now_utc_s: float, out: TextIO | None = 
     write_text(out, TextTable([TextColumn(heading) for heading in headings], rows))
     for name, record in newest:
         for alarm in record.alarms:
-            who = f"token {name} of {record.device} was used again, by the key {alarm.key[:16]}"
+            who = f"token {name} of {record.device} was used again with another key, {alarm.key[:16]},"
             write_text(out, f"ALARM {utc_text(alarm.utc_s)}: {who} from {alarm.source}")
 
 
@@ -260,51 +254,52 @@ def _token_row(name: str, record: TokenRecord, now_utc_s: float) -> list[str]:
 
 
 def revoke_token(site: EnrolmentSite, name: str) -> None:
-    """Withdraw a token; a certificate that was given by it stays.
+    """Revoke a token; a certificate issued for it stays valid.
 
     Args:
         name: Id of the token.
 
     Raises:
-        ConfigError: There is none of that id.
+        ConfigError: There is no such token.
     """
     read_state(site.folder)
     with site.edit() as ledger:
         record = ledger.tokens.get(name)
         if record is None:
-            raise ConfigError(f"no token {name!r}; `edge-server enrol --list` shows them")
+            raise ConfigError(f"unknown token {name!r}; list tokens by `edge-server enrol --list`")
         ledger.tokens[name] = msgspec.structs.replace(record, revoked=True)
     if record.key:
         write_text(
-            sys.stdout, f"{record.device} has a certificate by it: `edge-server revoke {record.device}` ends that"
+            sys.stdout,
+            f"{record.device} has a certificate from it: revoke that by `edge-server revoke {record.device}`",
         )
 
 
 def approve(options: argparse.Namespace) -> int:
-    """Let a board that asked for it renew a certificate that ended long ago; it does so by its own key alone.
+    """Allow a board that requested it to renew a certificate that expired long ago, for its present key only.
 
     Raises:
-        ConfigError: There is no such site, or the board did not ask.
+        ConfigError: There is no such site, or the board has not requested it.
     """
     site, name = EnrolmentSite(options.folder), options.name
     read_state(site.folder)
     with site.edit() as ledger:
         if name not in ledger.pending:
             asking = ", ".join(sorted(ledger.pending)) or "none"
-            raise ConfigError(f"{name!r} does not ask to renew a certificate that ended long ago; asking: {asking}")
+            raise ConfigError(f"{name!r} has not asked to renew an expired certificate; waiting for approval: {asking}")
         ledger.approved[name] = ledger.pending[name]
     write_text(
         sys.stdout,
-        f"{name} may renew its certificate, by the key {ledger.approved[name][:16]}; it asks again by itself",
+        f"{name} may renew its certificate with key {ledger.approved[name][:16]}; it asks again automatically",
     )
     return 0
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Answer boards until SIGTERM or SIGINT comes.
+    """Answer boards until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: There is no such site, its files are not in order or open to others, or the port is taken.
+        ConfigError: There is no such site, its files are faulty or readable by others, or the port is in use.
     """
     site = EnrolmentSite(options.folder, options.days)
     site.require_private()
@@ -316,22 +311,22 @@ async def _serve(site: EnrolmentSite, host: str, port: int) -> None:
     service = EnrolmentService(
         site.registrar(), lambda: service_context(*site.pair()), packages=PackageCatalogue(site.folder)
     )
-    service.context()  # what is wrong with it is better said now
+    service.context()  # report faults before serving
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with service.running(host, port) as bound, notify_supervisor():
         try:
             write_address(site.folder, Address(host=host, port=bound))
-        except OSError as error:  # boards are answered all the same
-            log.warning("doctor and tokens go by another port than %d: %s", bound, error)
+        except OSError as error:  # not needed for serving
+            log.warning("cannot store port %d for doctor and tokens: %s", bound, error)
         log.info("enrolment service of site %s on port %d", site.facts().name, bound)
         await stopping.wait()
     log.info("stopped")
 
 
 def utc_text(utc_s: float) -> str:
-    """Return calendar seconds for people and programs."""
-    from datetime import UTC, datetime  # noqa: PLC0415 - for messages alone
+    """Format calendar seconds as UTC."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - only for messages
 
     return f"{datetime.fromtimestamp(utc_s, UTC):%Y-%m-%dT%H:%M:%SZ}"

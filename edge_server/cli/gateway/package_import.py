@@ -1,4 +1,4 @@
-"""Take in what a gateway offers to its boards, and say what that is."""
+"""Import agent packages and wheels into a gateway's store, and report them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def find_packages(folder: Path) -> list[Path]:
     """
     paths = sorted(folder.glob("fieldfleet-agent_*.deb")) if folder.is_dir() else []
     if not paths:
-        raise ConfigError(f"{folder}: holds no fieldfleet-agent_*.deb; `make deb` builds them")
+        raise ConfigError(f"{folder}: contains no fieldfleet-agent_*.deb; build them by `make deb`")
     return paths
 
 
 @contextmanager
 def read_in_background(folder: Path | None) -> Iterator[Callable[[], list[tuple[Path, DebFacts]]]]:
-    """Read packages of a folder while the block lasts; yields what returns their paths, and what they say.
+    """Read the packages of a folder during the block; yield a function that returns paths and metadata.
 
     Args:
-        folder: With packages; None where none are asked for.
+        folder: Folder with packages; None for none.
 
     Raises:
         ConfigError: There are none.
@@ -51,13 +51,10 @@ def read_in_background(folder: Path | None) -> Iterator[Callable[[], list[tuple[
 
 
 def import_folder(site: SiteFolder, folder: Path, packages: Sequence[tuple[Path, DebFacts]]) -> None:
-    """Take in what a folder has for boards: packages of the agent, and wheels where there are some.
-
-    Args:
-        site: The folder of the site.
+    """Import a folder: packages of the agent, and wheels if there are any.
 
     Raises:
-        ConfigError: One cannot be taken.
+        ConfigError: One cannot be imported.
     """
     import_packages(site, packages)
     if any(folder.glob("*.whl")):
@@ -65,7 +62,7 @@ def import_folder(site: SiteFolder, folder: Path, packages: Sequence[tuple[Path,
 
 
 def import_packages(site: SiteFolder, packages: Sequence[tuple[Path, DebFacts]]) -> None:
-    """Take packages in that were read, and say which."""
+    """Add packages that have been read, and print them."""
     from edge_server.gateway.packages.store import add_parsed_packages  # noqa: PLC0415
 
     for manifest in add_parsed_packages(site, packages):
@@ -76,14 +73,14 @@ def import_packages(site: SiteFolder, packages: Sequence[tuple[Path, DebFacts]])
 
 
 def import_wheels(site: SiteFolder, folder: Path) -> None:
-    """Take wheels in, and say how many."""
+    """Add wheels, and print how many."""
     from edge_server.gateway.packages.store import add_wheels  # noqa: PLC0415
 
     new = add_wheels(site, folder)
     size = sum(wheel.size for wheel in new)
-    write_text(sys.stdout, f"{len(new)} wheels more, {size / 1e6:.0f} MB")
+    write_text(sys.stdout, f"{len(new)} wheels added, {size / 1e6:.0f} MB")
 
 
 def format_builds(manifest: PackageManifest) -> str:
-    """Return for which boards a version is."""
+    """Return the kinds of boards that a version supports."""
     return ", ".join(build.kind for build in manifest.builds)

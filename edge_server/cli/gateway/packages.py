@@ -1,4 +1,4 @@
-"""`edge-server packages`: what this gateway offers to its boards: versions of the agent, and wheels for their setup."""
+"""`edge-server packages`: manage the agent versions and wheels offered to boards."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ if TYPE_CHECKING:
 
 
 def packages_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs of `edge-server packages`."""
+    """Declare the arguments of `edge-server packages`."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    add = verbs.add_parser("add", help="take packages of the agent in, sign them, and offer them to boards")
-    add.add_argument("files", nargs="+", type=Path, metavar="FILE.deb", help="as `make deb` builds them")
-    wheels = verbs.add_parser(
-        "add-wheels", help="take in what boards set themselves up with, so that they need no internet"
-    )
-    help_ = "with the files that `device-agent setup train --list` names, for all kinds of boards"
+    add = verbs.add_parser("add", help="add and sign packages of the agent for boards")
+    add.add_argument("files", nargs="+", type=Path, metavar="FILE.deb", help="package built by `make deb`")
+    wheels = verbs.add_parser("add-wheels", help="add wheels for the boards' setup, so that they need no internet")
+    help_ = "folder with the files that `device-agent setup train --list` names, for all kinds of boards"
     wheels.add_argument("wheels", type=Path, metavar="FOLDER", help=help_)
-    listing = verbs.add_parser("list", help="show what boards are offered")
+    listing = verbs.add_parser("list", help="list the packages and wheels for boards")
     listing.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
-    remove = verbs.add_parser("remove", help="offer a version no more; boards that run it keep it")
-    remove.add_argument("version", metavar="VERSION", help="such as 0.4.0")
+    remove = verbs.add_parser("remove", help="remove a version; boards that run it keep it")
+    remove.add_argument("version", metavar="VERSION", help="version, such as 0.4.0")
     for parser_of_verb in verbs.choices.values():
         add_folder(parser_of_verb)
 
 
 def packages(options: argparse.Namespace) -> int:
-    """Do what a verb of `packages` says; return the exit code.
+    """Add, list or remove packages; return the exit code.
 
     Raises:
-        ConfigError: There is no such site, a file is no package of the agent, or there is no such version.
+        ConfigError: There is no such site, a file is not a package of the agent, or there is no such version.
     """
     deeds = {"add": _add, "add-wheels": _add_wheels, "list": _list, "remove": _remove}
     return deeds[options.verb](options)
@@ -73,12 +71,12 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show(index: PackageIndex) -> None:
     if not index.releases:
-        write_text(sys.stdout, "no packages; `edge-server packages add FILE.deb` takes them in")
+        write_text(sys.stdout, "no packages; add them by `edge-server packages add FILE.deb`")
     else:
         headings = (
             TextColumn("version"),
-            TextColumn("no.", right=True),
-            TextColumn("for", least=20),
+            TextColumn("serial", right=True),
+            TextColumn("platforms", least=20),
             TextColumn("signed"),
         )
         rows = [
@@ -95,5 +93,5 @@ def _remove(options: argparse.Namespace) -> int:
     from edge_server.gateway.packages.store import remove_packages  # noqa: PLC0415
 
     removed = remove_packages(open_site(options), options.version)
-    write_text(sys.stdout, f"{removed.name} {removed.version} is offered no more; boards that run it keep it")
+    write_text(sys.stdout, f"{removed.name} {removed.version} removed; boards that run it keep it")
     return 0

@@ -1,4 +1,4 @@
-"""What `edge-server doctor` looks at of services: as systemd has them, or their processes where it does not run."""
+"""Service checks of `edge-server doctor`, by systemd or by process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CONNECT_S = 2.0
 
 
 async def examine_services(config: ServerConfig | None, site: Path | None) -> list[Finding]:
-    """Look whether server, enrolment service and broker run.
+    """Check whether server, enrolment service and broker run.
 
     Args:
-        config: Of the server; None where it has none that can be read.
-        site: Folder of the site that boards join here; None where there is none.
+        config: Server's configuration; None if there is none or it is invalid.
+        site: Folder of the site; None if there is none.
     """
     names = (SERVER, *([ENROLMENT] if site else []), BROKER)
     findings = [check_unit(*unit) for unit in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
@@ -33,33 +33,35 @@ async def examine_services(config: ServerConfig | None, site: Path | None) -> li
 
 
 def check_unit(name: str, state: str) -> Finding:
-    """Judge a service by what systemd says of it.
+    """Check a service by its systemd state.
 
     Args:
-        state: Such as `active`, `inactive` or `failed`; empty where systemd did not say.
+        state: Such as `active`, `inactive` or `failed`; empty if systemd reports none.
     """
     about = f"service {name}"
     if state == "active":
         return good(about, "runs")
-    if state == "inactive" and name == SERVER:  # it ends with its plan
-        return advice(about, "does not run: its run ended, or was not begun", f"`systemctl start {name}` begins one")
-    mend = f"`journalctl -u {name} -n 50` says why" if state == "failed" else f"`systemctl enable --now {name}`"
+    if state == "inactive" and name == SERVER:  # it exits when its plan has ended
+        return advice(
+            about, "is not running: its run has ended, or was not started", f"start one by `systemctl start {name}`"
+        )
+    mend = f"see `journalctl -u {name} -n 50`" if state == "failed" else f"run `systemctl enable --now {name}`"
     return advice(about, f"is {state or 'unknown to systemd'}", mend)
 
 
 def _server(data: Path) -> Finding:
-    """Look for a run whose process is at work."""
+    """Check for a run in progress."""
     runs = [folder.name for folder in folders_of_runs(data) if is_held(folder)]
     if runs:
-        return good(f"service {SERVER}", f"a server is at work on {', '.join(runs)}")
-    return advice(f"service {SERVER}", f"no process is at work below {data}", "`edge-server run` begins, or goes on")
+        return good(f"service {SERVER}", f"a server is running {', '.join(runs)}")
+    return advice(f"service {SERVER}", f"no server process uses {data}", "start or resume a run by `edge-server run`")
 
 
 def _enrolment_service(address: Address) -> Finding:
     try:
         socket.create_connection((address.host or "127.0.0.1", address.port), CONNECT_S).close()
     except OSError:
-        text = f"nobody answers at port {address.port}: boards can neither join nor renew their certificates"
+        text = f"no answer at port {address.port}: boards can neither join nor renew their certificates"
         port = "" if address.port == USUAL_PORT else f" --port {address.port}"
         return advice("enrolment service", text, f"start `edge-server enrolment-service{port}`")
-    return good("enrolment service", f"somebody answers at port {address.port}")
+    return good("enrolment service", f"answers at port {address.port}")

@@ -1,1 +1,1 @@
-"""The reference of a plan's keys: as a table, as a page, as a JSON Schema."""
+"""`edge-server plan`: check plans; print the reference and JSON Schema of their keys."""

@@ -1,4 +1,4 @@
-"""`edge-server plan check`: whether a plan can be run, and what follows from its table `[sites]`."""
+"""`edge-server plan check`: validate a plan and summarize its sites."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edge_server.sites.matrix import mixing_rows, zeta
 from shared.runtime.text_table import TextColumn, TextTable
 
 MOST_NAMED = 6
-"""Devices of a site in a table."""
+"""Devices of a site listed in a table."""
 
 
 class SiteCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One site.
+    """Summary of one site.
 
     Attributes:
-        devices: Those that belong to it.
-        neighbours: Sites that it mixes with.
-        weights: What it takes of each model, its own among them; they sum to 1.
+        devices: Names of its devices.
+        neighbours: Sites that it mixes models with.
+        weights: Weight of each site's model in the mix, including its own; the sum is 1.
     """
 
     site: str
@@ -34,14 +34,14 @@ class SiteCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is found of a plan that can be run.
+    """Summary of a valid plan.
 
     Attributes:
-        rounds: How many it has.
-        devices: How many it names.
-        graph: Of its sites; absent where it has none.
-        edge_rounds: From one mixing to the next.
-        zeta: Factor by which a mixing step shrinks the disagreement of the sites at the least.
+        rounds: Number of rounds.
+        devices: Number of devices that it names.
+        graph: Topology of the sites; absent without sites.
+        edge_rounds: Rounds between two mixing steps.
+        zeta: Upper bound of the factor by which one mixing step reduces the disagreement of the sites.
     """
 
     plan: str
@@ -55,10 +55,10 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_plan(path: Path, data_root: Path) -> PlanCheck:
-    """Read a plan and return what is found.
+    """Read a plan and return its summary.
 
     Raises:
-        ConfigError: It cannot be run; the message says where and what to do.
+        ConfigError: It is invalid; the message says where and how to fix it.
     """
     plan = load(path, data_root, several_sites=True)
     names = [device.name for device in expanded(plan.device)]
@@ -84,13 +84,13 @@ def _with_sites(result: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanCh
 
 
 def check_parts(result: PlanCheck) -> Iterator[TextTable | str]:
-    """Yield what is shown of a plan that can be run."""
-    yield f"{result.plan} is a plan: {result.rounds} rounds of {result.algorithm}, {result.devices} devices named"
+    """Yield the summary's lines and table."""
+    yield f"{result.plan} is valid: {result.rounds} rounds of {result.algorithm}, {result.devices} devices named"
     if not result.sites:
         return
     after = "every round" if result.edge_rounds == 1 else f"every {result.edge_rounds} edge rounds"
     columns = [TextColumn("site"), TextColumn("devices", least=16), TextColumn("weights", least=16)]
-    title = f"{len(result.sites)} sites, graph {result.graph}: they mix after {after}, zeta {result.zeta:.4f}"
+    title = f"{len(result.sites)} sites, graph {result.graph}: mixing after {after}, zeta {result.zeta:.4f}"
     yield TextTable(columns, [(site.site, _devices(site), _weights(site)) for site in result.sites], title=title)
 
 

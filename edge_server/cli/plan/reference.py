@@ -1,8 +1,8 @@
-"""Reference of a plan's keys: type, unit, default and meaning, read from the structs and the builders themselves.
+"""Plan key reference: type, unit, default and meaning, read from structs and builders.
 
 The meaning of a key is its entry under `Attributes:` of the struct's docstring, or under `Args:` of the builder's; a
-builder may name another docstring in its first line, as in "options as in `FedslSettings`". The unit follows from the
-name.
+builder may refer to another docstring in its first line, as in "options as in `FedslSettings`". The unit follows from
+the name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ prints a JSON Schema, with which editors complete and check plans. A key that is
 `absent` has no value unless it is given. Relative paths of data and traces start at the folder of data sets
 (`--data-root`).
 """
-"""Of the page."""
+"""Head of the page."""
 
 CHOICES: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "algorithm": ALGORITHMS,
@@ -52,14 +52,14 @@ CHOICES: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "codec": CODECS,
     "cut_codec": CODECS,
 }
-"""By the section that chooses one: builders by name."""
+"""Builders by name, for each section that chooses one."""
 
 PLAIN_BUILDER = re.compile(r"Build the (algorithm|model|codec|chain)\b")
 LINK = re.compile(r"`(\w+)`")
 
 
 def plan_keys() -> list[KeyGroup]:
-    """Return every section of a plan, then the options of what a section chooses by name."""
+    """Return every section of a plan, followed by the options of each choice."""
     groups = struct_keys(Plan)
     for what in ("algorithm", "model", "codec"):
         groups += _option_sections(f"[{what}.options]", CHOICES[what])
@@ -70,7 +70,7 @@ def plan_keys() -> list[KeyGroup]:
 
 
 def _option_sections(heading: str, builders: Mapping[str, Callable[..., object]]) -> Iterator[KeyGroup]:
-    """Yield the options of builders; those that share a function stand together with their other defaults."""
+    """Yield the options of builders, grouped by function, with differing defaults."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, builder in builders.items():
         rows = tuple((key.name, key.type, key.meaning) for key in option_keys(builder))
@@ -88,19 +88,19 @@ def _option_sections(heading: str, builders: Mapping[str, Callable[..., object]]
 
 
 def _summary(function: Callable[..., object]) -> str:
-    """Return what a builder makes: as its docstring says, or that of its module where its own says no more."""
+    """Return the summary of a builder's docstring, or of its module's if that says more."""
     first = summary(function)
     return summary(sys.modules[function.__module__]) if PLAIN_BUILDER.match(first) else first
 
 
 def _format_differences(usual: Sequence[Key], others: Sequence[Key]) -> str:
-    """Return the defaults of some keys that are not the usual ones."""
+    """Return the defaults that differ from the usual ones."""
     pairs = zip(usual, others, strict=True)
     return ", ".join(f"{other.name} {other.default}" for key, other in pairs if key.default != other.default)
 
 
 def option_keys(builder: Callable[..., object]) -> list[Key]:
-    """Return a builder's options, with the defaults of a variant of it."""
+    """Return a builder's options, with the defaults of its variant."""
     function = option_function(builder)
     hints, notes = get_type_hints(function), builder_meanings(function)
     keys = []
@@ -114,20 +114,20 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
 
 
 def own_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a builder, less those of early stopping, which have a section of their own."""
+    """Return the parameters of a builder, without those of early stopping, which have a section of their own."""
     hidden = STOPPING_OPTIONS if can_stop_early(builder) else ()
     return {name: option for name, option in inspect.signature(builder).parameters.items() if name not in hidden}
 
 
 def option_function(builder: Callable[..., object]) -> Callable[..., object]:
-    """Return the function that a builder's options are those of."""
+    """Return the function behind a builder that may be a partial."""
     while isinstance(builder, partial):
         builder = builder.func
     return builder
 
 
 def builder_meanings(function: Callable[..., object]) -> dict[str, str]:
-    """Return what a builder's docstring says of each argument, with those of what its first paragraph refers to."""
+    """Return the meaning of each argument of a builder, including those of the docstrings that it refers to."""
     referred = [
         meanings(linked).items() if isinstance(linked, type) else docstring_entries(linked.__doc__)
         for linked in _linked_objects(function)
@@ -136,7 +136,7 @@ def builder_meanings(function: Callable[..., object]) -> dict[str, str]:
 
 
 def _linked_objects(function: object) -> list[object]:
-    """Return what a builder's first paragraph names in backticks: a class of settings, or another builder."""
+    """Return the classes of settings or builders that a builder's first paragraph names in backticks."""
     names = vars(sys.modules[str(getattr(function, "__module__", __name__))])
     objects = [names.get(name) or ALGORITHMS.get(name) for name in LINK.findall(summary(function))]
     return [target for target in objects if target is not None and target is not function]

@@ -1,7 +1,6 @@
-"""JSON Schema of a plan, with which editors complete and check the TOML file.
+"""JSON Schema of a plan, for completion and validation in editors.
 
-The shapes are those of the structs, as msgspec describes them; the meanings of keys and the options of what is chosen
-by name come from the reference.
+Types come from the structs, as msgspec describes them; meanings, and the options of each choice, from the reference.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from edge_server.plan.sections import Chosen, OptimizerPlan
 from shared.config_reference import DIALECT, describe, every_struct
 
 OWN_MODEL = "^[^:]+:[^:]+$"
-"""A model of the user's own, `module:function`; its options are for that function to judge."""
+"""A user's own model, `module:function`; its options are not checked here."""
 SCALARS = {"type": ["boolean", "number", "string"]}
 
 
 def plan_schema() -> dict[str, Any]:
-    """Return the schema: every key with its meaning and default, every choice with its own options."""
+    """Return the schema: every key with meaning and default, every choice with its options."""
     (reference,), structs = msgspec.json.schema_components([Plan], ref_template="#/$defs/{name}")
     options = [allocator.options for allocator in ALLOCATORS.values()]
     definitions = {**structs, **msgspec.json.schema_components(options, ref_template="#/$defs/{name}")[1]}
@@ -50,7 +49,7 @@ def plan_schema() -> dict[str, Any]:
 
 
 def _add_reference(properties: dict[str, Any], key: str) -> None:
-    """Have a key refer to the choices that it has, with their options."""
+    """Replace a key's schema by a reference to its choices."""
     shared = {name: value for name, value in properties[key].items() if name in ("description", "default")}
     properties[key] = {**shared, "$ref": f"#/$defs/{key}_choice"}
 
@@ -68,7 +67,7 @@ def _choice(name: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(builder: Callable[..., object]) -> dict[str, Any]:
-    """Return the schema of a builder's options, with the defaults of a variant of it."""
+    """Return the schema of a builder's options, with the defaults of its variant."""
     function = option_function(builder)
     hints, notes = get_type_hints(function), builder_meanings(function)
     properties: dict[str, Any] = {}

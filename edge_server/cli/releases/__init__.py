@@ -1,1 +1,1 @@
-"""Commands about releases of trained models: made, listed, exported, served, rolled out."""
+"""Commands for releases of trained models: create, list, export, serve, roll out."""

@@ -1,4 +1,4 @@
-"""`edge-server export` and `release`: a run's model as one file, and as releases that boards serve."""
+"""`edge-server export` and `release`: a run's model as a file, and as releases."""
 
 from __future__ import annotations
 
@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELEASE = "NAME/VERSION, or NAME for its newest"
+RELEASE = "NAME/VERSION, or NAME for the newest version"
 FORMATS = ("onnx", "safetensors", "torchscript")
 
 
 def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `export` takes."""
+    """Declare the arguments of `export`."""
     _model_arguments(parser)
-    help_ = "onnx: with its weights inside; safetensors: the weights alone; torchscript: for libtorch"
+    help_ = "onnx: graph and weights; safetensors: weights only; torchscript: for libtorch"
     parser.add_argument("--format", choices=FORMATS, required=True, help=help_)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: RUN-round-N with the format's suffix, here")
-    parser.add_argument("--json", action="store_true", help="say in JSON what was written, for scripts")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: RUN-round-N with the format's suffix, in the current folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     folders.add_options(parser)
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=folders.RUN_HELP)
-    help_ = "the model after this round; default: the most accurate that is kept, or the last, as the plan keeps them"
-    parser.add_argument("--round", metavar="N", help=f"{help_}; of a plan with sites also GLOBAL.EDGE")
-    help_ = "shape of one input; default: that of the plan's data, or else what the network is made for"
+    help_ = "use the model after this round; default: the most accurate stored one, or the last, depending on the plan"
+    parser.add_argument("--round", metavar="N", help=f"{help_}; for a plan with sites also GLOBAL.EDGE")
+    help_ = "shape of one input; default: from the plan's data, or else the model's default"
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help=help_)
 
 
@@ -58,7 +60,7 @@ def export(options: argparse.Namespace) -> int:
     """Write a run's model as one file.
 
     Raises:
-        ConfigError: The run keeps no such model, or it cannot be written so.
+        ConfigError: The run has no such model, or it cannot be exported in this format.
     """
     processes.configure("warning", options.verbose)
     with loading():
@@ -78,13 +80,13 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> RunModel:
-    """Return the model that is asked for."""
+    """Return the requested model."""
     from edge_server.journal.runs import find_run  # noqa: PLC0415
     from edge_server.plan.sites import parse_round  # noqa: PLC0415
     from edge_server.release.run_model import read_model  # noqa: PLC0415
 
     if any(size < 1 for size in options.example):
-        raise ConfigError("--example: give numbers from 1")
+        raise ConfigError("--example: use numbers from 1")
     if options.config:
         from edge_server.plan.server_config import load  # noqa: PLC0415
 
@@ -94,7 +96,7 @@ def _read(options: argparse.Namespace) -> RunModel:
     number = None if options.round is None else parse_round(options.round, sites)
     model = read_model(run, number, options.example)
     if model.source.personal:
-        log.warning("devices of %s use models of their own; this is the server's", model.source.algorithm.name)
+        log.warning("devices of %s use personal models; this is the server's model", model.source.algorithm.name)
     return model
 
 
@@ -104,23 +106,27 @@ def _accuracy(model: RunModel) -> str:
 
 
 def release_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `release` and its verbs take."""
+    """Declare the arguments of `release` and its verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    create = verbs.add_parser("create", help="make a release of a run's model")
+    create = verbs.add_parser("create", help="create a release of a run's model")
     _model_arguments(create)
-    create.add_argument("--name", metavar="NAME", help="what applications call it; default: the plan's name")
-    help_ = "two graphs besides, below and above a cut; default: where the run was cut, or else the network's first"
+    create.add_argument("--name", metavar="NAME", help="name for applications; default: the plan's name")
+    help_ = "also export two graphs, below and above a cut; default: the run's cut, or else the model's first"
     create.add_argument("--halves", type=int, nargs="?", const=0, metavar="CUT", help=help_)
     _reduction_arguments(create)
     listing = verbs.add_parser("list", help="list the releases of a site")
-    show = verbs.add_parser("show", help="show a release, and check that all of it is whole")
-    out = verbs.add_parser("export", help="write a release as a folder: manifest, graphs, parameters, probes")
-    delete = verbs.add_parser("delete", help="forget releases, and what no other one shares with them")
+    show = verbs.add_parser("show", help="show a release and verify its files")
+    out = verbs.add_parser("export", help="write a release to a folder: manifest, graphs, parameters, probes")
+    delete = verbs.add_parser("delete", help="delete releases, and parts that no other release uses")
     for verb in (show, out):
         verb.add_argument("release", metavar="RELEASE", help=RELEASE)
-    out.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
-    delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="which; a version is not given again")
-    delete.add_argument("--force", action="store_true", help="although boards use it, as rollouts heard last")
+    out.add_argument("folder", type=Path, metavar="DIR", help="new folder")
+    delete.add_argument(
+        "releases", nargs="+", metavar="NAME/VERSION", help="releases to delete; a version is never reused"
+    )
+    delete.add_argument(
+        "--force", action="store_true", help="even if boards use it, by their latest reports to rollouts"
+    )
     for verb in (create, listing, show):
         folders.add_options(verb, form=True)
     for verb in (out, delete):
@@ -129,16 +135,16 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _reduction_arguments(create: argparse.ArgumentParser) -> None:
     smaller = create.add_mutually_exclusive_group()
-    help_ = "weights and activations of 8 bits, calibrated and measured on the server's examples"
+    help_ = "quantize weights and activations to 8 bits, calibrated and evaluated on the server's examples"
     smaller.add_argument("--int8", action="store_true", help=help_)
-    help_ = "weights travel as 16-bit floats, and boards expand them"
+    help_ = "send weights as 16-bit floats, which boards expand"
     smaller.add_argument("--float16", action="store_true", help=help_)
-    help_ = "refuse it where that makes it less accurate by more, a share of the examples; default: 0.01"
+    help_ = "refuse if the accuracy drops by more, as a share of the examples; default: 0.01"
     create.add_argument("--max-drop", type=float, metavar="X", help=help_)
 
 
 def release(options: argparse.Namespace) -> int:
-    """Do what the verb says.
+    """Create, list, show, export or delete releases.
 
     Raises:
         ConfigError: There is no such run, model or release, or it cannot be exported.
@@ -170,10 +176,10 @@ def release(options: argparse.Namespace) -> int:
 
 
 def serve_tops(options: argparse.Namespace) -> int:
-    """Serve the upper halves of a site's releases until a signal comes.
+    """Serve the upper halves of a site's releases until a signal arrives.
 
     Raises:
-        ConfigError: The file holds what cannot be, or another process serves them.
+        ConfigError: The file is invalid, or another process serves them.
     """
     from edge_server.plan.server_config import load  # noqa: PLC0415
     from edge_server.release.top_server.service import serve_site  # noqa: PLC0415
@@ -185,7 +191,7 @@ def serve_tops(options: argparse.Namespace) -> int:
 
 
 async def _until_signalled(serving: Coroutine[Any, Any, None]) -> None:
-    """Wait for what goes on until SIGTERM or SIGINT comes."""
+    """Await a coroutine; SIGTERM and SIGINT cancel it."""
     task = asyncio.ensure_future(serving)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -205,9 +211,9 @@ def _create(options: argparse.Namespace) -> StoredRelease:
         from edge_server.release.create import MAX_DROP, Smaller, create_release  # noqa: PLC0415
 
     if options.max_drop is not None and not (options.int8 or options.float16):
-        raise ConfigError("--max-drop is of --int8 and --float16; add one of them")
+        raise ConfigError("--max-drop needs --int8 or --float16")
     if options.max_drop is not None and not 0 <= options.max_drop <= 1:
-        raise ConfigError("--max-drop: give a share from 0 to 1")
+        raise ConfigError("--max-drop: use a share from 0 to 1")
     model = _read(options)
     smaller, drop = None, MAX_DROP if options.max_drop is None else options.max_drop
     if options.int8 or options.float16:
@@ -239,14 +245,14 @@ def _list_releases(options: argparse.Namespace) -> None:
 
 
 def _summary(manifest: ReleaseManifest) -> dict[str, object]:
-    """Return a release in a line, for scripts."""
+    """Return the JSON summary of a release."""
     source = {name: getattr(manifest.source, name) for name in ("run", "round", "accuracy", "personal")}
     sizes = {"parameters_bytes": manifest.parameters.size, "graph_sha256": manifest.graph.part.sha256}
     return {"release": manifest.reference, **source, "model": manifest.model.name, **sizes, "created": manifest.created}
 
 
 def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
-    """Print a release: JSON for scripts is its manifest, under the digest by which that is known."""
+    """Print a release; its JSON is the manifest and the manifest's digest."""
     manifest = stored.manifest
     if options.format == "json":
         _print_json({"release": manifest.reference, "sha256": stored.sha256, "manifest": manifest})
@@ -261,12 +267,12 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
         "model": " ".join([manifest.model.name, *(f"{key}={value}" for key, value in manifest.model.options.items())]),
         "input": f"{graph.input.name}, {graph.input.dtype}, {_shape(graph.input.shape)}",
         "output": f"{graph.output.name}, {graph.output.dtype}, {_shape(graph.output.shape)}",
-        "inputs are": _format_preprocessing(prepared),
+        "preprocessing": _format_preprocessing(prepared),
         "classes": ", ".join(manifest.classes) or "numbers",
         "format": f"ONNX opset {manifest.opset}, IR version {manifest.ir_version}",
     }
     if manifest.reduction:
-        rows["made smaller"] = _format_reduction(manifest.reduction)
+        rows["reduction"] = _format_reduction(manifest.reduction)
     if manifest.halves:
         rows["halves"] = f"at cut {manifest.halves.cut}, features {_shape(manifest.halves.top.input.shape)}"
     rows |= {name: f"{_bytes(part.size)}, {part.sha256}" for name, part in manifest.parts.items()}
@@ -274,7 +280,7 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
 
 
 def _format_reduction(reduction: Reduction) -> str:
-    """Return in words what made a release smaller, and what that did."""
+    """Describe how a release was reduced, and the effects."""
     seconds = (reduction.seconds_before, reduction.seconds_after)
     times = (
         [] if None in seconds else [" for ".join(f"{1e3 * seconds:.3g} ms" for seconds in reversed(seconds) if seconds)]
@@ -285,9 +291,9 @@ def _format_reduction(reduction: Reduction) -> str:
 
 
 def _format_preprocessing(preprocessing: Preprocessing) -> str:
-    """Return in words what was done to the examples that a model was trained on."""
+    """Describe the preprocessing of the training examples."""
     if preprocessing.mean is None or preprocessing.std is None:
-        return "as each device's own file says"
+        return "set by each device's configuration"
     match preprocessing.dtype:
         case "uint8":
             done = [f"bytes divided by {preprocessing.byte_scale:g}"]

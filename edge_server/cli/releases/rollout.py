@@ -1,4 +1,4 @@
-"""`edge-server rollout`: offer a release to the boards of a site, wave by wave; watch it, stop it, take it back."""
+"""`edge-server rollout`: roll out a release in waves; watch, stop or revert it."""
 
 from __future__ import annotations
 
@@ -33,63 +33,69 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 SOAK_S, AGENT_SOAK_S = 600.0, 120.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERBS: dict[str, str] = {
-    "start": "begin to roll a release out",
-    "status": "show what came of a rollout so far",
-    "pause": "open no other wave",
-    "resume": "go on, after a pause, a failure that is to be passed over, or the end of the process",
-    "abort": "end it; boards that have the release keep it",
-    "back": "end it, and have its boards serve what they served before",
+    "start": "start to roll out a release",
+    "status": "show the state of a rollout",
+    "pause": "start no further wave",
+    "resume": "resume after a pause, an ignored failure, or the end of the process",
+    "abort": "end a rollout; boards that have the release keep it",
+    "back": "end a rollout and revert its boards to their previous release",
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command and its verbs take."""
+    """Declare the arguments of the command and its verbs."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, meaning in VERBS.items():
         verb_parser = verbs.add_parser(verb, help=meaning)
         if verb == "start":
             _start_arguments(verb_parser)
         else:
-            verb_parser.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
+            verb_parser.add_argument(
+                "rollout", nargs="?", default="", metavar="ROLLOUT", help="name of a rollout; default: the last one"
+            )
         if verb in ("start", "resume", "abort", "back"):
             verb_parser.add_argument(
-                "--stay", action="store_true", help="go on for boards that are away, until a signal comes"
+                "--stay", action="store_true", help="keep serving offline boards until a signal arrives"
             )
         if verb in ("start", "resume"):
-            help_ = "stop, with code 1, when nobody has been there for so long who could take it; default: 60s"
+            help_ = "stop with exit code 1 if no eligible board has been online for so long; default: 60s"
             verb_parser.add_argument("--wait", type=_parse_seconds, default=60.0, metavar="T", help=help_)
         folders.add_options(verb_parser, form=True)
 
 
 def _start_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for its newest")
-    help_ = "in place of a release: a version of the agent itself, of those that `edge-server packages list` shows"
+    what.add_argument(
+        "release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for the newest version"
+    )
+    help_ = "roll out this version of the agent instead, from `edge-server packages list`"
     what.add_argument("--agent", default="", metavar="VERSION", help=help_)
-    help_ = "boards of each profile that are first, 0 for none; default: %(default)s"
+    help_ = "number of boards of each profile in the first wave, 0 for none; default: %(default)s"
     parser.add_argument("--canary", type=_parse_count, default=1, metavar="N", help=help_)
-    help_ = "shares of the boards that have been offered it after each wave; default: 10%%,50%%,100%%"
+    help_ = "cumulative shares of the boards after each wave; default: 10%%,50%%,100%%"
     parser.add_argument("--waves", type=_parse_shares, default=(0.1, 0.5, 1.0), metavar="X%,...", help=help_)
-    help_ = "how long each board watches it before it commits it, such as 90s, 1h; default: 10m, of the agent 2m"
+    help_ = "time that each board observes it before the commit, such as 90s, 1h; default: 10m, for the agent 2m"
     parser.add_argument("--soak", type=_parse_seconds, default=None, metavar="T", help=help_)
-    help_ = "stop when so many boards refused it or went back; default: %(default)s"
+    help_ = "stop when so many boards refused it or reverted; default: %(default)s"
     parser.add_argument("--max-failures", type=_parse_count, default=1, metavar="N", help=help_)
-    help_ = "what is done then: stop, or take it back from the boards that have it; default: %(default)s"
+    help_ = "then stop, or revert the boards that have it; default: %(default)s"
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
-    parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards so named, such as 'pi-*'")
-    help_ = "accuracy that may be lost on a board's own examples; default: %(default)s"
+    parser.add_argument(
+        "--devices", default="*", metavar="PATTERN", help="only boards with such names, for example 'pi-*'"
+    )
+    help_ = "allowed loss of accuracy on a board's local examples; default: %(default)s"
     parser.add_argument("--max-drop", type=_parse_share, default=0.02, metavar="X", help=help_)
-    help_ = "boards of later waves fetch nothing before their wave: its parts go once a wave, not once for all"
+    help_ = "boards of later waves download nothing before their wave: parts are sent once per wave, not once for all"
     parser.add_argument("--no-ahead", dest="ahead", action="store_false", help=help_)
-    help_ = "a board that fetches it more slowly has failed, in kB/s; default: 16"
+    help_ = "minimum download rate in kB/s, below which a board has failed; default: 16"
     parser.add_argument("--min-rate", type=_parse_rate, default=16.0, metavar="X", help=help_)
-    help_ = "longest p95 of an inference; default: 1.5 times the version before"
+    help_ = "maximum p95 latency of an inference; default: 1.5 times the previous version's"
     parser.add_argument("--max-latency-ms", type=_parse_milliseconds, default=0.0, metavar="MS", help=help_)
 
 
 def _parse_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: use 0 or more")
     return int(text)
 
 
@@ -99,7 +105,7 @@ def _parse_number(text: str, fits: Callable[[float], bool], expected: str) -> fl
     except ValueError:
         value = math.nan
     if not fits(value):
-        raise argparse.ArgumentTypeError(f"{text!r}: give {expected}")
+        raise argparse.ArgumentTypeError(f"{text!r}: use {expected}")
     return value
 
 
@@ -113,40 +119,39 @@ def _parse_rate(text: str) -> float:
 
 def _parse_milliseconds(text: str) -> float:
     return _parse_number(
-        text, lambda value: 0 <= value < math.inf, "milliseconds, or 0 for 1.5 times the version before"
+        text, lambda value: 0 <= value < math.inf, "milliseconds, or 0 for 1.5 times the previous version's"
     )
 
 
 def _parse_shares(text: str) -> tuple[float, ...]:
-    """Return shares that only grow, of `10%,50%,100%`."""
+    """Parse increasing shares such as `10%,50%,100%`."""
     try:
         shares = tuple(float(part.strip().removesuffix("%")) / 100 for part in text.split(","))
     except ValueError:
         shares = ()
     is_growing = all(0 < share <= 1 for share in shares) and list(shares) == sorted(set(shares))
     if not shares or not is_growing:
-        raise argparse.ArgumentTypeError(f"{text!r}: give shares that grow, such as 10%,50%,100%")
+        raise argparse.ArgumentTypeError(f"{text!r}: use increasing shares, such as 10%,50%,100%")
     return shares
 
 
 def _parse_seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: give 90s, 10m or 1h")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: use 90s, 10m or 1h")
     return float(match[1]) * UNITS[match[2]]
 
 
 def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) -> int:
-    """Do what the verb says.
+    """Start, show or control a rollout.
 
     Args:
-        options: Of the command line.
-        received_by: Lets signals cancel the current task; returns the set of those that came.
+        received_by: Makes signals cancel the current task; returns the set of received ones.
 
     Raises:
-        ConfigError: There is no such release or rollout, another one is under way, or there is no server's file.
+        ConfigError: There is no such release or rollout, another one is in progress, or there is no server's file.
         CorruptFile: A journal or a release is damaged.
-        Unreachable: There is no broker.
+        Unreachable: The broker cannot be reached.
     """
     from edge_server.release.rollout import orders  # noqa: PLC0415
 
@@ -161,13 +166,13 @@ def rollout(options: argparse.Namespace, received_by: Callable[[], set[int]]) ->
     order: Order = options.verb
     orders.give_order(rollout, order)
     if order == "pause" or orders.is_driven(options.data_dir):
-        sys.stdout.write(f"{rollout.state.plan.deployment}: {order} is ordered\n")
+        sys.stdout.write(f"{rollout.state.plan.deployment}: {order} requested\n")
         return 0
     return _drive(options, lambda: rollout, received_by)
 
 
 def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
-    """Return what begins a rollout, once what can be said against it was looked at."""
+    """Validate a new rollout; return a function that begins it."""
     from edge_server.journal.rollouts.file import RolloutPlan  # noqa: PLC0415
     from edge_server.release.rollout.agents import find_agent, site_of  # noqa: PLC0415
     from edge_server.release.rollout.orders import begin_rollout, require_none_under_way  # noqa: PLC0415
@@ -196,7 +201,7 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
 def _drive(
     options: argparse.Namespace, open_rollout: Callable[[], KnownRollout], received_by: Callable[[], set[int]]
 ) -> int:
-    """Drive a rollout in this process until nothing is left to do."""
+    """Drive a rollout in this process until it is complete."""
     from edge_server.release.rollout import drive  # noqa: PLC0415
 
     config = _config(options)
@@ -215,7 +220,9 @@ def _drive(
     state, received = asyncio.run(go())
     if state is None:
         verb = "abort" if options.verb == "abort" else "resume"
-        sys.stderr.write(f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` goes on\n")
+        sys.stderr.write(
+            f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` continues\n"
+        )
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     _show(options, state)
     expected = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")
@@ -226,7 +233,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     from edge_server.plan.server_config import load  # noqa: PLC0415
 
     if not options.config:
-        raise ConfigError(f"rollout {options.verb}: name the server's file, which says where the broker is: --config")
+        raise ConfigError(f"rollout {options.verb}: add the server's file by --config, for the broker's address")
     config = load(options.config)
     return msgspec.structs.replace(config, data_dir=str(options.data_dir))
 
