@@ -75,14 +75,14 @@ def report(options: argparse.Namespace) -> int:
     from edge_server.journal.runs import find_all  # noqa: PLC0415
     from edge_server.report.summarise import digest_run  # noqa: PLC0415
 
-    named = [run for name in dict.fromkeys(options.runs) for run in find_all(options.data_dir, name)]
-    found = list({run.folder: run for run in named}.values())
-    digests = make_names_unique([digest_run(run.records) for run in found])
-    sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, found, strict=True)])
+    matches = [run for name in dict.fromkeys(options.runs) for run in find_all(options.data_dir, name)]
+    named_runs = list({run.folder: run for run in matches}.values())
+    digests = make_names_unique([digest_run(run.records) for run in named_runs])
+    sites = _digest_sites([(digest, run.records) for digest, run in zip(digests, named_runs, strict=True)])
     kind = options.format or format_of(options.out)
-    rollouts = rollouts_of(options.data_dir, {run.folder.name for run in found})
+    rollouts = rollouts_of(options.data_dir, {run.folder.name for run in named_runs})
     text = WRITERS[kind](digests, options.target, rollouts, sites)
-    out = options.out or (found[0].folder / PAGE if kind == "html" else None)
+    out = options.out or (named_runs[0].folder / PAGE if kind == "html" else None)
     if out is None:
         sys.stdout.write(text)
         return 0

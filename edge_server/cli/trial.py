@@ -1,4 +1,4 @@
-"""`edge-server trial run`: run a plan live, with the connected fleet or on this machine.
+"""`edge-server trial run`: run a plan live, with the fleet or on this machine.
 
 A plan with several sites runs entirely on this machine.
 """

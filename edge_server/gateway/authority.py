@@ -77,7 +77,7 @@ class Issued:
     """A signed certificate.
 
     Attributes:
-        certificate: PEM.
+        certificate: The certificate alone, PEM.
         serial: Serial number, by which it is revoked.
         not_after: End of validity, UTC.
     """
@@ -133,7 +133,7 @@ def make_root(name: str, now: datetime, years: float) -> tuple[bytes, bytes]:
 
     Args:
         now: Start of validity plus `BACKDATED`, UTC.
-        years: Period of validity.
+        years: Period of validity, at most `MAX_YEARS`.
 
     Raises:
         ConfigError: The site's name is malformed, or `years` is out of range.

@@ -35,15 +35,13 @@ class BrokerPaths:
 
     Attributes:
         trusted: Certificates of the root and the site CA.
-        own: Certificates that the loopback listener accepts.
+        local: Certificates that the loopback listener accepts.
         certificate: Gateway's certificate, followed by the site CA's.
-        revoked: Certificate revocation list.
-        access: Access list.
         user: User to switch to when started as root; empty for mosquitto's default.
     """
 
     trusted: Path
-    own: Path
+    local: Path
     certificate: Path
     key: Path
     revoked: Path
@@ -51,7 +49,7 @@ class BrokerPaths:
     user: str = ""
 
 
-def broker_conf(places: BrokerPaths, *, port: int, own_port: int, bind: str = "") -> str:
+def broker_conf(paths: BrokerPaths, *, port: int, own_port: int, bind: str = "") -> str:
     """Return mosquitto's configuration: TLS 1.2 and later, client certificates of the site required.
 
     Args:
@@ -61,12 +59,12 @@ def broker_conf(places: BrokerPaths, *, port: int, own_port: int, bind: str = ""
     """
     lines = [
         HEADER,
-        *_listener(places, f"{port} {bind}".rstrip(), places.trusted),
-        f"crlfile {places.revoked}",
+        *_listener(paths, f"{port} {bind}".rstrip(), paths.trusted),
+        f"crlfile {paths.revoked}",
         "use_username_as_clientid true",
-        *_listener(places, f"{own_port} 127.0.0.1", places.own),
+        *_listener(paths, f"{own_port} 127.0.0.1", paths.local),
         "allow_anonymous false",
-        f"acl_file {places.access}",
+        f"acl_file {paths.access}",
         "set_tcp_nodelay true",
         f"max_packet_size {MOST_PACKET_BYTES}",
         f"max_inflight_messages {MOST_INFLIGHT}",
@@ -78,18 +76,18 @@ def broker_conf(places: BrokerPaths, *, port: int, own_port: int, bind: str = ""
         "log_type error",
         "log_type warning",
         "log_type notice",
-        *([f"user {places.user}"] if places.user else []),
+        *([f"user {paths.user}"] if paths.user else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _listener(places: BrokerPaths, where: str, trusted: Path) -> Iterator[str]:
+def _listener(paths: BrokerPaths, where: str, trusted: Path) -> Iterator[str]:
     yield f"listener {where}"
     yield "protocol mqtt"
     yield f"max_connections {MOST_CONNECTIONS}"
     yield f"cafile {trusted}"
-    yield f"certfile {places.certificate}"
-    yield f"keyfile {places.key}"
+    yield f"certfile {paths.certificate}"
+    yield f"keyfile {paths.key}"
     yield "require_certificate true"
     yield "use_identity_as_username true"
 

@@ -73,9 +73,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one check.
 
     Attributes:
-        about: File or component.
+        about: File or component that was checked.
         state: `good`, `bad`, or `advice` for what works but could be better.
-        told: Description.
+        told: Result, as a predicate of `about`.
         mend: Remedy; empty where none is needed.
     """
 
@@ -114,15 +114,15 @@ async def check_site(site: SiteFolder, now: datetime, *, stops: bool = False) ->
             raise
         restore = "restore state.json and accounts.sqlite from the same backup"
         return [_bad("state", str(error), restore), *await _broker_without_state(site, stops=stops)]
-    look = _Context(site, state, now)
+    context = _Context(site, state, now)
     checks: tuple[Check, ...] = (_authorities, _pairs, _modes, _broker_files, _server_file, _packages)
-    findings = [finding for check in checks for finding in _run_check(check, look)]
-    return findings + await _broker(look, stops=stops)
+    findings = [finding for check in checks for finding in _run_check(check, context)]
+    return findings + await _broker(context, stops=stops)
 
 
-def _run_check(check: Check, look: _Context) -> Iterator[Finding]:
+def _run_check(check: Check, context: _Context) -> Iterator[Finding]:
     try:
-        yield from check(look)
+        yield from check(context)
     except PermissionError as error:
         yield _bad(str(error.filename), "cannot be read by this user", "run this as root")
     except (OSError, ValueError, TypeError, InvalidSignature, ConfigError) as error:
@@ -133,38 +133,41 @@ def _good(about: str, text: str) -> Finding:
     return Finding(about=about, state="good", told=text)
 
 
-def _bad(about: str, text: str, mend: str) -> Finding:
-    return Finding(about=about, state="bad", told=text, mend=mend)
+def _bad(about: str, text: str, remedy: str) -> Finding:
+    return Finding(about=about, state="bad", told=text, mend=remedy)
 
 
-def _authorities(look: _Context) -> Iterator[Finding]:
-    ca = x509.load_pem_x509_certificate(look.site.ca("site.crt").read_bytes())
-    if not any(_is_issued_by(ca, root) for root in split_certificates(look.site.ca("root.crt").read_bytes())):
+def _authorities(context: _Context) -> Iterator[Finding]:
+    ca = x509.load_pem_x509_certificate(context.site.ca("site.crt").read_bytes())
+    if not any(_is_issued_by(ca, root) for root in split_certificates(context.site.ca("root.crt").read_bytes())):
         yield _bad("ca/site.crt", "is not signed by ca/root.crt", "restore both from the same backup")
         return
-    if public_key_of(look.site.ca("site.key").read_bytes()) != key_in(ca):
-        mend = RESUME if _is_interrupted(look.site) else "restore both from the same backup"
-        yield _bad("ca/site.key", "is not the key of ca/site.crt", mend)
+    if public_key_of(context.site.ca("site.key").read_bytes()) != key_in(ca):
+        remedy = RESUME if _is_interrupted(context.site) else "restore both from the same backup"
+        yield _bad("ca/site.key", "is not the key of ca/site.crt", remedy)
         return
-    for name, expected in (("root.crt", read_roots(look.site.ca(""))), ("chain.pem", read_chain(look.site.ca("")))):
-        if look.site.ca(name).read_bytes() != expected:
+    for name, expected in (
+        ("root.crt", read_roots(context.site.ca(""))),
+        ("chain.pem", read_chain(context.site.ca(""))),
+    ):
+        if context.site.ca(name).read_bytes() != expected:
             yield _bad(f"ca/{name}", "does not consist of the site CA and the root", RECREATE)
     begin, end = ca.not_valid_before_utc, ca.not_valid_after_utc
     dates = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
-    if not begin <= look.now <= end:
-        text = f"{dates}, and this machine's clock reads {look.now:%Y-%m-%d}"
+    if not begin <= context.now <= end:
+        text = f"{dates}, and this machine's clock reads {context.now:%Y-%m-%d}"
         yield _bad("ca/site.crt", text, "set the clock; if it is right, run `edge-server site rotate-ca`")
-    elif end - look.now < RENEWAL_LEAD:
-        mend = "run `edge-server site rotate-ca`, which needs the root's key"
-        yield Finding(about="ca/site.crt", state="advice", told=dates, mend=mend)
+    elif end - context.now < RENEWAL_LEAD:
+        remedy = "run `edge-server site rotate-ca`, which needs the root's key"
+        yield Finding(about="ca/site.crt", state="advice", told=dates, mend=remedy)
     else:
         yield _good("ca/site.crt", f"signed by the root, {dates}")
-    yield from _ca_rotation(look.site)
-    yield from _root_rotation(look)
-    if look.site.ca("root.key").exists():
+    yield from _ca_rotation(context.site)
+    yield from _root_rotation(context)
+    if context.site.ca("root.key").exists():
         text = "is on the gateway: an intruder could create another site CA"
-        mend = "move it to offline media, with a copy; only rotating the CA needs it"
-        yield Finding(about="ca/root.key", state="advice", told=text, mend=mend)
+        remedy = "move it to offline media, with a copy; only rotating the CA needs it"
+        yield Finding(about="ca/root.key", state="advice", told=text, mend=remedy)
 
 
 def _ca_rotation(site: SiteFolder) -> Iterator[Finding]:
@@ -173,16 +176,16 @@ def _ca_rotation(site: SiteFolder) -> Iterator[Finding]:
         yield Finding(about="ca/site-before.crt", state="advice", told="is still the CA that signs", mend=RESUME)
     elif site.ca("site-before.crt").exists():
         text = "is valid beside the new one"
-        mend = "once all boards have renewed, run `edge-server site rotate-ca --finish`"
-        yield Finding(about="ca/site-before.crt", state="advice", told=text, mend=mend)
+        remedy = "once all boards have renewed, run `edge-server site rotate-ca --finish`"
+        yield Finding(about="ca/site-before.crt", state="advice", told=text, mend=remedy)
     elif site.ca("site-before.key").exists():
-        text, mend = "exists without its certificate", "remove it by `edge-server site rotate-ca --finish`"
-        yield Finding(about="ca/site-before.key", state="advice", told=text, mend=mend)
+        text, remedy = "exists without its certificate", "remove it by `edge-server site rotate-ca --finish`"
+        yield Finding(about="ca/site-before.key", state="advice", told=text, mend=remedy)
 
 
-def _root_rotation(look: _Context) -> Iterator[Finding]:
+def _root_rotation(context: _Context) -> Iterator[Finding]:
     """Report the progress of a root rotation, and the devices that still trust the previous root."""
-    site, pending = look.site, devices_on_old_root(look.site, look.state)
+    site, pending = context.site, devices_on_old_root(context.site, context.state)
     names = f"{', '.join(pending)} still trust the previous root"
     if is_replacing_root(site.ca("")):
         if site.ca("site.crt").read_bytes() == site.ca(NEXT_CA).read_bytes():
@@ -192,19 +195,21 @@ def _root_rotation(look: _Context) -> Iterator[Finding]:
             return
         text = f"is in force beside the previous root; {names if pending else 'all boards have moved to it'}"
         late = f"switch them on: they move within 8 hours, also after {FINISH}, but not after the next rotate-ca"
-        yield Finding(about="ca/root-next.crt", state="advice", told=text, mend=late if pending else FINISH)
+        yield Finding(about="ca/root-next.crt", state="advice", told=text, mend=late if pending else f"run {FINISH}")
         if site.ca(NEXT_KEY).exists():
             text = "is on the gateway: it is the key of the next root"
-            mend = "move it to offline media, with a copy, as root.key, in place of the previous root's"
-            yield Finding(about="ca/root-next.key", state="advice", told=text, mend=mend)
+            remedy = "move it to offline media, with a copy, as root.key, in place of the previous root's"
+            yield Finding(about="ca/root-next.key", state="advice", told=text, mend=remedy)
     elif site.ca(NEXT_ROOT).exists() or site.ca(NEXT_KEY).exists():
-        mend = "continue by `edge-server site rotate-root`"
-        yield Finding(about="ca/root-next.crt", state="advice", told="is not signed by the present root yet", mend=mend)
+        remedy = "continue by `edge-server site rotate-root`"
+        yield Finding(
+            about="ca/root-next.crt", state="advice", told="is not signed by the present root yet", mend=remedy
+        )
     elif pending:
-        mend = (
+        remedy = (
             "switch them on: they move within 8 hours; or enrol them again, or revoke them, before the next rotate-ca"
         )
-        yield Finding(about="ca/cross.crt", state="advice", told=names, mend=mend)
+        yield Finding(about="ca/cross.crt", state="advice", told=names, mend=remedy)
 
 
 def _is_issued_by(ca: x509.Certificate, root: bytes) -> bool:
@@ -221,12 +226,12 @@ def _is_interrupted(site: SiteFolder) -> bool:
     return before.is_file() and before.read_bytes() == site.ca("site.crt").read_bytes()
 
 
-def _pairs(look: _Context) -> Iterator[Finding]:
+def _pairs(context: _Context) -> Iterator[Finding]:
     for name, (_, role) in PAIRS.items():
-        addresses = gateway_addresses(look.state) if role == "gateway" else ()
-        files = (look.site.gateway(f"{name}.key"), look.site.gateway(f"{name}.crt"))
+        addresses = gateway_addresses(context.state) if role == "gateway" else ()
+        key, certificate = context.site.gateway(f"{name}.key"), context.site.gateway(f"{name}.crt")
         about = f"gateway/{name}.crt"
-        if is_pair(*files, pair_chain(look.site, name), addresses):
+        if is_pair(key, certificate, pair_chain(context.site, name), addresses):
             yield _good(about, f"for {', '.join(addresses)}" if addresses else "matches its key and this site's CA")
         else:
             yield _bad(
@@ -235,33 +240,33 @@ def _pairs(look: _Context) -> Iterator[Finding]:
                 RECREATE,
             )
     for name in LOCAL_PAIRS:
-        if is_local_pair(look.site, name):
+        if is_local_pair(context.site, name):
             yield _good(f"gateway/{name}.crt", "matches its key, self-signed")
         else:
             yield _bad(f"gateway/{name}.crt", "is missing, or does not match its key", RECREATE)
 
 
-def _modes(look: _Context) -> Iterator[Finding]:
-    private = [*look.site.path.glob("ca/*.key"), *look.site.path.glob("gateway/*.key")]
-    private += [path for path in (look.site.path / FILE, look.site.path / ACCOUNTS) if path.exists()]
+def _modes(context: _Context) -> Iterator[Finding]:
+    private = [*context.site.path.glob("ca/*.key"), *context.site.path.glob("gateway/*.key")]
+    private += [path for path in (context.site.path / FILE, context.site.path / ACCOUNTS) if path.exists()]
     wrong = [path for path in private if path.stat().st_mode & OPEN_TO_OTHERS]
     for path in wrong:
         mode = stat.S_IMODE(path.stat().st_mode)
         yield _bad(
-            str(path.relative_to(look.site.path)),
+            str(path.relative_to(context.site.path)),
             f"has mode {mode:04o}: others may read it",
             "set its mode to 600 by chmod",
         )
     if not wrong:
         yield _good("keys", "are readable by their owners only")
-    key = look.site.gateway("server.key")
-    if look.site.broker_user and key.owner() != look.site.broker_user:
-        text = f"belongs to {key.owner()}, but the broker runs as {look.site.broker_user}"
-        yield _bad("gateway/server.key", text, f"change its owner to {look.site.broker_user} by chown")
+    key = context.site.gateway("server.key")
+    if context.site.broker_user and key.owner() != context.site.broker_user:
+        text = f"belongs to {key.owner()}, but the broker runs as {context.site.broker_user}"
+        yield _bad("gateway/server.key", text, f"change its owner to {context.site.broker_user} by chown")
 
 
-def _broker_files(look: _Context) -> Iterator[Finding]:
-    state, site = look.state, look.site
+def _broker_files(context: _Context) -> Iterator[Finding]:
+    state, site = context.state, context.site
     conf = broker_conf(site.broker_paths(), port=state.port, own_port=state.servers_port, bind=state.bind)
     for name, text in (
         ("acl", site_acl(state)),
@@ -282,8 +287,8 @@ def _broker_files(look: _Context) -> Iterator[Finding]:
         )
 
 
-def _server_file(look: _Context) -> Iterator[Finding]:
-    path = look.site.path / "server.toml"
+def _server_file(context: _Context) -> Iterator[Finding]:
+    path = context.site.path / "server.toml"
     try:
         config = load(path)
     except ConfigError as error:
@@ -294,68 +299,70 @@ def _server_file(look: _Context) -> Iterator[Finding]:
         )
         return
     broker, tls = config.broker, config.broker.tls
-    if config.site != look.state.site:
+    if config.site != context.state.site:
         yield _bad(
-            "server.toml", f"names site {config.site!r}, not {look.state.site!r}", f'write site = "{look.state.site}"'
+            "server.toml",
+            f"names site {config.site!r}, not {context.state.site!r}",
+            f'write site = "{context.state.site}"',
         )
-    elif broker.port != look.state.servers_port:
-        port = look.state.servers_port
+    elif broker.port != context.state.servers_port:
+        port = context.state.servers_port
         text = f"has port {broker.port}, but the broker's loopback listener is at {port}"
         yield _bad("server.toml", text, f"write port = {port} in [broker]")
     elif tls is None or not all(Path(path).is_file() for path in (tls.ca, tls.cert, tls.key)):
         yield _bad(
             "server.toml", "has no [broker.tls] with existing files", "compare with what `edge-server site init` writes"
         )
-    elif Path(tls.cert).read_bytes() not in local_certificates(look.site):
-        pair = look.site.gateway("own-server.crt")
+    elif Path(tls.cert).read_bytes() not in local_certificates(context.site):
+        pair = context.site.gateway("own-server.crt")
         text = f"has cert {tls.cert}, which the broker's loopback listener does not accept"
         yield _bad("server.toml", text, f'write cert = "{pair}", key = "{pair.with_suffix(".key")}" in [broker.tls]')
     else:
         yield _good("server.toml", f"is valid; broker at {broker.host}:{broker.port}")
 
 
-def _packages(look: _Context) -> Iterator[Finding]:
-    bad = list(find_package_faults(look.site.path))
-    mend = "remove it by `edge-server packages remove VERSION`, then run `packages add` again"
-    if is_replacing_root(look.site.ca("")):
-        mend = f"continue by `edge-server site rotate-root`; otherwise {mend}"
+def _packages(context: _Context) -> Iterator[Finding]:
+    bad = list(find_package_faults(context.site.path))
+    remedy = "remove it by `edge-server packages remove VERSION`, then run `packages add` again"
+    if is_replacing_root(context.site.ca("")):
+        remedy = f"continue by `edge-server site rotate-root`; otherwise {remedy}"
     for about, text in bad:
-        yield _bad(about, text, mend)
-    index = read_index(look.site.path)
+        yield _bad(about, text, remedy)
+    index = read_index(context.site.path)
     if not bad and (index.releases or index.wheels):
         newest = [f"agent {manifest.version} is the newest" for manifest in index.manifests()[-1:]]
         wheels = [f"{len(index.wheels)} wheels for boards' setup"] * bool(index.wheels)
         yield _good("packages", f"are signed by this site and complete; {', '.join([*newest, *wheels])}")
 
 
-async def _broker(look: _Context, *, stops: bool) -> list[Finding]:
+async def _broker(context: _Context, *, stops: bool) -> list[Finding]:
     """Check the running broker; the lock keeps other probes out, whose connection would end this one's."""
-    endpoint = broker_endpoint(look.site, look.state)
+    endpoint = broker_endpoint(context.site, context.state)
     address = f"{endpoint.host}:{endpoint.port}"
     try:
-        pid = find_broker(look.state.port)
+        pid = find_broker(context.state.port)
         if pid is None:
-            conf = look.site.path / "mosquitto.conf"
+            conf = context.site.path / "mosquitto.conf"
             return [_bad("broker", f"nothing listens at {address}", f"start mosquitto with {conf}")]
-        with lock_site(look.site.path, RELOAD_LOCK):
-            faults = await find_faults(look.site, look.state, pid)
-            lacks = [] if faults else await _missing_capabilities(look)
+        with lock_site(context.site.path, RELOAD_LOCK):
+            faults = await find_faults(context.site, context.state, pid)
+            lacks = [] if faults else await _missing_capabilities(context)
             is_stopped = stops and any(isinstance(fault, OpenFault) for fault in faults)
             if is_stopped:
-                await stop_broker(pid, look.state.port)
+                await stop_broker(pid, context.state.port)
     except (ConfigError, OSError) as error:
         return [_bad("broker", str(error), "run this as root")]
     if faults:
-        mend = f"it was stopped: {RESTART_ADVICE}" if is_stopped else RELOAD
-        return [_bad("broker", str(fault), mend) for fault in faults]
+        remedy = f"it was stopped: {RESTART_ADVICE}" if is_stopped else RELOAD
+        return [_bad("broker", str(fault), remedy) for fault in faults]
     if lacks:
         return [_bad(f"broker's {lack.what}", lack.found, lack.setting) for lack in lacks]
     text = f"at {address}, with the gateway's certificate; enforces certificates, revocation and the access list"
-    others = _other_ports(pid, {look.state.port, look.state.servers_port})
-    mend = "remove its other listeners from its configuration: they may accept clients without a certificate"
+    others = _other_ports(pid, {context.state.port, context.state.servers_port})
+    remedy = "remove its other listeners from its configuration: they may accept clients without a certificate"
     return [
         _good("broker", text),
-        *(Finding(about="broker", state="advice", told=f"also listens at port {port}", mend=mend) for port in others),
+        *(Finding(about="broker", state="advice", told=f"also listens at port {port}", mend=remedy) for port in others),
     ]
 
 
@@ -375,8 +382,8 @@ async def _broker_without_state(site: SiteFolder, *, stops: bool) -> list[Findin
         except (ConfigError, OSError) as error:
             findings.append(_bad("broker", str(error), "run this as root"))
             continue
-        mend = "it was stopped: restore the state, then start it" if stops else "stop it until the state is restored"
-        findings += [_bad("broker", f"at port {port} {fault}", mend) for fault in faults]
+        remedy = "it was stopped: restore the state, then start it" if stops else "stop it until the state is restored"
+        findings += [_bad("broker", f"at port {port} {fault}", remedy) for fault in faults]
     return findings
 
 
@@ -390,14 +397,14 @@ def _ports_of(conf: Path) -> list[int]:
     return [int(port) for port in ports if port.isdecimal()]
 
 
-async def _missing_capabilities(look: _Context) -> list[Lack]:
+async def _missing_capabilities(context: _Context) -> list[Lack]:
     """Test the broker's capabilities as the probe, among others by a message of the longest frame."""
-    endpoint = broker_endpoint(look.site, look.state)
-    pair = look.site.gateway("probe")
+    endpoint = broker_endpoint(context.site, context.state)
+    pair = context.site.gateway("probe")
     tls = Tls(ca=str(endpoint.trusted), cert=f"{pair}.crt", key=f"{pair}.key")
     broker, place = (
         Broker(host=endpoint.host, port=endpoint.port, tls=tls),
-        probe_topic(look.state.site, look.state.generation),
+        probe_topic(context.state.site, context.state.generation),
     )
     try:
         return await find_lacks(broker, "probe", place, MAX_FRAME_BYTES + HEADER_BYTES)

@@ -153,7 +153,7 @@ def link_services(site: SiteFolder, etc: Path = Path("/etc")) -> None:
 
     Args:
         site: Site's folder; `site.changed` lists the new links.
-        etc: System's configuration folder.
+        etc: Folder of the system's configuration.
     """
     if site.path != etc / "fieldfleet" / "site":
         return

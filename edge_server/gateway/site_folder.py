@@ -109,7 +109,7 @@ class SiteFolder:
         base = self.path.resolve()
         return BrokerPaths(
             trusted=base / "ca" / "chain.pem",
-            own=base / "gateway" / LOCAL_CERTIFICATES,
+            local=base / "gateway" / LOCAL_CERTIFICATES,
             certificate=base / "gateway" / "server.crt",
             key=base / "gateway" / "server.key",
             revoked=base / "crl.pem",
@@ -239,7 +239,7 @@ def make_pair(site: SiteFolder, state: SiteState, name: str, now: datetime, *, n
 
     Args:
         state: Site's state, with the addresses of the certificate.
-        name: Key of `PAIRS`.
+        name: Key of `PAIRS`, the file name without suffix.
         now: Current time in UTC.
         new_key: Replace the pair in any case.
     """
@@ -253,7 +253,7 @@ def make_pairs(
 
     Args:
         state: Site's state, with the addresses of the certificates.
-        names: Keys of `PAIRS`.
+        names: Keys of `PAIRS`, the file names without suffix.
         now: Current time in UTC.
         new_key: Replace the pairs in any case.
     """

@@ -50,14 +50,14 @@ def good(about: str, text: str) -> Finding:
     return Finding(about=about, state="good", told=text)
 
 
-def bad(about: str, text: str, mend: str) -> Finding:
+def bad(about: str, text: str, remedy: str) -> Finding:
     """Return a finding about a fault."""
-    return Finding(about=about, state="bad", told=text, mend=mend)
+    return Finding(about=about, state="bad", told=text, mend=remedy)
 
 
-def advice(about: str, text: str, mend: str) -> Finding:
+def advice(about: str, text: str, remedy: str) -> Finding:
     """Return a finding about something that works but may soon fail."""
-    return Finding(about=about, state="advice", told=text, mend=mend)
+    return Finding(about=about, state="advice", told=text, mend=remedy)
 
 
 def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
@@ -79,13 +79,13 @@ def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
         remaining_s = max(certificate.not_after_utc_s for certificate in valid) - now.timestamp()
         about = f"certificate of {name}"
         if remaining_s <= 0:
-            mend = (
+            remedy = (
                 f"switch it on: it renews automatically for 180 days, later after `edge-server devices approve {name}`"
             )
-            yield advice(about, f"ended {-remaining_s / DAY_S:.0f} days ago", mend)
+            yield advice(about, f"ended {-remaining_s / DAY_S:.0f} days ago", remedy)
         elif remaining_s < RENEWAL_LEAD_DAYS * DAY_S:
-            mend = "it should have renewed by now: check that the board is on and reaches the enrolment service"
-            yield advice(about, f"ends in {remaining_s / DAY_S:.0f} days", mend)
+            remedy = "it should have renewed by now: check that the board is on and reaches the enrolment service"
+            yield advice(about, f"ends in {remaining_s / DAY_S:.0f} days", remedy)
     if count:
         yield good("certificates", f"{count} boards and peers have one; those that end soon are listed")
 
@@ -118,10 +118,10 @@ def check_validity(about: str, begin: datetime, end: datetime, now: datetime) ->
         now: Current time in UTC.
     """
     text = f"{(end - now).total_seconds() / DAY_S:.0f} days left, until {end:%Y-%m-%d}"
-    mend = ROOT_ENDS if about.endswith("root.crt") else CA_ENDS
+    remedy = ROOT_ENDS if about.endswith("root.crt") else CA_ENDS
     if end <= now:
-        return bad(about, f"ended on {end:%Y-%m-%d} by this machine's clock", f"set the clock if it is wrong; {mend}")
-    return good(about, text) if end - now > (end - begin) * LEAST_SHARE_LEFT else advice(about, text, mend)
+        return bad(about, f"ended on {end:%Y-%m-%d} by this machine's clock", f"set the clock if it is wrong; {remedy}")
+    return good(about, text) if end - now > (end - begin) * LEAST_SHARE_LEFT else advice(about, text, remedy)
 
 
 async def examine_broker(config: ServerConfig) -> list[Finding]:
@@ -131,14 +131,14 @@ async def examine_broker(config: ServerConfig) -> list[Finding]:
     name, where = f"{config.site}._doctor-{os.getpid()}", topic(config.site, DOCTOR, "probe")
     refusal = await find_refusal(broker, name, where, dates=is_synchronised())
     if refusal and not refusal.startswith(NO_QOS_1):
-        mend = "start the broker, or correct [broker]; see the broker's log"
-        findings = [bad("server's connection", f"{address}: {refusal}", mend)]
+        remedy = "start the broker, or correct [broker]; see the broker's log"
+        findings = [bad("server's connection", f"{address}: {refusal}", remedy)]
     else:
         findings = [good("server's connection", f"{address} accepts the server")]
         findings += await examine_capabilities(broker, name, where, longest_packet(config.link.frame_bytes))
     if exposure := describe_exposure(broker):
-        problem, _, mend = exposure.partition("; ")
-        findings.append(advice("server's connection", problem, mend))
+        problem, _, remedy = exposure.partition("; ")
+        findings.append(advice("server's connection", problem, remedy))
     return findings
 
 
@@ -205,21 +205,17 @@ def _number(text: str) -> int:
 
 
 def examine_open_files(port: int, boards: int) -> Iterator[Finding]:
-    """Check whether this machine's mosquitto on a port may hold a connection of every board.
-
-    Args:
-        boards: Number of boards.
-    """
+    """Check whether this machine's mosquitto on a port may hold a connection of every board."""
     process = broker_process(port)
     limit = open_file_limit(process.pid) if process else None
     if limit is None:
         return
     text = f"it may open {limit:,} files, and each of {boards:,} boards needs one"
-    mend = "add `LimitNOFILE=65536` under [Service] by `systemctl edit mosquitto`, then restart it"
+    remedy = "add `LimitNOFILE=65536` under [Service] by `systemctl edit mosquitto`, then restart it"
     if boards + OTHER_FILES > limit:
-        yield bad("broker's open files", f"{text}: some will be refused", mend)
+        yield bad("broker's open files", f"{text}: some will be refused", remedy)
     elif WARNING_SHARE * limit < boards + OTHER_FILES:
-        yield advice("broker's open files", text, mend)
+        yield advice("broker's open files", text, remedy)
     else:
         yield good("broker's open files", text)
 
@@ -273,8 +269,8 @@ def examine_machine(config: ServerConfig | None) -> Iterator[Finding]:
     if is_synchronised():
         yield good("clock", "is synchronised")
     else:
-        mend = "run `timedatectl set-ntp true`; this clock dates certificates, and boards without a clock follow it"
-        yield advice("clock", "is not known to be synchronised", mend)
+        remedy = "run `timedatectl set-ntp true`; this clock dates certificates, and boards without a clock follow it"
+        yield advice("clock", "is not known to be synchronised", remedy)
     if config:
         yield _disk(Path(config.data_dir))
         yield from _data_folder(Path(config.data_dir))
@@ -287,10 +283,10 @@ def _disk(folder: Path) -> Finding:
     if not os.access(existing, os.W_OK):
         return bad("disk", f"{existing} is not writable", "run this as the server's user, or change the folder's owner")
     free = shutil.disk_usage(existing).free
-    text, mend = f"{free / MIB:.0f} MiB free for {folder}", "free some space, for example by `edge-server runs prune`"
+    text, remedy = f"{free / MIB:.0f} MiB free for {folder}", "free some space, for example by `edge-server runs prune`"
     if free < LEAST_FREE:
-        return bad("disk", text, mend)
-    return advice("disk", text, mend) if free < LITTLE_FREE else good("disk", text)
+        return bad("disk", text, remedy)
+    return advice("disk", text, remedy) if free < LITTLE_FREE else good("disk", text)
 
 
 def _data_folder(folder: Path) -> Iterator[Finding]:

@@ -45,8 +45,8 @@ def check_unit(name: str, state: str) -> Finding:
         return advice(
             about, "is not running: its run has ended, or was not started", f"start one by `systemctl start {name}`"
         )
-    mend = f"see `journalctl -u {name} -n 50`" if state == "failed" else f"run `systemctl enable --now {name}`"
-    return advice(about, f"is {state or 'unknown to systemd'}", mend)
+    remedy = f"see `journalctl -u {name} -n 50`" if state == "failed" else f"run `systemctl enable --now {name}`"
+    return advice(about, f"is {state or 'unknown to systemd'}", remedy)
 
 
 def _server(data: Path) -> Finding:

@@ -37,7 +37,6 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Summary of a valid plan.
 
     Attributes:
-        rounds: Number of rounds.
         devices: Number of devices that it names.
         graph: Topology of the sites; absent without sites.
         edge_rounds: Rounds between two mixing steps.

@@ -35,7 +35,7 @@ class SignedCertificate(msgspec.Struct, frozen=True, kw_only=True):
     """A certificate on record.
 
     Attributes:
-        serial: Serial number, hexadecimal.
+        serial: Serial number of the certificate, hexadecimal.
         authority: Serial number of the certificate of the site CA that signed it, hexadecimal.
         role: Role of its account.
         key: SHA-256 of its public key (SubjectPublicKeyInfo, DER), hexadecimal.

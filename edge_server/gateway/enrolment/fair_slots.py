@@ -74,7 +74,7 @@ class FairSlots:
     """A limited number of slots and their holders.
 
     Attributes:
-        most: Number of slots.
+        most: Number of slots in all.
         most_each: Limit for one source.
         turn_s: Seconds for which a source without more slots than others keeps one.
         clock: Monotonic clock in seconds.

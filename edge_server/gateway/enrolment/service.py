@@ -51,7 +51,7 @@ def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
 
     Args:
         certificate: Service's certificate followed by its CA's, PEM.
-        key: Private key, PEM.
+        key: Private key of the service, PEM.
         root: Root of boards' certificates.
 
     Raises:

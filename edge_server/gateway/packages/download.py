@@ -128,10 +128,11 @@ class PackageCatalogue:
         path = packages_folder(self.site) / name
         if name not in digests or (size := _size(path)) is None:
             return refusal("malformed", status=404)
-        part = find_range(request.range, size)
-        if part is None:
+        requested = find_range(request.range, size)
+        if requested is None:
             return Answer(416, "text/plain")
-        return Download(path, "application/octet-stream", digests[name], *part, size)
+        begin, count = requested
+        return Download(path, "application/octet-stream", digests[name], begin, count, size)
 
 
 def _size(path: Path) -> int | None:

@@ -59,7 +59,7 @@ class PackageIndex(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         next_serial: Serial number of the next version; never reused.
         releases: Signed manifests, the oldest first.
-        wheels: Sorted by name.
+        wheels: Wheels, sorted by file name.
     """
 
     format: int = FORMAT
@@ -84,9 +84,6 @@ def packages_folder(site: Path) -> Path:
 
 def read_index(site: Path) -> PackageIndex:
     """Read the index; empty if no package was ever added.
-
-    Args:
-        site: Site's folder.
 
     Raises:
         ConfigError: The file is damaged, or of a newer version.
@@ -350,9 +347,6 @@ def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
 
 def find_package_faults(site: Path) -> Iterator[tuple[str, str]]:
     """Yield each faulty file of a site's packages, and its fault.
-
-    Args:
-        site: Site's folder.
 
     Raises:
         ConfigError: The index cannot be read.

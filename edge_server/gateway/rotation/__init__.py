@@ -1,1 +1,1 @@
-"""Rotation of a gateway's keys, the site CA and the root, while boards stay connected."""
+"""Online rotation of a gateway's keys, site CA and root."""
