@@ -179,7 +179,7 @@ def test_ctrl_c_ends_everything_that_a_trial_started(tmp_path, moment):
     said = log.read_text()
     assert said.splitlines()[-1] == "edge-server: interrupted"
     begun = list(runs.glob(f"*/{JOURNAL}"))
-    assert ("stays unfinished; the same command begins a new one" in said) == bool(begun)
+    assert ("stays unfinished" in said) == bool(begun)
     if begun:
         [own] = runs.glob("*/local/edge-server.log")
         assert "the same command goes on" not in own.read_text()

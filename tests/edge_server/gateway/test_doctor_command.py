@@ -171,13 +171,13 @@ def test_settings_of_included_files_count(tmp_path):
 
 @pytest.mark.parametrize(
     ("after_years", "state", "words"),
-    [(0, "good", "5479 days are left"), (11, "advice", "rotate-ca"), (16, "bad", "ended on")],
+    [(0, "good", "5479 days left"), (11, "advice", "rotate-ca"), (16, "bad", "ended on")],
 )
 def test_life_of_the_gateways_own_certificates(tmp_path, after_years, state, words):
     site, then = make_site(tmp_path), now() + timedelta(days=365.25 * after_years)
     found = {one.about: one for one in examine.examine_own_certificates(site.folder, then)}
     assert len(found) == 7
-    told = found.pop("life of ca/root.crt")
+    told = found.pop("validity of ca/root.crt")
     assert (told.state, {one.state for one in found.values()}) == ("good", {state})
     assert all(words in f"{one.told} {one.mend}" for one in found.values())
 
@@ -189,7 +189,7 @@ def test_life_of_the_gateways_own_certificates(tmp_path, after_years, state, wor
         ("mosquitto", "failed", "advice", "journalctl -u mosquitto"),
         ("fieldfleet-enrolment", "inactive", "advice", "enable --now"),
         ("fieldfleet-enrolment", "", "advice", "unknown"),
-        ("fieldfleet-server", "inactive", "advice", "run ended"),
+        ("fieldfleet-server", "inactive", "advice", "run has ended"),
     ],
 )
 def test_services_as_systemd_has_them(name, state, judged, words):

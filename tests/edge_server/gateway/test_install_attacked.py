@@ -188,8 +188,8 @@ def test_an_index_that_is_none_is_told_in_a_line(site, board, body):
         ({"size": 1e300}, "which is none"),
         ({"file": "../../etc/passwd"}, "which is no package"),
         ({"version": "1\n2"}, "which is no package"),
-        ({"sha256": "0" * 64}, "did not come as the site signed it"),
-        ({"size": 100}, "did not come as the site signed it"),
+        ({"sha256": "0" * 64}, "differs from what the site signed"),
+        ({"size": 100}, "differs from what the site signed"),
     ],
     ids=str,
 )

@@ -112,7 +112,7 @@ def test_a_package_that_is_not_what_was_signed_is_not_installed(site, board):
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     _, (code, said, done) = run(site, board)
     assert code == 1
-    assert "did not come as the site signed it" in said
+    assert "differs from what the site signed" in said
     assert not any(one.startswith("apt-get") for one in done)
 
 
@@ -144,7 +144,7 @@ def test_a_download_that_is_cut_off_goes_on_where_it_was(site, board):
         ((), lambda line: line[:-7], "copy the whole line"),
         ((), lambda line: line + "A" * 4, "copy the whole line"),
         ((), lambda _: "nonsense", "copy the whole line"),
-        ((), lambda _: "", "no token|copy the whole line"),
+        ((), lambda _: "", "no token|copy the entire line"),
         (("ff1,secret",), lambda line: line, "on standard input"),
         (("--quick",), lambda line: line, "no such option"),
         (("--data",), lambda line: line, "name the folder"),

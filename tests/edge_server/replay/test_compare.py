@@ -177,7 +177,7 @@ def test_the_final_models_are_compared_bit_by_bit(tmp_path):
     shorter = Run(tmp_path / "one", journal(tmp_path, "one", rounds=1))
     assert replay.compare_models(run, shorter) == (
         "unknown",
-        "the last model is of round 2, that of the replay of round 1",
+        "the last model is of round 2, the replay's of round 1",
     )
     [path] = (tmp_path / "one" / "checkpoints").glob("round-*")
     path.write_bytes(path.read_bytes()[:-1])
@@ -208,5 +208,5 @@ def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):
     asked = {"compare": None, "html": None, "fail_above": None, "data_dir": tmp_path}
     assert replay.find_recorded(argparse.Namespace(**asked)) == []
     for option in ({"html": tmp_path / "gap.html"}, {"fail_above": 0.1}):
-        with pytest.raises(ConfigError, match="give --compare RUN as well"):
+        with pytest.raises(ConfigError, match="need --compare RUN"):
             replay.find_recorded(argparse.Namespace(**{**asked, **option}))

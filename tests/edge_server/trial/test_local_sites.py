@@ -162,7 +162,7 @@ def test_sites_whose_last_figures_are_not_of_one_round_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sections", "said"),
     [
-        (("--local", 3), {}, "3 agents are asked for, and the plan names 2 devices of its sites"),
+        (("--local", 3), {}, "3 agents"),
         ((), {"cohort": "min_devices = 2"}, "site north has 1 devices and its rounds wait for 2"),
         (("--config", "server.toml"), {}, "`edge-server trial run PLAN` on this machine"),
         ((), {"more": PLAN["more"].replace("north", "n" * 33)}, "give it at most 32 letters"),

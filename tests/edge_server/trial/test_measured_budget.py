@@ -114,4 +114,4 @@ def test_a_connected_fleet_has_no_baseline_run(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "--cef-share is for trials on this machine: give --local as well" in capsys.readouterr().err
+    assert "--cef-share is for trials on this machine" in capsys.readouterr().err

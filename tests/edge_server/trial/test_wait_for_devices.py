@@ -307,8 +307,8 @@ def test_a_killed_trial_goes_on_by_the_same_command_and_ctrl_c_says_so(fleet, tm
     accepted = [(one.device, one.round) for one in found if isinstance(one, UpdateAccepted)]
     assert len(accepted) == len(set(accepted)) == 12
     assert [sum(isinstance(one, kind) for one in found) for kind in (RunOpened, ServerBegan, RunClosed)] == [1, 3, 1]
-    assert "going on with it" in " ".join(log.read_text().split())
-    assert "the same command goes on with run tiny-" in " ".join(log.read_text().split())
+    assert "resumed" in " ".join(log.read_text().split())
+    assert "the same command resumes run tiny-" in " ".join(log.read_text().split())
 
 
 def test_a_killed_trial_has_not_forgotten_its_budget(fleet, tmp_path):
@@ -327,4 +327,4 @@ def test_a_killed_trial_has_not_forgotten_its_budget(fleet, tmp_path):
     assert sum(seconds[:-1]) < 4.0 <= sum(seconds)
     [end] = [one for one in records if isinstance(one, RunClosed)]
     assert end == RunClosed(outcome="stopped", cause=f"budget.time_s: {sum(seconds):.6g} s of 4 s are spent")
-    assert f"ended short after {len(seconds)} rounds: {end.cause}" in " ".join(log.read_text().split())
+    assert f"ended early after {len(seconds)} rounds: {end.cause}" in " ".join(log.read_text().split())
