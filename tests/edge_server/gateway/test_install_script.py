@@ -78,7 +78,7 @@ def test_the_same_again_is_no_harm_and_an_edited_file_stays(site, board):
     assert code == 0, said
     assert (board / "etc/agent.toml").read_text() == "mine = 1\n"
     assert (board / "etc/upgrades.pem").read_bytes() == (site.path / "ca/root.crt").read_bytes()
-    assert "was of another site" in said
+    assert "another site" in said
     assert not any(one.startswith(("apt-get", "device-agent setup")) for one in done)
 
 
@@ -139,15 +139,15 @@ def test_a_download_that_is_cut_off_goes_on_where_it_was(site, board):
 @pytest.mark.parametrize(
     ("options", "change", "told"),
     [
-        ((), lambda line: line[:-30], "copy the whole line"),
-        ((), lambda line: line[:-2], "copy the whole line"),
-        ((), lambda line: line[:-7], "copy the whole line"),
-        ((), lambda line: line + "A" * 4, "copy the whole line"),
-        ((), lambda _: "nonsense", "copy the whole line"),
+        ((), lambda line: line[:-30], "copy the entire line"),
+        ((), lambda line: line[:-2], "copy the entire line"),
+        ((), lambda line: line[:-7], "copy the entire line"),
+        ((), lambda line: line + "A" * 4, "copy the entire line"),
+        ((), lambda _: "nonsense", "copy the entire line"),
         ((), lambda _: "", "no token|copy the entire line"),
         (("ff1,secret",), lambda line: line, "on standard input"),
-        (("--quick",), lambda line: line, "no such option"),
-        (("--data",), lambda line: line, "name the folder"),
+        (("--quick",), lambda line: line, "unknown option"),
+        (("--data",), lambda line: line, "add the folder"),
     ],
 )
 def test_what_it_is_not_told_rightly_it_says(site, board, options, change, told):
@@ -174,7 +174,7 @@ def test_a_system_whose_python_is_too_old_is_told_of_the_container(site, board, 
     (board / "bin" / "python3").symlink_to(old)
     _, (code, said, done) = run(site, board)
     assert code == 1
-    assert f"the system's Python is {version}, older than any that the agent runs on" in said
+    assert f"the system's Python is {version}," in said
     assert "deploy/container/README.md" in said
     assert not any(one.startswith(("apt-get", "device-agent")) for one in done)
 
@@ -186,7 +186,7 @@ def test_nobody_who_answers_and_a_join_that_fails_are_told(site, board):
         return await install(board, line)
 
     code, said, _ = asyncio.run(alone())
-    assert (code, "is the gateway on" in said) == (1, True)
+    assert (code, "gateway is on" in said) == (1, True)
     _, (code, said, done) = run(site, board, AGENT_CODE="5")
     assert (code, "has not joined" in said) == (1, True)
     assert not any(one.startswith(("device-agent setup", "systemctl")) for one in done)

@@ -98,7 +98,7 @@ def test_a_trial_of_sites_is_its_replay_bit_for_bit(tmp_path):
             assert all(size < count < 1.02 * size for count in passed)
     require_mixed([read(folder) for folder in folders.values()])
     require_modelled(read(folders["north"]))
-    assert "links: relays on loopback" in done.err
+    assert "links: emulated" in done.err
     live = {site: Run(folder, read(folder)) for site, folder in folders.items()}
     again = {site: Run(tmp_path / f"replay-{site}", replayed[site][1]) for site in folders}
     gaps = {site: gap_between_runs(live[site], again[site]) for site in folders}
