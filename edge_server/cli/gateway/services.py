@@ -26,7 +26,9 @@ async def examine_services(config: ServerConfig | None, site: Path | None) -> li
         site: Folder of the site; None if there is none.
     """
     names = (SERVER, *([ENROLMENT] if site else []), BROKER)
-    findings = [check_unit(*unit) for unit in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
+    findings = (
+        [check_unit(*unit) for unit in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
+    )
     if config and not findings:
         findings.append(_server(Path(config.data_dir)))
     return [*findings, *([_enrolment_service(read_address(site))] if site else [])]
