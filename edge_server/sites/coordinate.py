@@ -212,9 +212,9 @@ class Coordination:
         while key not in self._decisions and self._grant_log.term == key[1]:
             self._changed.clear()
             silent = [peer for peer in self.links.peers if peer not in self._cases.get(key, {})]
-            remaining_s = {peer: remaining_s(began + self._patience_s(peer, key), self.clock()) for peer in silent}
-            self._silent |= {peer for peer, seconds in remaining_s.items() if seconds <= 0}
-            if not (waits := {peer: seconds for peer, seconds in remaining_s.items() if self._may_answer(peer)}):
+            waits_s = {peer: remaining_s(began + self._patience_s(peer, key), self.clock()) for peer in silent}
+            self._silent |= {peer for peer, seconds in waits_s.items() if seconds <= 0}
+            if not (waits := {peer: seconds for peer, seconds in waits_s.items() if self._may_answer(peer)}):
                 await self._settle(case, pledge, key)
                 break
             for peer in waits:

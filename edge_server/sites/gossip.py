@@ -209,8 +209,8 @@ class Gossip:
     async def _settle_all(self, started: float) -> None:
         while open_ones := [peer for peer, edge in self._edges.items() if edge.on is None]:
             self._changed.clear()
-            remaining_s = {peer: remaining_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
-            for peer, seconds in remaining_s.items():
+            waits_s = {peer: remaining_s(started + self._patience_s(peer), self.clock()) for peer in open_ones}
+            for peer, seconds in waits_s.items():
                 if why := self.links.objection(peer):
                     self._edges[peer] = verdicts.refuse(self._edges[peer], why)
                 judged = verdicts.judge(self._edges[peer], is_late=seconds <= 0)
@@ -218,7 +218,7 @@ class Gossip:
                     await self._conclude(peer, judged)
                     self._changed.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(remaining_s.values())):
+                async with asyncio.timeout(min(waits_s.values())):
                     await self._changed.wait()
 
     def _patience_s(self, peer: str) -> float:
