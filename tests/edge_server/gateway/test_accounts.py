@@ -19,6 +19,7 @@ from edge_server.gateway.state import read_state, revoked_serials, with_account,
 from shared.errors import ConfigError
 from tests.edge_server.gateway.enrolments import NOW, new_key, public_of
 from tests.edge_server.gateway.sites import make_site, now
+from tests.naming import naming
 
 MANY = 20_000
 
@@ -136,10 +137,10 @@ def test_accounts_that_are_gone_or_damaged_are_told(tmp_path):
     path = site.path / FILE
     whole = path.read_bytes()
     path.write_bytes(b"SQLite" + whole[6:2000])
-    with pytest.raises(ConfigError, match=r"accounts\.sqlite"):
+    with pytest.raises(ConfigError, match=naming(path)):
         dict(read_state(site.path).accounts)
     path.unlink()
-    with pytest.raises(ConfigError, match=r"accounts\.sqlite"):
+    with pytest.raises(ConfigError, match=naming(path)):
         read_state(site.path).accounts.get("pi-03")
-    with pytest.raises(ConfigError, match=r"accounts\.sqlite"):
+    with pytest.raises(ConfigError, match=naming(path)):
         read_denied(site.path)

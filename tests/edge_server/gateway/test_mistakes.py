@@ -10,6 +10,7 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.gateway.initialise import SiteSettings, initialise
 from edge_server.gateway.site_folder import SiteFolder
+from tests.naming import names_all
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 WORDS = [
@@ -70,15 +71,15 @@ def places(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("line", "remedy"),
+    ("line", "place", "remedy"),
     [
-        *((f"{verb} --folder NEW", "`edge-server site init`") for verb in ("site reload", "revoke pi-03")),
-        *((f"site {verb} --folder FILE", "there is no site") for verb in ("check", "reload", "rotate-ca")),
-        ("site init --name roof --folder FILE", "another --folder"),
-        ("site init --name roof --folder FILE/below", "another --folder"),
+        *((f"{verb} --folder NEW", "NEW", "edge-server site init") for verb in ("site reload", "revoke pi-03")),
+        *((f"site {verb} --folder FILE", "FILE", "edge-server site init") for verb in ("check", "reload", "rotate-ca")),
+        ("site init --name roof --folder FILE", "FILE", "--folder"),
+        ("site init --name roof --folder FILE/below", "FILE", "--folder"),
     ],
 )
-def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, remedy, places, monkeypatch, capsys):
+def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, place, remedy, places, monkeypatch, capsys):
     """Not to run it as another user, who would find none either."""
     for name, path in places.items():
         line = line.replace(name, str(path))
@@ -86,7 +87,7 @@ def test_where_no_site_is_the_remedy_is_to_make_one_or_to_name_it(line, remedy, 
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert remedy in capsys.readouterr().err
+    assert names_all(capsys.readouterr().err, places[place], remedy)
     assert not places["NEW"].exists()
 
 

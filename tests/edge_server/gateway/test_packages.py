@@ -35,6 +35,7 @@ from edge_server.gateway.state import lock_site, read_state
 from shared.errors import ConfigError
 from shared.protocol.packages import find_build, verify
 from tests.edge_server.gateway.sites import archive, deb, packed, put_deb
+from tests.naming import names_all, naming
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -96,7 +97,7 @@ BROKEN = {
 def test_what_is_no_package_of_the_agent_is_refused_and_nothing_is_taken_in(site, tmp_path, name):
     path = tmp_path / f"{name}.deb"
     path.write_bytes(BROKEN[name])
-    with pytest.raises(ConfigError, match=r"make deb|not of its form|journal has"):
+    with pytest.raises(ConfigError, match=naming(path.name)):
         add_packages(site, [put_deb(tmp_path / "good", "0.3.9"), path])
     assert read_index(site.path) == PackageIndex()
 
@@ -133,13 +134,14 @@ def test_one_package_is_for_boards_of_several_pythons(site, tmp_path):
     assert manifest.format == 2
     [build] = manifest.builds
     assert build.file == "fieldfleet-agent_0.5.0_py3.10-3.14_arm64.deb"
-    assert build.kind == "arm64 with Python 3.10 to 3.14"
+    assert names_all(build.kind, "arm64", "3.10", "3.14")
     for python in ("3.10", "3.12", "3.14"):
         assert find_build(manifest, "arm64", python) == build
-    with pytest.raises(ConfigError, match=r"arm64 with Python 3.10 to 3.14, but not for arm64 with Python 3.15"):
+    with pytest.raises(ConfigError, match=naming("0.5.0", "arm64", "3.10", "3.14", "3.15")):
         find_build(manifest, "arm64", "3.15")
-    with pytest.raises(ConfigError, match="each for a different architecture or Python"):
-        add_packages(site, [put_deb(tmp_path, "0.5.0", "arm64", "3.11")])
+    overlapping = put_deb(tmp_path, "0.5.0", "arm64", "3.11")
+    with pytest.raises(ConfigError, match=naming(overlapping.name)):
+        add_packages(site, [overlapping])
 
 
 def test_a_package_cannot_claim_every_python(tmp_path):
@@ -169,9 +171,10 @@ def test_the_same_package_again_changes_nothing(site, tmp_path):
 
 def test_a_version_never_changes(site, tmp_path):
     add_packages(site, [put_deb(tmp_path)])
-    with pytest.raises(ConfigError, match="fieldfleet-agent"):
+    [stored] = (site.path / PACKAGES).glob("*.deb")
+    with pytest.raises(ConfigError, match=naming(stored.name)):
         add_packages(site, [put_deb(tmp_path, filling=b"another")])
-    with pytest.raises(ConfigError, match="formats"):
+    with pytest.raises(ConfigError, match=naming("fieldfleet-agent_0.4.0_py3.11_amd64.deb", "0.4.0")):
         add_packages(site, [put_deb(tmp_path, arch="amd64", formats="FORMATS = {'journal': 9}\n")])
     assert list(find_package_faults(site.path)) == []
 
@@ -180,7 +183,7 @@ def test_what_is_removed_is_gone_and_what_is_not_there_is_told(site, tmp_path):
     add_packages(site, [put_deb(tmp_path)])
     remove_packages(site, "0.4.0")
     assert [path.name for path in (site.path / PACKAGES).iterdir()] == [INDEX]
-    with pytest.raises(ConfigError, match="packages add"):
+    with pytest.raises(ConfigError, match=naming("0.4.0", "edge-server packages add")):
         remove_packages(site, "0.4.0")
 
 
@@ -193,9 +196,9 @@ def test_wheels_are_taken_in_once_and_never_change(site, tmp_path):
     assert add_wheels(site, folder) == []
     assert [one.file[:5] for one in read_index(site.path).wheels] == ["numpy", "torch"]
     (folder / "numpy-2.4.6-py3-none-any.whl").write_bytes(b"another")
-    with pytest.raises(ConfigError, match="numpy-2"):
+    with pytest.raises(ConfigError, match=naming(folder / "numpy-2.4.6-py3-none-any.whl")):
         add_wheels(site, folder)
-    with pytest.raises(ConfigError, match="no wheels"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "nothing")):
         add_wheels(site, tmp_path / "nothing")
 
 
@@ -224,7 +227,7 @@ def test_faults_of_files_and_signatures_are_found(site, tmp_path):
 def test_an_index_that_is_none_says_so(site, text):
     (site.path / PACKAGES).mkdir()
     (site.path / PACKAGES / INDEX).write_text(text)
-    with pytest.raises(ConfigError, match="index"):
+    with pytest.raises(ConfigError, match=naming(site.path / PACKAGES / INDEX)):
         read_index(site.path)
 
 
@@ -237,7 +240,7 @@ def test_a_site_from_before_there_were_packages_gets_its_signer_by_init(site, tm
     state |= {"version": 1, "accounts": msgspec.to_builtins(accounts)}  # which had them in the same file
     (site.path / "accounts.sqlite").unlink()
     (site.path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="site init"):
+    with pytest.raises(ConfigError, match=naming("packages.key", "edge-server site init")):
         add_packages(site, [put_deb(tmp_path)])
     again = SiteFolder(site.path)
     initialise(again, SiteSettings(), NOW)
@@ -254,11 +257,10 @@ def test_site_check_looks_at_them(site, tmp_path):
     assert told() == []
     add_packages(site, [put_deb(tmp_path)])
     [(state, words)] = told()
-    assert (state, "agent 0.4.0 is the newest" in words) == ("good", True)
+    assert (state, names_all(words, "0.4.0")) == ("good", True)
     [path] = (site.path / PACKAGES).glob("*.deb")
     path.unlink()
-    [(state, words)] = told()
-    assert (state, words) == ("bad", "is missing, or differs from what was signed")
+    assert [state for state, _ in told()] == ["bad"]
 
 
 def test_the_command_adds_lists_and_removes(site, tmp_path, capsys):
@@ -266,9 +268,9 @@ def test_the_command_adds_lists_and_removes(site, tmp_path, capsys):
     assert run("list", *folder) == 0
     assert "packages add" in capsys.readouterr().out
     assert run("add", put_deb(tmp_path), put_deb(tmp_path, arch="amd64"), *folder) == 0
-    assert "signed for site roof" in " ".join(capsys.readouterr().out.split())
+    assert names_all(capsys.readouterr().out, "0.4.0", "amd64", "arm64", "roof")
     assert run("list", *folder) == 0
-    assert "amd64 with Python 3.11, arm64 with Python 3.11" in " ".join(capsys.readouterr().out.split())
+    assert names_all(capsys.readouterr().out, "0.4.0", "amd64", "arm64", "3.11")
     assert run("list", "--format", "json", *folder) == 0
     [release] = msgspec.json.decode(capsys.readouterr().out)["releases"]
     assert release["version"] == "0.4.0"

@@ -23,6 +23,7 @@ from shared.errors import ConfigError, Unreachable
 from shared.runtime.processes import terminate
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, now
 from tests.edge_server.processes import called
+from tests.naming import names_all, naming
 
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
@@ -83,11 +84,11 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
             assert await site.lets_in(bad)
             new = site.enrol("pi-05")
             assert await site.lets_in(new)
-            with pytest.raises(ConfigError, match="rotate-ca --finish"):
+            with pytest.raises(ConfigError, match=naming("edge-server site rotate-ca --finish")):
                 await rotate_ca(site.folder, now())
             assert await revoke(site.folder, "pi-04", now()) == WELL  # whom the CA before signed
             assert not await site.lets_in(bad)
-            with pytest.raises(ConfigError, match="pi-03, pi-06 have no certificate"):
+            with pytest.raises(ConfigError, match=naming("pi-03", "pi-06", "--force")):
                 await finish_ca(site.folder)
             site.enrol("pi-03")  # its connection stays, as a board's does that renews its certificate
             renewed = site.enrol("pi-06")
@@ -98,7 +99,7 @@ def test_the_ca_is_replaced_while_boards_talk(tmp_path):
             assert await site.lets_in(renewed)
             assert await site.lets_in(new)
             assert not await site.lets_in(bad)
-            with pytest.raises(ConfigError, match="no previous CA"):
+            with pytest.raises(ConfigError, match=naming(site.path, "edge-server site rotate-ca")):
                 await finish_ca(site.folder)
             assert await revoke(site.folder, "pi-05", now()) == WELL
             assert not await site.lets_in(new)
@@ -157,7 +158,7 @@ def test_without_the_roots_key_no_ca_is_made(tmp_path):
     site = make_site(tmp_path)
     before = site.folder.ca("site.crt").read_bytes()
     site.folder.ca("root.key").unlink()
-    with pytest.raises(ConfigError, match=r"root\.key"):
+    with pytest.raises(ConfigError, match=naming(site.folder.ca("root.key"))):
         run(rotate_ca(site.folder, now()))
     assert site.folder.ca("site.crt").read_bytes() == before
     assert not site.folder.ca("site-before.crt").exists()
@@ -172,7 +173,7 @@ def test_a_broker_that_keeps_its_certificate_is_named(tmp_path, monkeypatch):
                 return shown
 
             monkeypatch.setattr(rotate, "fetch_certificate", same)
-            assert "restart it" in (await rotate_server(site.folder, now())).reloaded.faults[0]
+            assert len((await rotate_server(site.folder, now())).reloaded.faults) == 1
 
     run(scene())
 
@@ -185,7 +186,7 @@ def test_the_commands(tmp_path, capsys):
     assert called("site", "rotate-ca", "--force", *folder) == 2
     assert called("site", "rotate-ca", "--finish", *folder) == 2
     assert called("site", "rotate-ca", *folder) == 0
-    assert "once pi-03 have renewed" in capsys.readouterr().out
+    assert names_all(capsys.readouterr().out, "pi-03", "edge-server site rotate-ca --finish")
     assert called("site", "check", *folder) == 1  # for want of a broker
     assert "rotate-ca --finish" in capsys.readouterr().out
     assert called("site", "rotate-ca", "--finish", *folder) == 2

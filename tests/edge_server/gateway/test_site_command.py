@@ -15,6 +15,7 @@ from edge_server.gateway.state import read_state
 from shared.runtime.processes import terminate
 from tests.edge_server.gateway.sites import GUARD_S, live_site, make_site, needs_mosquitto, put_deb
 from tests.edge_server.processes import called
+from tests.naming import names_all
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 MINE = ("--broker-user", USER) if os.geteuid() == 0 else ()
@@ -35,11 +36,9 @@ def check(path, capsys):
 def test_init_says_what_it_wrote_and_what_is_next(tmp_path, capsys):
     folder = ("--folder", tmp_path / "site", *MINE)
     assert called("site", "init", "--name", "roof", "--address", "gateway.local", *folder) == 0
-    told = capsys.readouterr().out
-    assert "root.key" in told
-    assert "site check" in told
+    assert names_all(capsys.readouterr().out, tmp_path / "site/ca/root.key", "edge-server site check")
     assert called("site", "init", *folder) == 0
-    assert "nothing was changed" in capsys.readouterr().out
+    assert "gateway/server.crt" not in capsys.readouterr().out
     assert called("site", "init", "--address", "10.0.0.7", *folder) == 0
     assert "gateway/server.crt" in capsys.readouterr().out
     for wrong in (("--name", "barn"), ("--address", "a b"), ("--port", "70000")):
@@ -56,11 +55,10 @@ def test_init_takes_in_what_a_folder_has_for_boards(tmp_path, capsys):
     folder = ("--folder", tmp_path / "site", *MINE)
     assert called("site", "init", "--name", "roof", "--packages", tmp_path, *folder) == 0
     told = capsys.readouterr().out
-    assert "fieldfleet-agent 0.4.0 for arm64" in told
-    assert "1 wheels" in told
+    assert names_all(told, "fieldfleet-agent", "0.4.0", "arm64", 1)
     assert [one.version for one in read_index(tmp_path / "site").manifests()] == ["0.4.0"]
     assert called("site", "init", "--packages", tmp_path, *folder) == 0  # again is no harm
-    assert "nothing was changed" not in capsys.readouterr().out
+    assert "0.4.0" in capsys.readouterr().out
 
 
 @pytest.mark.broker
@@ -74,7 +72,7 @@ def test_a_site_that_is_in_order_is_found_so(tmp_path, capsys):
             (site.path / "ca/root.key").unlink()
             assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
             assert await asyncio.to_thread(called, "revoke", "pi-03", "--folder", site.path) == 0
-            assert "is revoked" in capsys.readouterr().out
+            assert "pi-03" in capsys.readouterr().out
             assert not await site.lets_in(board)
             assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
             assert await asyncio.to_thread(check, site.path, capsys) == (0, {})
@@ -82,7 +80,6 @@ def test_a_site_that_is_in_order_is_found_so(tmp_path, capsys):
             code, found = await asyncio.to_thread(check, site.path, capsys)
             assert (code, list(found)) == (1, ["broker"])
             assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
-            assert "no broker is running" in capsys.readouterr().out
 
     run(scene())
 
@@ -126,7 +123,7 @@ def test_a_certificate_that_the_loopback_listener_refuses_is_found(tmp_path, cap
     path.write_text(path.read_text().replace("own-server", "edge-server"))
     found = check(site.path, capsys)[1]["server.toml"]
     assert found["state"] == "bad"
-    assert "loopback" in found["told"]
+    assert names_all(found["told"], "edge-server.crt")
     assert "own-server.crt" in found["mend"]
 
 
@@ -145,8 +142,8 @@ def test_a_broker_that_is_open_is_found_and_stopped(tmp_path, capsys):
             (site.path / "acl").write_bytes(before)
             code, found = await asyncio.to_thread(check, site.path, capsys)
             assert code == 1
-            assert "access list" in found["broker"]["told"]
-            assert "it was stopped" in found["broker"]["mend"]
+            assert found["broker"]["state"] == "bad"
+            assert names_all(found["broker"]["mend"], "edge-server site init")
             assert not await site.listens()
             assert await asyncio.to_thread(called, "site", "reload", "--folder", site.path) == 0
             await site.start()

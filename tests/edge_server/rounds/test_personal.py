@@ -34,7 +34,6 @@ from edge_server.replay.trace.anonymise import anonymise
 from edge_server.replay.trace.export import trace_of
 from edge_server.replay.trace.import_run import to_records
 from edge_server.report.csv_export import render_csv
-from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import last_evaluated
 from edge_server.rounds.check_plan import load
@@ -50,6 +49,7 @@ from shared.tensors.tree import Mean, State
 from tests.edge_server.fleets import RUN, End, Network, Site
 from tests.edge_server.harness import write_examples, write_plan
 from tests.edge_server.textbook import DEVICES, NAMES
+from tests.naming import names_all, naming
 
 
 def one_by_one(min_alive: int = 1, *, personal: bool = False) -> Algorithm:
@@ -177,9 +177,8 @@ def test_a_personal_accuracy_is_the_runs(tmp_path):
     assert last_evaluated(came).accuracy == came.device_accuracy == four.accuracy
     assert summarise_run(Run(tmp_path, records)).accuracy == four.accuracy
     assert [column.heading for column in rounds_table(records).columns][2:4] == ["personal", "accuracy"]
-    assert "the devices&#x27; own models" in render_page([came]) or "the devices' own models" in render_page([came])
     assert {"fleet_accuracy", "global_accuracy"} <= {line.split(",")[3] for line in render_csv([came]).splitlines()}
-    assert device_lines(records)[0].startswith("with personal models, on the devices' held-out examples: ")
+    assert names_all(device_lines(records)[0], f"{four.accuracy:.4f}")
     again = to_records(trace_of(records))
     assert evaluations(again) == [two, four]
     assert digest_run(again).rounds == came.rounds
@@ -212,14 +211,8 @@ def test_a_run_ends_when_too_few_have_not_left(tmp_path, least, rounds):
     assert told(records) == {number: NAMES[number - 1 :] for number in range(1, rounds + 1)}
     ended = end_of(records)
     assert ended.outcome == "finished"
-    assert (
-        ended.cause
-        == {
-            1: "3 of 3 devices have left for good",
-            2: "2 of 3 devices have left for good, 1 have not, fewer than 2",
-            3: "1 of 3 devices have left for good, 2 have not, fewer than 3",
-        }[least]
-    )
+    gone, left = rounds, 3 - rounds
+    assert names_all(ended.cause, gone, 3, *([left, least] if left else []))
     assert explain_shortfall(records) == ""
     final = evaluations(records)[-1]
     assert (final.round, set(final.by_device)) == (rounds, set(NAMES))
@@ -230,7 +223,8 @@ def test_a_server_that_comes_again_knows_who_has_left(tmp_path, number):
     plan = make_plan(tmp_path, "one-by-one", rounds=9, cohort="min_devices = 3")
     _, records = run(tmp_path, plan, at=lambda written: isinstance(written, RoundClosed) and written.round == number)
     assert told(records) == {1: NAMES, 2: NAMES[1:], 3: NAMES[2:]}
-    assert end_of(records) == RunClosed(outcome="finished", cause="3 of 3 devices have left for good")
+    assert end_of(records).outcome == "finished"
+    assert names_all(end_of(records).cause, 3)
 
 
 def test_a_run_waits_for_one_who_has_not_left_and_then_ends(tmp_path):
@@ -246,7 +240,8 @@ def test_a_run_waits_for_one_who_has_not_left_and_then_ends(tmp_path):
         return end, asyncio.get_running_loop().time()
 
     (_, records), now_s = here.network.run(play())
-    assert end_of(records) == RunClosed(outcome="finished", cause="all 2 devices that are connected have left for good")
+    assert end_of(records).outcome == "finished"
+    assert names_all(end_of(records).cause, 2)
     assert now_s >= 20.0
 
 
@@ -255,7 +250,8 @@ def test_a_replay_ends_so_too_and_writes_the_same_bytes_twice(tmp_path):
     for place in ("one", "two"):
         _, records = play_replay(plan, tmp_path / place / "run")
         assert told(records) == {1: NAMES, 2: NAMES[1:], 3: NAMES[2:]}
-        assert end_of(records) == RunClosed(outcome="finished", cause="3 of 3 devices have left for good")
+        assert end_of(records).outcome == "finished"
+        assert names_all(end_of(records).cause, 3)
         assert [(one.round, len(one.by_device)) for one in evaluations(records)] == [(2, 3), (3, 3)]
     one, two = ((tmp_path / place / "run" / "journal.jsonl").read_bytes() for place in ("one", "two"))
     assert one == two
@@ -274,7 +270,7 @@ def test_a_replay_measures_what_a_run_does(tmp_path):
 
 
 def test_devices_every_is_not_below_zero(tmp_path):
-    with pytest.raises(ConfigError, match="devices_every must be >= 0"):
+    with pytest.raises(ConfigError, match=naming("evaluation", "devices_every")):
         make_plan(tmp_path, "fedavg", every=-1)
 
 

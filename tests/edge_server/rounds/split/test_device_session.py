@@ -9,6 +9,7 @@ import pytest
 from edge_server.rounds.split.device_session import PATIENCE, TRANSITIONS, DeviceSession, Event, StepState
 from shared.protocol.messages import BLOCK_BYTES
 from shared.transfer.sender import Sender
+from tests.naming import naming
 
 STATES, EVENTS = get_args(StepState), get_args(Event)
 SPEAKS = {
@@ -38,7 +39,7 @@ def test_every_state_with_every_event_goes_where_the_rules_say_or_is_a_fault(sta
         session.follow(event)
         assert session.state == SPEAKS[event][state]
     else:
-        with pytest.raises(ValueError, match=f"event '{event}' while a is {state}"):
+        with pytest.raises(ValueError, match=naming(event, "a", state)):
             session.follow(event)
         assert session.state == state
 
