@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from edge_server.fleet import silent_devices
 from edge_server.fleet.silent_devices import FIRST_PROBE, SILENT_ROUNDS, SilentDevices
 from edge_server.fleet.state import Fleet
 from edge_server.journal.records import AnyRecord, LeftOut, RoundClosed, RoundOpened, closed_rounds
@@ -101,7 +102,7 @@ def test_a_silent_device_that_speaks_takes_part_again(tmp_path, word, caplog):
     records = virtual(play())
     assert asked(records, "silent") == [1, 2, 3, 7, 8, 9]
     assert delayed(records) == [1, 2, 3]
-    assert [one.args for one in caplog.records if one.name == membership.__name__] == [("silent",)]
+    assert [one.args for one in caplog.records if one.name == silent_devices.__name__] == [("silent",)]
     assert failure_lines(records) == []
 
 
