@@ -17,7 +17,7 @@ from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
-from shared.transport.base import Broker, placed_broker
+from shared.transport.base import Broker, resolve_broker_paths
 
 MAX_MEMORY_MB = 1 << 20
 MAX_THREADS = 1024
@@ -398,5 +398,5 @@ def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
     if board.meter and board.meter.password_file:
         password_file = str(folder / board.meter.password_file)
         board = replace(board, meter=replace(board.meter, password_file=password_file))
-    broker, state_dir = placed_broker(config.broker, folder), str(folder / config.state_dir)
+    broker, state_dir = resolve_broker_paths(config.broker, folder), str(folder / config.state_dir)
     return replace(config, state_dir=state_dir, broker=broker, data=data, board=board, serve=serve)

@@ -131,11 +131,11 @@ class Download:
             while not receiver.complete:
                 await self._ask(receiver)
                 try:
-                    async with backports.timeout(receiver.left_s(self.clock())):
+                    async with backports.timeout(receiver.remaining_s(self.clock())):
                         if await self._told_to_leave(receiver, inbox):
                             return False
                 except TimeoutError:
-                    receiver.gave_up(self.clock())
+                    receiver.time_out(self.clock())
         ceiling = receiver.pace.ceiling
         if ceiling is not None and ceiling != (self._before and self._before.ceiling):
             log.warning("%s", describe_ceiling("the server", ceiling))
@@ -177,7 +177,7 @@ class Download:
         while True:
             arrival = await anext(inbox)
             if arrival is AGAIN:
-                receiver.waited_for(self.clock())
+                receiver.note_waiting_sender(self.clock())
                 return False
             data = arrival[1]
             try:

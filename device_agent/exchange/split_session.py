@@ -105,7 +105,7 @@ class _Session:
         frame_bytes = chunks.largest_frame(self.way.policy.frame_bytes, self.way.transport.max_payload_bytes)
         self._step, self._up, self._down = step, Sender.of_parts(parts, frame_bytes), None
         self._patience_s, self._silences = FIRST_PATIENCE_S, 0
-        for delivery in self.inbox.taken():  # perhaps the step went on without us while we computed
+        for delivery in self.inbox.drain():  # perhaps the step went on without us while we computed
             if (answer := await self._heard(delivery)) is not None:
                 return answer
         await self._offer(self.room)
@@ -121,13 +121,13 @@ class _Session:
 
     def _left_s(self) -> float:
         now = self.way.clock()
-        return self._down.left_s(now) if self._down else max(0.0, self._due - now)
+        return self._down.remaining_s(now) if self._down else max(0.0, self._due - now)
 
     async def _silence(self) -> None:
         """Ask again for what lacks of the gradient; where that does not help, offer again, ever more rarely."""
         self._silences += 1
         if self._down:
-            self._down.gave_up(self.way.clock())
+            self._down.time_out(self.way.clock())
             await self._ask(self._down)
             if self._silences < SILENCES:
                 return
@@ -215,7 +215,7 @@ class _Session:
         now = self.way.clock()
         self.room = message.room
         if self._down and self._down.transfer.digest == message.params.digest:
-            self._down.offered_again(message.pushed, now)
+            self._down.note_new_offer(message.pushed, now)
         else:
             policy = self.way.policy
             self._down = Receiver(message.params, MemorySink, policy, self.pace, now, pushed=message.pushed)

@@ -14,7 +14,7 @@ from shared.protocol.topics import check_name
 from shared.registry import require_entries
 from shared.transfer.frames import FRAME_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, is_frame_size
 from shared.transfer.receiver import Policy
-from shared.transport.base import Broker, placed_broker
+from shared.transport.base import Broker, resolve_broker_paths
 
 MAX_THREADS, MAX_FEATURES_MB, MAX_KEPT_MB = 1024, 4096, 1 << 20
 MAX_KEEP_DAYS, MAX_KEEP_MB = 3660, 1 << 20
@@ -203,7 +203,9 @@ def load(path: Path) -> ServerConfig:
     paths = ("plan", "data_dir", "data_root", *(["gateway"] if config.gateway else []))
     places = {name: str(path.parent / getattr(config, name)) for name in paths}
     peers = [_placed_peer(peer, path.parent) for peer in config.peer]
-    return msgspec.structs.replace(config, **places, broker=placed_broker(config.broker, path.parent), peer=peers)
+    return msgspec.structs.replace(
+        config, **places, broker=resolve_broker_paths(config.broker, path.parent), peer=peers
+    )
 
 
 def _placed_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
@@ -211,7 +213,7 @@ def _placed_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
     broker = peer.broker
     if peer.user:
         broker = msgspec.structs.replace(broker, user=peer.user, password_file=peer.password_file)
-    return PeerConfig(site=peer.site, broker=placed_broker(broker, folder))
+    return PeerConfig(site=peer.site, broker=resolve_broker_paths(broker, folder))
 
 
 def _check_peers(config: ServerConfig, path: Path) -> None:

@@ -26,7 +26,7 @@ from shared.runtime.durable import explain_disk_errors
 from shared.runtime.executor import Worker
 from shared.transfer import frames
 from shared.transfer.pace import describe_ceiling
-from shared.transfer.receiver import Expected, Receiver
+from shared.transfer.receiver import Allowance, Receiver
 from shared.transfer.to_file import FileSink
 from shared.transport.base import Transport
 
@@ -90,7 +90,7 @@ class Gather:
     ceilings: dict[str, int] = field(default_factory=dict)
     _paths: dict[str, Path] = field(default_factory=dict)
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
-    _expected: dict[str, Expected] = field(default_factory=dict)
+    _expected: dict[str, Allowance] = field(default_factory=dict)
     _storing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _coming: asyncio.Event = field(default_factory=asyncio.Event)
     _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
@@ -151,7 +151,7 @@ class Gather:
         arrival = self._arrivals.get(update.device)
         if arrival and arrival.update.params == transfer:
             arrival.is_offline = False
-            arrival.payload.waited_for(self.clock())
+            arrival.payload.note_waiting_sender(self.clock())
             return arrival
         frames.check(transfer, limit=self.limit)
         if arrival:
@@ -199,9 +199,9 @@ class Gather:
             return True
         return is_new or is_expected
 
-    def _expect(self, device: str) -> Expected:
+    def _expect(self, device: str) -> Allowance:
         """Return the account of what was requested from a device."""
-        return self._expected.setdefault(device, self.link.policy(self.limit).expected())
+        return self._expected.setdefault(device, self.link.policy(self.limit).new_allowance())
 
     async def _continue(self, arrival: Arrival) -> None:
         """Store a complete update, which may be left from an earlier process; otherwise request more of it."""
@@ -238,8 +238,8 @@ class Gather:
             for storing in [task for task in self._storing.values() if task.done()]:
                 storing.result()
             for arrival in list(self._arrivals.values()):
-                if not arrival.payload.left_s(self.clock()):
-                    arrival.payload.gave_up(self.clock())
+                if not arrival.payload.remaining_s(self.clock()):
+                    arrival.payload.time_out(self.clock())
                     await self._ask(arrival)
 
     async def _finish(self, arrival: Arrival) -> None:

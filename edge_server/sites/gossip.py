@@ -200,10 +200,10 @@ class Gossip:
         """Repeat requests for overdue frames."""
         while True:
             for peer, fetch in list(self._fetches.items()):
-                if not fetch.complete and not fetch.left_s(self.clock()):
-                    fetch.gave_up(self.clock())
+                if not fetch.complete and not fetch.remaining_s(self.clock()):
+                    fetch.time_out(self.clock())
                     await self._ask(peer, fetch)
-            waits = [fetch.left_s(self.clock()) for fetch in self._fetches.values() if not fetch.complete]
+            waits = [fetch.remaining_s(self.clock()) for fetch in self._fetches.values() if not fetch.complete]
             await asyncio.sleep(max(0.05, min([OFFER_S, *waits])))
 
     async def _settle_all(self, started: float) -> None:
@@ -318,7 +318,7 @@ class Gossip:
     async def _fetch(self, peer: str, transfer: Transfer) -> None:
         now, fetch = self.clock(), self._fetches.get(peer)
         if fetch and fetch.transfer.digest == transfer.digest:
-            fetch.waited_for(now)
+            fetch.note_waiting_sender(now)
         else:
             assert self._model
             if transfer.size > 2 * self._model.transfer.size + frames.FRAME_BYTES:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 
 from shared.runtime.clock import monotonic
 from shared.runtime.executor import background
-from shared.transport.simulated_link import Flow, Rate, Way
+from shared.transport.simulated_link import Direction, Flow, Rate
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class _Direction:
     """One direction of the link, shared by all connections."""
 
     def __init__(self, bits_per_second: float | Flow | None, delay_s: float) -> None:
-        self.way, self.delay_s = Way(lambda: monotonic() - BURST_S, bits_per_second, 0.0), delay_s
+        self.way, self.delay_s = Direction(lambda: monotonic() - BURST_S, bits_per_second, 0.0), delay_s
         passed = CHUNK_S * bits_per_second / 8 if isinstance(bits_per_second, float | int) else MOST_CHUNK_BYTES
         self.chunk_bytes = int(min(MOST_CHUNK_BYTES, max(SEGMENT_BYTES, passed)))
 

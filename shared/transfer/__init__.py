@@ -1,1 +1,1 @@
-"""Payloads in frames: sending them, receiving them, and asking again for what is missing."""
+"""Transfer of payloads in frames: send, receive, request missing blocks again."""

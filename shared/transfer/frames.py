@@ -1,11 +1,10 @@
-"""Frames: how a payload travels in pieces.
+"""Frame format: checksummed runs of a payload's blocks.
 
     F C <major> 0 | digest of the payload, 16 bytes | u32 first block | u32 blocks of the payload | u64 XXH3-64 | data
 
 The checksum covers the header before it and the data. A payload is counted in blocks of 1 KiB, of which a frame carries
-as many as the link and the broker bear: a transfer goes on when that number changes, and after either side restarted.
-The receiver asks for blocks and never for more than its window; what does not come is asked for again, so that frames
-themselves may be lost anywhere.
+as many as link and broker allow: a transfer survives a change of that number, and a restart of either side. The
+receiver requests blocks, at most a window of them; missing ones are requested again, so that any frame may be lost.
 """
 
 from __future__ import annotations
@@ -41,32 +40,27 @@ class Frame:
 
     @property
     def size(self) -> int:
-        """Its bytes on the wire."""
+        """Size on the wire in bytes."""
         return HEADER_BYTES + self.data.nbytes
 
 
 def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
-    """Return a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once.
-
-    Args:
-        transfer: Whose frame it is.
-        data: Its bytes.
-    """
+    """Encode a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once."""
     pieces = list(data)
     head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, start, transfer.blocks)
     return b"".join([head, _checksum(head, *pieces), *pieces])
 
 
 def is_frame(data: bytes) -> bool:
-    """Tell a frame from a message by its first two bytes."""
+    """Distinguish a frame from a message by its first two bytes."""
     return data[:2] == b"FC"
 
 
 def decode(data: bytes) -> Frame:
-    """Parse one frame; its data is a view.
+    """Decode one frame; its data is a view.
 
     Raises:
-        WireError: It is not a frame of our version, is too long, or its checksum does not hold.
+        WireError: It is not a frame of our version, is too long, or its checksum is wrong.
     """
     view = memoryview(data)
     if not HEADER_BYTES <= view.nbytes <= HEADER_BYTES + MAX_FRAME_BYTES:
@@ -92,57 +86,56 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
 
 
 def check(transfer: Transfer, *, limit: int, remedy: str = "") -> None:
-    """Refuse a transfer that nobody should allocate for.
+    """Refuse a transfer with implausible sizes, before memory is allocated.
 
     Args:
-        transfer: What is to come.
-        limit: Most bytes that are taken.
-        remedy: What to do where it is larger, for people.
+        limit: Most bytes of a payload.
+        remedy: Advice for a larger payload, for the error.
 
     Raises:
-        WireError: Its size is above `limit` bytes or its frames are not of a sane size.
+        WireError: Its size is above `limit` or its frame size is invalid.
     """
     if len(transfer.digest) != DIGEST_BYTES:
         raise WireError(f"digest of {len(transfer.digest)} bytes, {DIGEST_BYTES} are needed")
     if not 0 < transfer.size <= limit:
-        problem = f"payload of {transfer.size} bytes, at most {limit} are taken"
+        problem = f"payload of {transfer.size} bytes, the limit is {limit}"
         raise WireError(f"{problem}; {remedy}" if remedy else problem, reason="oversized")
     if not is_frame_size(transfer.frame_bytes):
         raise WireError(f"frames of {transfer.frame_bytes} bytes", reason="oversized")
 
 
 def is_frame_size(frame_bytes: int) -> bool:
-    """Tell whether frames may carry that much: whole blocks, and no more than anybody would allocate for."""
+    """Check that a frame payload is a whole number of blocks within the limits."""
     return BLOCK_BYTES <= frame_bytes <= MAX_FRAME_BYTES and frame_bytes % BLOCK_BYTES == 0
 
 
 def largest_frame(frame_bytes: int, max_payload_bytes: int) -> int:
-    """Return how much of a payload to put into a frame where messages may have `max_payload_bytes`."""
+    """Return the payload bytes per frame where messages may have `max_payload_bytes`."""
     room = (max_payload_bytes - HEADER_BYTES) // BLOCK_BYTES * BLOCK_BYTES
     return max(BLOCK_BYTES, min(frame_bytes, room))
 
 
 def pieces(want: Want, transfer: Transfer, most_bytes: int) -> list[tuple[int, int]]:
-    """Cut what is wanted into runs of blocks, a frame each, `MAX_WINDOW` of them at most.
+    """Cut requested blocks into runs, one per frame, at most `MAX_WINDOW` of them.
 
     Args:
-        want: What the receiver lacks.
-        most_bytes: What the sender can put into a frame.
+        want: The receiver's request.
+        most_bytes: The sender's limit of a frame.
 
     Raises:
-        WireError: The ranges are not ascending, or overlap, or are more than anybody asks for at once; or one names
-            what does not exist, or no frame may be of that size.
+        WireError: The ranges are not ascending, overlap, are too many or beyond the payload; or the frame size is
+            invalid.
     """
     if not is_frame_size(want.frame_bytes):
         raise WireError(f"frames of {want.frame_bytes} bytes are wanted", reason="shape")
     if len(want.ranges) > MAX_WINDOW:
         raise WireError(f"{len(want.ranges)} ranges are wanted, at most {MAX_WINDOW} are sent at once", reason="shape")
-    frame, asked = min(want.frame_bytes, most_bytes) // BLOCK_BYTES, 0
-    found: list[tuple[int, int]] = []
+    frame, end = min(want.frame_bytes, most_bytes) // BLOCK_BYTES, 0
+    runs: list[tuple[int, int]] = []
     for start, stop in want.ranges:
-        if not asked <= start < stop <= transfer.blocks:
-            raise WireError(f"blocks {start} to {stop} of {transfer.blocks}, after {asked}", reason="shape")
-        starts = range(start, stop, frame)[: MAX_WINDOW - len(found)]
-        found.extend((begin, min(begin + frame, stop)) for begin in starts)
-        asked = stop
-    return found
+        if not end <= start < stop <= transfer.blocks:
+            raise WireError(f"blocks {start} to {stop} of {transfer.blocks}, after {end}", reason="shape")
+        starts = range(start, stop, frame)[: MAX_WINDOW - len(runs)]
+        runs.extend((begin, min(begin + frame, stop)) for begin in starts)
+        end = stop
+    return runs

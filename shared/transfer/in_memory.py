@@ -1,6 +1,6 @@
-"""Received payload in memory: a step's features or its gradient, which would cost a disk a write a step.
+"""Received payload in memory, for features and gradients: a file would cost a disk write per step.
 
-What should outlive its process goes to a file, see `to_file`.
+For payloads that should outlive their process, see `to_file`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from shared.protocol.messages import BLOCK_BYTES, Transfer
 
 
 class MemorySink:
-    """Where the blocks of one payload come together, in one piece of memory of its size.
-
-    Args:
-        transfer: What is to come; its size was checked.
+    """Sink for the blocks of one payload, in one buffer.
 
     Attributes:
         have: Blocks that an earlier process received: none.
@@ -27,15 +24,15 @@ class MemorySink:
         """Store a frame's bytes, from block `start` on.
 
         Args:
-            data: Whole blocks, but for the payload's last.
+            data: Whole blocks, except for the payload's last.
         """
         offset = start * BLOCK_BYTES
         self._data[offset : offset + data.nbytes] = data
 
-    def whole(self) -> memoryview:
-        """Return the payload, in memory that is the caller's from now on."""
+    def to_view(self) -> memoryview:
+        """Return the payload; the caller owns its memory."""
         return memoryview(self._data)
 
     def remove(self) -> None:
-        """Part with what has come; whoever holds the whole keeps it."""
+        """Drop the buffer; views of it stay valid."""
         self._data = bytearray()

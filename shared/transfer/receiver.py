@@ -1,9 +1,9 @@
-"""Receive a payload: what to ask for next, how long to wait for it, and whether the whole is what was offered.
+"""Receive a payload: request blocks, detect timeouts, verify the digest.
 
-One engine for whatever is received: a model, an update, features, a gradient, from one sender or from many that share
-a budget. It does no IO: frames and the time are inputs, a `Want` that it returns is to be sent. Bytes go into a sink,
-a file (`to_file`) or memory (`in_memory`). The sender may put as much of the next payload behind its header, unasked,
-as `room` says; the rest is asked for. What does not come within the link's patience is asked for anew.
+One engine for models, updates, features and gradients, from one sender or from many that share a budget. It does no
+IO: frames and the time are inputs, and the caller sends the returned `Want`. Bytes go into a sink, a file (`to_file`)
+or memory (`in_memory`). The sender may send as much of the next payload unrequested as `room` allows; the remaining
+blocks are requested, and requested again after a timeout.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from shared.transfer.pace import Pace
 
 FIRST_WINDOW = 1
 EXPECTED_WINDOWS = 4
-"""Of one sender, asked for and not come, that are remembered."""
+"""Windows of one sender, requested and not yet received, that are remembered."""
 
 ON_ITS_WAY_S = 1.5
-"""For so long a wish for frames may have been under way itself, when its receiver says something that crosses it."""
+"""Longest time for which a request may be in transit when a message of its receiver crosses it."""
 
 
 class Sink(Protocol):
-    """Where the blocks of one payload come together."""
+    """Destination of one payload's blocks."""
 
     @property
     def have(self) -> bytes:
-        """A byte a block, 1 where an earlier process has received it; empty for nothing."""
+        """One byte per block, 1 if an earlier process received it; empty for none."""
 
     def put(self, start: int, data: memoryview) -> None:
         """Store a frame's bytes, from block `start` on."""
 
-    def whole(self) -> memoryview:
-        """Return the payload, once every block is here."""
+    def to_view(self) -> memoryview:
+        """Return the payload, once every block has arrived."""
 
     def remove(self) -> None:
-        """Part with what has come."""
+        """Drop what has been received."""
 
 
 S = TypeVar("S", bound=Sink)
 
-_LACKING, _ASKED, _HERE = 0, 1, 2
+_MISSING, _REQUESTED, _RECEIVED = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How payloads are received.
+    """Limits of receiving payloads.
 
     Attributes:
-        window: Most frames of one sender under way.
-        patience_s: Least seconds without a frame after which what is under way counts as lost.
-        limit: Largest payload that is taken, in bytes.
-        frame_bytes: Most bytes of payload that a frame is asked for with.
-        budget: Most frames of all senders together under way; each has two all the same.
-        attempts: How often a payload is fetched whose digest does not hold.
+        window: Most frames of one sender in flight.
+        patience_s: Shortest timeout in seconds after which requested frames count as lost.
+        limit: Largest accepted payload in bytes.
+        frame_bytes: Most payload bytes per requested frame.
+        budget: Most frames of all senders together in flight; each sender has at least two.
+        attempts: How often a payload with a wrong digest is fetched.
     """
 
     window: int
@@ -69,21 +69,21 @@ class Policy:
     budget: int = MAX_WINDOW
     attempts: int = 3
 
-    def expected(self) -> Expected:
-        """Return the account of a sender of whom nothing was asked yet; windows may overlap while it is away."""
-        return Expected(EXPECTED_WINDOWS * self.window * self.frame_bytes)
+    def new_allowance(self) -> Allowance:
+        """Return a new sender's allowance; windows may overlap while a sender is offline."""
+        return Allowance(EXPECTED_WINDOWS * self.window * self.frame_bytes)
 
     def share(self, senders: int) -> int:
-        """Return the frames that each of so many senders may have under way."""
+        """Return the window of each of `senders` senders."""
         return max(2, min(self.window, self.budget // max(1, senders)))
 
     def pace(self, now: float, frame_bytes: int = MAX_FRAME_BYTES, *, small: bool = True) -> Pace:
-        """Return the pace of a sender of whom nothing has come yet.
+        """Return the pace of a sender from which nothing has arrived yet.
 
         Args:
-            now: Seconds.
-            frame_bytes: What the sender puts into a frame at most.
-            small: Ask for small frames first: a broker hangs up on a client whose frame outlasts the keep-alive.
+            now: Monotonic seconds.
+            frame_bytes: The sender's largest frame.
+            small: Start with small frames: a broker disconnects a client whose frame outlasts the keep-alive interval.
         """
         pace = Pace(self.patience_s, now, min(self.frame_bytes, frame_bytes))
         if small:
@@ -92,23 +92,20 @@ class Policy:
 
 
 class Receiver(Generic[S]):
-    """One payload on its way here.
+    """One incoming payload.
 
     Args:
-        transfer: What is to come.
-        sink: Makes the place where it goes, or finds the one that an earlier process made; called again for a payload
-            that came damaged.
-        policy: How it is received.
-        pace: How fast frames come from this sender; may outlive the payload, so that the next begins as this ended.
-        now: Seconds.
-        pushed: Blocks of it that come unasked.
+        sink: Creates the sink, or reopens that of an earlier process; called again for a payload that arrived damaged.
+        pace: Pace of this sender; may outlive the payload, so that the next transfer starts with it.
+        now: Monotonic seconds.
+        pushed: Blocks that arrive unrequested.
 
     Attributes:
-        bytes_received: On the wire, with what came twice or damaged.
+        bytes_received: Bytes on the wire, including repeated and damaged frames.
 
     Raises:
-        WireError: It is too large, or makes no sense; no place was made for it.
-        OSError: The sink could not be made.
+        WireError: It is too large or invalid; no sink was created.
+        OSError: The sink could not be created.
     """
 
     def __init__(
@@ -136,28 +133,28 @@ class Receiver(Generic[S]):
 
     @property
     def complete(self) -> bool:
-        """Whether every block is here."""
+        """All blocks have arrived."""
         return self._assembly.complete
 
     @property
     def lacking(self) -> int:
-        """Blocks that are not here yet."""
+        """Number of missing blocks."""
         return self._assembly.lacking
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it came damaged as often as is tried."""
+        """All attempts produced a wrong digest."""
         return self._damaged >= self._policy.attempts
 
     def take(self, frame: Frame, now: float) -> bool:
-        """Store a frame; tell whether anything in it was new. A frame of another payload is passed over.
+        """Store a frame; return whether anything in it was new. Frames of other payloads are ignored.
 
         Raises:
-            WireError: It does not fit; its bytes count all the same.
-            OSError: The sink does not take it.
+            WireError: It does not fit; its bytes are counted nevertheless.
+            OSError: The sink cannot store it.
         """
         if frame.digest != self.transfer.digest:
-            self.pace.passed(frame.data.nbytes)
+            self.pace.note_size(frame.data.nbytes)
             return False
         self.bytes_received += frame.size
         start, stop = self._assembly.span(frame)
@@ -165,54 +162,54 @@ class Receiver(Generic[S]):
             return False
         self.sink.put(start, frame.data)
         self._assembly.accept(frame)
-        self.pace.heard(now, frame.data.nbytes)
+        self.pace.note_frame(now, frame.data.nbytes)
         self._flows = True
         return True
 
     def want(self, window: int = MAX_WINDOW) -> Want | None:
-        """Return what to ask for now, with at most `window` frames under way; None for nothing yet."""
+        """Return the next request, with at most `window` frames in flight; None for nothing yet."""
         frame_bytes = min(self.pace.frame_bytes, self.transfer.frame_bytes)
         ranges = self._assembly.ask(self.pace.window(min(window, self._policy.window)), frame_bytes)
         return Want(digest=self.transfer.digest, frame_bytes=frame_bytes, ranges=ranges) if ranges else None
 
-    def left_s(self, now: float) -> float:
-        """Return the seconds until what is under way counts as lost; 0 if it does."""
-        return self.pace.left_s(now)
+    def remaining_s(self, now: float) -> float:
+        """Return the seconds until requested frames count as lost; 0 if they do."""
+        return self.pace.remaining_s(now)
 
-    def gave_up(self, now: float) -> None:
-        """Take what was under way for lost, after a silence: `want` asks for it anew, in smaller frames if need be."""
-        self.pace.gave_up(now)
+    def time_out(self, now: float) -> None:
+        """Treat requested frames as lost after a timeout: `want` requests them again, in smaller frames if needed."""
+        self.pace.time_out(now)
         self._forget()
 
-    def offered_again(self, pushed: int, now: float) -> None:
-        """Note that the sender has said anew what it has: what was under way is lost, and so many blocks come again.
+    def note_new_offer(self, pushed: int, now: float) -> None:
+        """Note that the sender has repeated its offer: frames in flight are lost, and it sends `pushed` blocks again.
 
-        One that pushes nothing has only waited long for an answer. Where frames come meanwhile, nothing is lost: asked
-        for again, they would all come twice over a link that is slow, not broken.
+        A sender that pushes nothing has only waited long for an answer. While frames arrive, nothing is lost: requested
+        again, they would all come twice over a link that is slow, not broken.
         """
-        if pushed <= 0 and self._flows and self.left_s(now):
+        if pushed <= 0 and self._flows and self.remaining_s(now):
             return
         self.lost(now)
         if pushed > 0:
             self._assembly.expect(pushed)
 
-    def waited_for(self, now: float) -> None:
-        """Note that the sender has said anew what it has, and pushes nothing.
+    def note_waiting_sender(self, now: float) -> None:
+        """Note that the sender has repeated its offer without pushing blocks.
 
-        It sends in order, so that whatever it was asked for a while ago went before that word: where nothing of it is
-        here, nothing will come. A little is asked for then, as often as it says so.
+        It sends in order, so frames that it was asked for a while ago would have arrived before that message: if none
+        did, none will. Then a little is requested, each time it repeats the offer.
         """
         if self.pace.silent_s(now) >= ON_ITS_WAY_S and not self._flows:
             self.pace.doubt(now)
             self._forget()
 
     def lost(self, now: float) -> None:
-        """Note that the sender is back from an outage: what was under way is lost."""
-        self.pace.asked_anew(now)
+        """Note that the sender is back from an outage: frames in flight are lost."""
+        self.pace.note_outage(now)
         self._forget()
 
     def reroute(self, pace: Pace) -> None:
-        """Go on with what lacks at another pace: it comes another way, and what was under way is lost."""
+        """Continue at another pace by another route; frames in flight are lost."""
         pace.limit(self.pace.ceiling)
         self.pace = pace
         self._forget()
@@ -222,71 +219,70 @@ class Receiver(Generic[S]):
         self._flows = False
 
     def finish(self) -> memoryview:
-        """Return the whole payload, as its sink holds it.
+        """Verify and return the whole payload, as its sink holds it.
 
         Raises:
-            WireError: Its digest does not hold; nothing of it is kept. Unless that is hopeless, all lacks again.
-            OSError: The sink cannot be read, or not be made anew.
+            WireError: Its digest is wrong, so it is dropped. Unless that is hopeless, all blocks are missing again.
+            OSError: The sink cannot be read, or not be created again.
         """
-        whole = self.sink.whole()
-        if payload.digest([whole]) == self.transfer.digest:
-            return whole
+        content = self.sink.to_view()
+        if payload.digest([content]) == self.transfer.digest:
+            return content
         self.sink.remove()
         self._damaged += 1
         if not self.is_hopeless:
             self._begin()
-        raise WireError("digest of the whole does not hold", reason="digest")
+        raise WireError("digest of the whole payload is wrong", reason="digest")
 
 
 class Assembly:
-    """What of one transfer has come, what was asked for, and what to ask for next. Knows no bytes and no time.
+    """Block states of one transfer: missing, requested, received. Knows neither bytes nor time.
 
     Args:
-        transfer: What is to come.
-        have: A byte a block, 1 where an earlier process has received it; empty for nothing.
+        have: One byte per block, 1 if an earlier process received it; empty for none.
     """
 
     def __init__(self, transfer: Transfer, have: bytes = b"") -> None:
         self.transfer = transfer
         self._blocks = bytearray(have.replace(b"\1", b"\2")) or bytearray(transfer.blocks)
-        self.lacking = self._blocks.count(_LACKING)
+        self.lacking = self._blocks.count(_MISSING)
         self._asked = self._next = 0
         self._window = FIRST_WINDOW
 
     @property
     def complete(self) -> bool:
-        """Whether every block has come."""
+        """All blocks have arrived."""
         return self.lacking == 0
 
     def expect(self, stop: int) -> None:
-        """Note that the blocks before `stop` are under way unasked; to be said before anything was asked for.
+        """Note that the blocks before `stop` arrive unrequested; call it before any request.
 
-        Whoever is sent so much needs no first window: its sender knows the link.
+        The window starts at its maximum then: a sender that pushes blocks knows the link.
         """
         stop = min(stop, self.transfer.blocks)
-        lacking = self._blocks.count(_LACKING, 0, stop)
-        self._blocks[:stop] = self._blocks[:stop].replace(bytes([_LACKING]), bytes([_ASKED]))
+        lacking = self._blocks.count(_MISSING, 0, stop)
+        self._blocks[:stop] = self._blocks[:stop].replace(bytes([_MISSING]), bytes([_REQUESTED]))
         self._asked, self._next, self._window = self._asked + lacking, stop, MAX_WINDOW
 
     def accept(self, frame: Frame) -> bool:
-        """Note a frame; tell whether anything in it is new.
+        """Note a frame; return whether anything in it is new.
 
         Raises:
             WireError: It does not fit the transfer.
         """
         start, stop = self.span(frame)
-        new = stop - start - self._blocks.count(_HERE, start, stop)
-        self._asked -= self._blocks.count(_ASKED, start, stop)
-        self._blocks[start:stop] = bytes([_HERE]) * (stop - start)
+        new = stop - start - self._blocks.count(_RECEIVED, start, stop)
+        self._asked -= self._blocks.count(_REQUESTED, start, stop)
+        self._blocks[start:stop] = bytes([_RECEIVED]) * (stop - start)
         self.lacking -= new
         return new > 0
 
     def holds(self, start: int, stop: int) -> bool:
-        """Tell whether every one of these blocks has come."""
-        return self._blocks.count(_HERE, start, stop) == stop - start
+        """Check whether all of these blocks have arrived."""
+        return self._blocks.count(_RECEIVED, start, stop) == stop - start
 
     def span(self, frame: Frame) -> tuple[int, int]:
-        """Return the blocks that a frame carries.
+        """Return the range of blocks that a frame carries.
 
         Raises:
             WireError: It does not fit the transfer.
@@ -300,13 +296,13 @@ class Assembly:
         return frame.start, stop
 
     def ask(self, window: int, frame_bytes: int) -> list[tuple[int, int]]:
-        """Return ranges of blocks to ask for now: none while more than half a window is under way.
+        """Return ranges of blocks to request now: none while more than half a window is in flight.
 
-        The first windows are small, so that little is sent twice where a link turns out to be slow or broken.
+        The first windows are small, so that little is sent twice if a link turns out to be slow or broken.
 
         Args:
-            window: Most frames under way.
-            frame_bytes: Bytes of payload in a frame.
+            window: Most frames in flight.
+            frame_bytes: Payload bytes per frame.
         """
         frame = frame_bytes // BLOCK_BYTES
         window = min(window, self._window) * frame
@@ -315,56 +311,56 @@ class Assembly:
             return []
         self._window = min(2 * self._window, MAX_WINDOW)
         ranges: list[tuple[int, int]] = []
-        while room > 0 and len(ranges) < MAX_WINDOW and (start := self._blocks.find(_LACKING, self._next)) >= 0:
+        while room > 0 and len(ranges) < MAX_WINDOW and (start := self._blocks.find(_MISSING, self._next)) >= 0:
             end, stop = self._run_end(start, room), start + room
             if stop < end:
-                stop -= stop % frame  # so that devices on one transmission ask for the same frames
+                stop -= stop % frame  # so that devices on one transmission request the same frames
             if stop <= start:
                 break
             stop = min(stop, end)
-            self._blocks[start:stop] = bytes([_ASKED]) * (stop - start)
+            self._blocks[start:stop] = bytes([_REQUESTED]) * (stop - start)
             self._asked += stop - start
             self._next, room = stop, room - (stop - start)
             ranges.append((start, stop))
         return ranges
 
     def _run_end(self, start: int, room: int) -> int:
-        """Return where the blocks that lack from `start` on end, looking no further than needed."""
+        """Return the end of the run of missing blocks from `start` on, looking no further than needed."""
         limit = min(start + room + 1, len(self._blocks))
-        ends = [self._blocks.find(state, start, limit) for state in (_ASKED, _HERE)]
+        ends = [self._blocks.find(state, start, limit) for state in (_REQUESTED, _RECEIVED)]
         return min((end for end in ends if end >= 0), default=limit)
 
     def forget(self) -> None:
-        """Take everything asked for as lost; the next `ask` starts at the first block that lacks."""
-        self._blocks = self._blocks.replace(bytes([_ASKED]), bytes([_LACKING]))
+        """Treat all requested blocks as lost; the next `ask` starts at the first missing block."""
+        self._blocks = self._blocks.replace(bytes([_REQUESTED]), bytes([_MISSING]))
         self._asked, self._next, self._window = 0, 0, FIRST_WINDOW
 
 
-class Expected:
-    """Bytes that one sender was asked for, or told to send unasked, and that have not come.
+class Allowance:
+    """Flood allowance of one sender: bytes requested from it, or granted unrequested, and not yet received.
 
-    What comes within them is no flood, also where it is of no use: a sender that connects anew is asked again for what
-    may be under way, and a payload may be past before it is here.
+    Traffic within it is no flood, even if it is useless: a sender that reconnects is asked again for blocks that may be
+    in flight, and a payload may be obsolete before it arrives.
 
     Args:
-        most: Bytes; more are not remembered.
+        most: Upper limit in bytes.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self._left = most, 0
 
     def ask(self, *ranges: tuple[int, int]) -> None:
-        """Note that these blocks may come."""
+        """Add blocks that may come."""
         blocks = sum(stop - start for start, stop in ranges)
         self._left = min(self._most, self._left + blocks * BLOCK_BYTES)
 
     def take(self, size: int) -> bool:
-        """Count bytes that came; tell whether any were expected."""
+        """Count received bytes; return whether any were expected."""
         is_expected = self._left > 0
         self._left = max(0, self._left - size)
         return is_expected
 
 
 def room(pace: Pace, window: int) -> Room:
-    """Return what of the next payload may come unasked: as much as `window` frames and the link's pace allow."""
+    """Return the credit for unrequested blocks of the next payload: `window` frames, if the link's pace allows."""
     return Room(blocks=pace.room(window) * (pace.frame_bytes // BLOCK_BYTES), frame_bytes=pace.frame_bytes)

@@ -1,7 +1,7 @@
-"""Send a payload: frames cut from where its bytes lie, when a receiver asks for them or has room for them unasked.
+"""Send a payload: cut frames on request, or unrequested within the receiver's credit.
 
-One engine for whatever is sent: a model, an update, features, a gradient. It does no IO and keeps no state: what it
-returns is to be published in order, and what does not arrive will be asked for again.
+One engine for models, updates, features and gradients. It does no IO and has no state: the caller publishes the
+returned frames in order, and the receiver requests lost ones again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shared.transfer.frames import MAX_WINDOW
 
 
 class Source(Protocol):
-    """Where the bytes of a payload lie: `payload.Scattered`, over memory or the view of a file."""
+    """Bytes of a payload: `payload.Scattered`, over memory or a view of a file."""
 
     def read(self, offset: int, length: int) -> Iterable[memoryview]:
-        """Return views that together are `length` bytes from `offset`, fewer where the end comes first."""
+        """Return views of `length` bytes from `offset` in all, fewer at the end."""
 
 
 @dataclass(frozen=True)
 class Sender:
-    """A payload that receivers may ask for; frames are cut from the source itself, one at a time.
+    """A payload that receivers may request; frames are cut from the source itself, one at a time.
 
     Attributes:
-        transfer: What receivers are told: digest, size, and the largest frame that goes out.
-        source: The bytes, in place.
+        transfer: Description for receivers: digest, size, and the largest frame.
+        source: The bytes, not copied.
     """
 
     transfer: Transfer
@@ -39,48 +39,48 @@ class Sender:
 
     @classmethod
     def of_parts(cls, parts: Sequence[memoryview], frame_bytes: int) -> Sender:
-        """Return a payload ready to be sent; its bytes are not copied, and must stay as they are.
+        """Make a sender of a payload's parts, which are not copied and must not change.
 
         Args:
             parts: The payload, in order.
-            frame_bytes: What of it to put into a frame at most.
+            frame_bytes: Most payload bytes per frame.
         """
         source = Scattered(parts)
         return cls(Transfer(digest=payload.digest(parts), size=source.size, frame_bytes=frame_bytes), source)
 
     def largest_frame(self, max_payload_bytes: int) -> int:
-        """Return how much of the payload goes into a frame where one message may have `max_payload_bytes`."""
+        """Return the payload bytes per frame where messages may have `max_payload_bytes`."""
         return frames.largest_frame(self.transfer.frame_bytes, max_payload_bytes)
 
     def pieces(self, want: Want, max_payload_bytes: int) -> list[tuple[int, int]]:
-        """Return the runs of blocks that are asked for, a frame each.
+        """Cut a request into runs of blocks, one per frame.
 
         Args:
-            max_payload_bytes: What one message may carry now.
+            max_payload_bytes: Current limit of one message.
 
         Raises:
-            WireError: It asks for what does not exist.
+            WireError: The request is invalid.
         """
         return frames.pieces(want, self.transfer, self.largest_frame(max_payload_bytes))
 
     def frame(self, start: int, stop: int) -> bytes:
-        """Return the frame of the blocks from `start` to `stop`."""
+        """Encode the frame of the blocks from `start` to `stop`."""
         data = self.source.read(start * BLOCK_BYTES, (stop - start) * BLOCK_BYTES)
         return frames.encode(self.transfer, start, data)
 
     def answer(self, want: Want, max_payload_bytes: int) -> Iterator[bytes]:
-        """Return the frames that are asked for, cut one at a time.
+        """Yield the requested frames, cut one at a time.
 
         Args:
-            max_payload_bytes: What one message may carry now.
+            max_payload_bytes: Current limit of one message.
 
         Raises:
-            WireError: It asks for what does not exist.
+            WireError: The request is invalid.
         """
         return self._cut(self.pieces(want, max_payload_bytes))
 
-    def unasked(self, room: Room, max_payload_bytes: int) -> list[tuple[int, int]]:
-        """Return the runs of blocks that go unasked into a receiver's room, a frame each, from the first block on."""
+    def plan_push(self, room: Room, max_payload_bytes: int) -> list[tuple[int, int]]:
+        """Cut the blocks that fit into the receiver's credit into runs, one per frame, from the first block on."""
         blocks = min(room.blocks, self.transfer.blocks)
         if blocks <= 0 or not frames.is_frame_size(room.frame_bytes):
             return []
@@ -88,8 +88,8 @@ class Sender:
         return self.pieces(want, max_payload_bytes)
 
     def push(self, room: Room, max_payload_bytes: int) -> tuple[int, Iterator[bytes]]:
-        """Return how many blocks go unasked into a receiver's room, and their frames."""
-        pieces = self.unasked(room, max_payload_bytes)
+        """Return the number of blocks sent unrequested within the receiver's credit, and their frames."""
+        pieces = self.plan_push(room, max_payload_bytes)
         return pieces[-1][1] if pieces else 0, self._cut(pieces)
 
     def _cut(self, pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -98,9 +98,9 @@ class Sender:
 
 
 class WaitingPieces:
-    """Pieces that wait to be sent to one receiver: at most a window of them, and none that overlap.
+    """Queue of pieces for one receiver: at most a window, without overlaps.
 
-    A receiver that asks for blocks anew, in frames of another size, takes the place of its earlier wish.
+    A new request in frames of another size replaces overlapping pieces of an earlier one.
     """
 
     def __init__(self) -> None:
@@ -108,41 +108,41 @@ class WaitingPieces:
         self._stops: dict[int, int] = {}
 
     def add(self, start: int, stop: int) -> bool:
-        """Let a piece wait, if there is room; tell whether others were taken out for it."""
+        """Queue a piece if there is room; return whether it replaced others."""
         first = bisect_left(self._starts, start)
         if first and self._stops[self._starts[first - 1]] > start:
             first -= 1
         last = bisect_left(self._starts, stop, lo=first)
-        gone = self._starts[first:last]
-        if not gone and len(self._starts) >= MAX_WINDOW:
+        replaced = self._starts[first:last]
+        if not replaced and len(self._starts) >= MAX_WINDOW:
             return False
-        for each in gone:
+        for each in replaced:
             del self._stops[each]
         self._starts[first:last] = [start]
         self._stops[start] = stop
-        return gone not in ([], [start])
+        return replaced not in ([], [start])
 
     def pop(self, start: int) -> int:
-        """Take out the piece that begins there; return where it ends."""
+        """Remove the piece that begins at `start`; return its end."""
         self._starts.remove(start)
         return self._stops.pop(start)
 
     def take(self) -> list[tuple[int, int]]:
-        """Take out all, in order."""
+        """Remove and return all pieces, in order."""
         pieces = [(start, self._stops[start]) for start in self._starts]
         self.clear()
         return pieces
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all pieces."""
         self._starts, self._stops = [], {}
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate where pieces begin, in order."""
+        """Iterate over the pieces' starts, in order."""
         return iter(self._starts)
 
     def __contains__(self, start: int) -> bool:
-        """Tell whether a piece that begins there waits."""
+        """Check whether a piece that begins at `start` is queued."""
         return start in self._stops
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Transport interface: publish and subscribe by topic; the one seam to any network."""
+"""Transport interface: publish and subscribe by topic; all networking goes through it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Annotated, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shared.transport.tls import Tls, placed_tls
+from shared.transport.tls import Tls, resolve_tls_paths
 
 Delivery: TypeAlias = tuple[str, bytes]
 """Topic and payload."""
 
 UInt16: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 16)]
-"""What MQTT and TCP write in 16 bits, and is not zero."""
+"""Nonzero 16-bit value of MQTT and TCP."""
 
 ENTRY_BYTES = 1 << 10
-"""What a delivery takes in memory besides its payload, roughly."""
+"""Approximate memory of a delivery besides its payload."""
 
 
 class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The MQTT broker and how to log in to it.
 
     Attributes:
-        host: Its name or address.
+        host: Host name or address.
         port: Usually 1883, and 8883 with TLS.
         version: 5, or 3 for MQTT 3.1.1; 5 falls back to 3 if the broker does not support it.
         keepalive_s: Longest time without a message after which the broker closes the connection.
@@ -48,26 +48,26 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls: Tls | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a password of nobody."""
+        """Refuse a password without a user."""
         if self.password_file and not self.user:
-            raise ValueError("password_file stands without user: add who it is the password of")
+            raise ValueError("password_file is set without user: add the user name")
 
     @property
     def has_account(self) -> bool:
-        """Whether the broker knows us by name, and may take a second connection of ours for the first one's end."""
+        """The broker can identify us, and may take a second connection with our id for the end of the first."""
         return bool(self.user or (self.tls and self.tls.cert))
 
 
-def placed_broker(broker: Broker, folder: Path) -> Broker:
-    """Return a broker with the paths in it taken from the folder of the file that it stands in."""
+def resolve_broker_paths(broker: Broker, folder: Path) -> Broker:
+    """Resolve a broker's relative paths against the folder of its configuration file."""
     password_file = str(folder / broker.password_file) if broker.password_file else ""
-    tls = placed_tls(broker.tls, folder) if broker.tls else None
+    tls = resolve_tls_paths(broker.tls, folder) if broker.tls else None
     return msgspec.structs.replace(broker, password_file=password_file, tls=tls)
 
 
 @dataclass(frozen=True)
 class Login:
-    """By what a broker that wants to know it knows a client."""
+    """User name and password for a broker."""
 
     user: str
     password: str = field(repr=False)
@@ -75,7 +75,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Presence:
-    """What a session says of itself, retained, when it begins and when it dies."""
+    """Retained messages of a session: birth when it begins, will when it dies."""
 
     topic: str
     birth: bytes
@@ -83,10 +83,10 @@ class Presence:
 
 
 class Inbox:
-    """What arrived for one subscription, in order. Waiting for the next delivery may be cancelled without loss.
+    """Deliveries of one subscription, in order. Waiting for the next one may be cancelled without loss.
 
     Args:
-        most_bytes: What may wait here; more is dropped. None for no bound.
+        most_bytes: Limit of the queue; further deliveries are dropped. None for no limit.
     """
 
     def __init__(self, *, most_bytes: int | None = None) -> None:
@@ -100,27 +100,27 @@ class Inbox:
             self._bytes += size
             self._queue.put_nowait(delivery)
 
-    def _took(self, delivery: Delivery) -> Delivery:
+    def _release(self, delivery: Delivery) -> Delivery:
         self._bytes -= len(delivery[1]) + ENTRY_BYTES
         return delivery
 
     def divert(self, take: Callable[[Delivery], None]) -> None:
-        """Hand what is here, and whatever comes from now on, to a function at once."""
-        for delivery in self.taken():
+        """Pass queued and all future deliveries to a function at once."""
+        for delivery in self.drain():
             take(delivery)
         self.put = take
 
-    def taken(self) -> Iterator[Delivery]:
-        """Take what is here, without waiting for more."""
+    def drain(self) -> Iterator[Delivery]:
+        """Yield queued deliveries without waiting."""
         while not self._queue.empty():
-            yield self._took(self._queue.get_nowait())
+            yield self._release(self._queue.get_nowait())
 
     def __aiter__(self) -> Inbox:
         return self
 
     async def __anext__(self) -> Delivery:
-        """Wait for the next delivery; it never ends."""
-        return self._took(await self._queue.get())
+        """Wait for the next delivery; iteration never ends."""
+        return self._release(await self._queue.get())
 
 
 class Transport(Protocol):
@@ -128,27 +128,27 @@ class Transport(Protocol):
 
     @property
     def max_payload_bytes(self) -> int:
-        """What one publication may carry now; it may change with every connection and every refusal."""
+        """Current limit of one publication; may change with every connection and refusal."""
         ...
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        """Hand over one payload.
+        """Publish one payload.
 
         Args:
-            payload: What; an empty retained payload removes what was retained.
+            payload: An empty retained payload removes the retained message.
             retain: Whether later subscribers get it too.
-            assured: At least once if true; if false it may be lost, for frames whose loss the receiver repairs.
+            assured: At least once if true; if false it may be lost, for frames that receivers request again.
 
         Raises:
-            TooLarge: More than `max_payload_bytes`; nothing was sent, the connection stands.
+            TooLarge: More than `max_payload_bytes`; nothing was sent, the connection stays open.
             Unreachable: Not accepted; the caller keeps it and tries again later.
         """
         ...
 
     def subscribe(self, *patterns: str) -> AbstractAsyncContextManager[Inbox]:
-        """Open a subscription; iterate deliveries in order until the block is left.
+        """Subscribe while the block lasts; iterate over deliveries in order.
 
-        It outlives the connection: after a reconnect it is renewed. Where the patterns of one client overlap, a
-        delivery may come once for each.
+        The subscription is renewed after a reconnect. Where patterns of one client overlap, a delivery may come once
+        for each.
         """
         ...

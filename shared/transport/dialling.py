@@ -1,7 +1,7 @@
-"""A blocking call to connect, on a thread of its own, that a cancelled caller leaves behind.
+"""Run a blocking connect call on its own thread, which a cancelled caller can abandon.
 
-`asyncio.run` ends by waiting for what runs in its own threads: a name that no server resolves would hold up the end of
-a process for a minute.
+`asyncio.run` waits at its end for its own threads: a name that no server resolves would delay the end of a process by
+a minute.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from contextlib import suppress
 from shared.errors import Unreachable
 
 
-async def dialled(dial: Callable[[], object], hang_up: Callable[[], object]) -> None:
-    """Run `dial` on a thread of its own; when the caller is cancelled, the thread hangs up what it still reaches.
+async def dial_in_thread(dial: Callable[[], object], hang_up: Callable[[], object]) -> None:
+    """Run `dial` on its own thread; if the caller is cancelled, the thread calls `hang_up` after connecting.
 
     Raises:
-        OSError: As `dial` does.
-        ValueError: As `dial` does.
-        Unreachable: As `dial` does.
+        OSError: From `dial`.
+        ValueError: From `dial`.
+        Unreachable: From `dial`.
     """
     loop, abandoned = asyncio.get_running_loop(), threading.Event()
     done: asyncio.Future[None] = loop.create_future()
 
     def work() -> None:
-        error: Exception | None = RuntimeError("connecting failed in a way nobody expects; see the thread's traceback")
+        error: Exception | None = RuntimeError("connecting failed unexpectedly; see the thread's traceback")
         try:
             dial()
             error = None
@@ -36,7 +36,7 @@ async def dialled(dial: Callable[[], object], hang_up: Callable[[], object]) -> 
             if abandoned.is_set():
                 hang_up()
             else:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with suppress(RuntimeError):  # the loop is closed: nobody waits
                     loop.call_soon_threadsafe(_settle, done, error)
 
     threading.Thread(target=work, name="dial", daemon=True).start()

@@ -1,7 +1,7 @@
-"""A name and password for brokers that ask for these; read anew for every connection, so that a new one is taken.
+"""User name and password for a broker, read again for every connection.
 
-Between a site's own broker and devices certificates do this, see `tls`. A password in a file and not in the
-configuration: that one may be shown, copied and asked about.
+Between a site's own broker and devices, certificates replace them, see `tls`. The password has its own file because
+the configuration may be shown and copied.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from pathlib import Path
 
 from shared.errors import Unreachable
 from shared.transport.base import Broker, Login
-from shared.transport.tls import find_openness
+from shared.transport.tls import check_file_mode
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 16
-"""Of a password, as MQTT writes it."""
+"""Longest password in MQTT."""
 
 
-def login_of(broker: Broker) -> Login | None:
-    """Return by what a broker knows us besides certificates; None where it asks for nothing.
+def read_login(broker: Broker) -> Login | None:
+    """Read the login of a broker; None where it needs none.
 
     Raises:
-        Unreachable: The password cannot be read; it may be there the next time.
+        Unreachable: The password cannot be read; it may be readable later.
     """
     if not broker.user:
         return None
@@ -33,7 +33,7 @@ def login_of(broker: Broker) -> Login | None:
     try:
         with path.open("rb") as file:
             lines = file.read(MOST_BYTES).decode("utf-8-sig").splitlines()
-        if too_open := find_openness(path):
+        if too_open := check_file_mode(path):
             log.warning("password_file: %s", too_open)
     except (OSError, UnicodeDecodeError) as error:
         raise Unreachable(f"password_file: {path}: {error}; put the password there") from error

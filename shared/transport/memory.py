@@ -1,4 +1,4 @@
-"""A broker in a dict: the transport of replay, and the twin of MQTT in tests."""
+"""In-memory broker with MQTT semantics, for replay and tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shared.transport.packet_limit import MOST_BYTES
 
 
 class MemoryTransport:
-    """Topic semantics of MQTT (wildcards, retained messages), no network; one instance is shared by all sides.
+    """Topic semantics of MQTT (wildcards, retained messages) without a network; one instance is shared by all clients.
 
-    What it costs to publish grows with who listens to that topic, not with the fleet.
+    The cost of publishing grows with the subscribers of that topic, not with the fleet.
     """
 
     max_payload_bytes = MOST_BYTES
@@ -26,7 +26,7 @@ class MemoryTransport:
         self._away: dict[str, Inbox] = {}
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
-        del assured  # nothing is ever lost here
+        del assured  # nothing is ever lost
         if retain and payload:
             self._retained[topic] = payload
         elif retain:
@@ -35,7 +35,7 @@ class MemoryTransport:
             inbox.put((topic, payload))
 
     def listening(self, topic: str) -> list[Inbox]:
-        """Return who hears what is published on a topic now, each once."""
+        """Return the inboxes that a topic is delivered to, each once."""
         inboxes = [*self._exact.get(topic, ())]
         for last in (parse_channel(topic), ANY, ALL_BELOW):
             inboxes += [inbox for pattern, inbox in self._filters.get(last, ()) if matches(pattern, topic)]
@@ -44,7 +44,7 @@ class MemoryTransport:
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
         inbox = Inbox()
-        for topic in dict.fromkeys(name for pattern in patterns for name in self._kept(pattern)):
+        for topic in dict.fromkeys(name for pattern in patterns for name in self._retained_topics(pattern)):
             inbox.put((topic, self._retained[topic]))
         for pattern in patterns:
             self._hand_over(pattern, inbox)
@@ -63,19 +63,19 @@ class MemoryTransport:
                     self._forget(pattern, inbox)
 
     def keep(self, topic: str) -> None:
-        """Keep what comes on a topic for who subscribes to it next, as a broker does for a session that is away."""
+        """Queue a topic's messages for its next subscriber, like a broker for an offline session."""
         if topic not in self._away:
             self._away[topic] = Inbox()
             self._exact[topic].append(self._away[topic])
 
     def _hand_over(self, topic: str, inbox: Inbox) -> None:
-        if kept := self._away.pop(topic, None):
-            self._forget(topic, kept)
-            for delivery in kept.taken():
+        if stored := self._away.pop(topic, None):
+            self._forget(topic, stored)
+            for delivery in stored.drain():
                 inbox.put(delivery)
 
-    def _kept(self, pattern: str) -> Iterator[str]:
-        """Return the topics of retained messages that a pattern takes."""
+    def _retained_topics(self, pattern: str) -> Iterator[str]:
+        """Return the topics of retained messages that match a pattern."""
         if _is_filter(pattern):
             return (topic for topic in self._retained if matches(pattern, topic))
         return iter([pattern] if pattern in self._retained else [])

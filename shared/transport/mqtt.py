@@ -1,9 +1,9 @@
 """MQTT transport: publish, subscribe, and reconnect with exponential back-off.
 
-What the protocol needs is in our own messages; of MQTT it takes topics, QoS 0 and 1, retained messages and the will,
-so that MQTT 5 and 3.1.1 serve alike.
+The protocol's own messages do most of the work; of MQTT it needs topics, QoS 0 and 1, retained messages and the will,
+so MQTT 5 and 3.1.1 both serve.
 
-It connects again soon after a broker's restart, seldom to one that throws us out, never in step with others.
+It reconnects soon after a broker's restart, seldom to a broker that disconnects us, never in step with others.
 Exponential back-off with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015,
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/): sleep = random between 0 and
 min(cap, base * 2^attempt). Here an attempt that connects counts as failed too, unless the connection lasts.
@@ -49,50 +49,51 @@ from shared.transport.tcp_info import Traffic
 
 FIRST_S, LAST_S = 0.5, 30.0
 STEADY_S = 5.0
-"""A connection that lasted this long was a success; two clients of one id throw each other out much sooner."""
+"""A longer connection counts as a success; two clients with one id disconnect each other much sooner."""
 
 log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 HEAL_S = 1.0
-"""Between a false word about our presence and our own."""
+"""Delay between a false status of ours and its correction."""
 
 GOODBYE_S = 2.0
 MOST_TOPICS = 1024
 MOST_WAITING_BYTES = 256 << 20
-"""Of one subscription; what is more is dropped, as a broker drops what it cannot deliver."""
+"""Queue limit of one subscription; further messages are dropped, as a broker drops what it cannot deliver."""
 
 ONE_EACH = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
 BRIEF = 2
-"""So many connections in a row that the broker closed soon: brokers that say nothing part two clients of one id so."""
+"""Brief connections in a row that suggest a second client with our id, if the broker gives no reason."""
 
 
 def longest_wait(before_s: float, *, anew: bool) -> float:
-    """Return the upper end of the next wait.
+    """Return the upper limit of the next wait.
 
     Args:
-        before_s: The upper end of the wait before, 0 at first.
-        anew: Whether there was a connection since then that lasted, or whose end has a cause that is mended now.
+        before_s: Upper limit of the previous wait, 0 at first.
+        anew: Whether a connection has lasted since then, or ended for a cause that is corrected now.
     """
     return FIRST_S if anew else min(LAST_S, max(FIRST_S, 2 * before_s))
 
 
 @dataclass
 class MqttTransport:
-    """One client id. Use it as `async with MqttTransport(...).running() as transport`.
+    """MQTT client with one client id. Use it as `async with MqttTransport(...).running() as transport`.
 
     Attributes:
-        client_id: The MQTT client id; its session outlives the connection.
-        presence: Called for every session; gives its birth and its will.
-        connect_s: How long the broker may take to accept us.
-        steady_s: A connection that lasts this long makes the waits before further attempts short again.
+        client_id: MQTT client id; its session outlives the connection.
+        presence: Called for every session; returns its birth and its will.
+        connect_s: Timeout of the broker's acceptance.
+        steady_s: A connection of this duration resets the waits before further attempts.
         connected: Set while there is a connection.
-        most_packet_bytes: The longest packet that is taken.
-        admits: Tells whether a large payload may come in on a topic now.
-        closed: Topics of which nothing is taken, as bytes: what is still on its way when they are left costs little.
-        connections: How often the broker has accepted us.
-        connection: The one in use; None while there is none.
-        dates: Tells whether this machine's clock may judge the dates of certificates.
-        probe: When, and where, it is tried whether the broker still delivers.
+        most_packet_bytes: The longest accepted packet.
+        admits: Decides whether a large payload may come in on a topic now.
+        closed: Topics whose messages are dropped unread, as bytes: so messages in transit cost little after they are
+            left.
+        connections: Number of accepted connections.
+        connection: The current one; None while there is none.
+        dates: Returns whether to check certificate dates by this machine's clock.
+        probe: Timing and topic of the delivery probe.
     """
 
     broker: Broker
@@ -110,13 +111,13 @@ class MqttTransport:
     dates: Callable[[], bool] = lambda: True
     probe: SessionProbe = field(default_factory=SessionProbe)
     _inboxes: list[tuple[tuple[str, ...], Inbox]] = field(default_factory=list)
-    _heard_by: dict[str, list[Inbox]] = field(default_factory=dict)
-    _left: set[str] = field(default_factory=set)
-    _born: Presence | None = None
+    _inbox_cache: dict[str, list[Inbox]] = field(default_factory=dict)
+    _ended_topics: set[str] = field(default_factory=set)
+    _presence: Presence | None = None
     _speaks_3: bool = False
     _discards_session: bool = False
     _limit: Limit = field(default_factory=Limit)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -124,7 +125,7 @@ class MqttTransport:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[MqttTransport]:
-        """Keep connected while the block lasts; then say goodbye with the will's own words."""
+        """Stay connected while the block lasts; then publish the will as a goodbye."""
         async with background(self._keep_connected(), self._keep_present(), self._probe_session()):
             try:
                 yield self
@@ -132,36 +133,34 @@ class MqttTransport:
                 await self._say_goodbye()
 
     async def _say_goodbye(self) -> None:
-        if not self._born or not self.connection:
+        if not self._presence or not self.connection:
             return
         try:
             async with backports.timeout(GOODBYE_S):
-                await self.publish(self._born.topic, self._born.will, retain=True)
+                await self.publish(self._presence.topic, self._presence.will, retain=True)
         except (Unreachable, TimeoutError):
             log.debug("no broker to say goodbye to")
 
     async def _keep_present(self) -> None:
-        """Say anew that we are here where the broker retains another word of us: a false death, or none at all.
+        """Publish our birth again where the broker retains another status of ours: a false death, or none at all.
 
-        What comes in a short while is waited for, since a session's own birth follows whatever was retained before it.
+        It waits a short while first, since a session's own birth follows whatever was retained before it.
         """
         await self.connected.wait()
-        if not self._born:
+        if not self._presence:
             return
-        async with self.subscribe(self._born.topic) as inbox:
-            async for _, word in inbox:
+        async with self.subscribe(self._presence.topic) as inbox:
+            async for _, status in inbox:
                 await asyncio.sleep(HEAL_S)
-                last = [word, *(word for _, word in inbox.taken())][-1]
-                if last == self._born.birth or not self.connected.is_set():
+                last = [status, *(status for _, status in inbox.drain())][-1]
+                if last == self._presence.birth or not self.connected.is_set():
                     continue
-                self._tell_once(
-                    "presence", "somebody else speaks in our name to the broker: saying anew that we are here"
-                )
+                self._tell_once("presence", "another client publishes our status: publishing our own again")
                 with suppress(Unreachable):
-                    await self.publish(self._born.topic, self._born.birth, retain=True)
+                    await self.publish(self._presence.topic, self._presence.birth, retain=True)
 
     async def _probe_session(self) -> None:
-        """Begin another session where the broker delivers nothing to this one; see `session_probe`."""
+        """Start a new session if the broker delivers nothing to this one; see `session_probe`."""
         if not self.probe.topic and not self.presence:
             return
         async with AsyncExitStack() as stack:
@@ -179,7 +178,7 @@ class MqttTransport:
     async def _publish_probe(self) -> None:
         if self.probe.topic:
             await self.publish(self.probe.topic, b"?")
-        elif born := self._born:
+        elif born := self._presence:
             await self.publish(born.topic, born.birth, retain=True)
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
@@ -187,29 +186,29 @@ class MqttTransport:
         if connection is None:
             raise Unreachable(f"not connected to {self.broker.host}:{self.broker.port}")
         if len(payload) > most:
-            error = TooLarge(f"{len(payload)} bytes for {topic}, and this broker takes {most} (its max_packet_size)")
-            if assured:  # a frame is cut anew; a message cannot be
+            error = TooLarge(f"{len(payload)} bytes for {topic}, but this broker takes {most} (its max_packet_size)")
+            if assured:  # a frame can be cut smaller; a message cannot
                 self._tell_once(topic, str(error))
             raise error
         if not assured:
             await connection.room(len(payload))
         if answer := connection.send(topic, payload, qos=int(assured), retain=retain):
-            reasons = await connection.settled(answer)
-            if self._refused("publishing to", [topic], reasons):
+            reasons = await connection.wait_answer(answer)
+            if self._report_refusals("publishing to", [topic], reasons):
                 raise Unreachable(f"the broker denies publishing to {topic}: {reasons[0]}")
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
         entry = (patterns, Inbox(most_bytes=MOST_WAITING_BYTES))
         self._inboxes.append(entry)
-        self._heard_by.clear()
+        self._inbox_cache.clear()
         try:
             if self.connection:  # else all are renewed on connecting
                 await self._tell_broker(self.connection, list(patterns))
             yield entry[1]
         finally:
             self._inboxes.remove(entry)
-            self._heard_by.clear()
+            self._inbox_cache.clear()
             self._leave(set(patterns))
 
     def _patterns(self) -> set[str]:
@@ -217,58 +216,58 @@ class MqttTransport:
 
     async def _tell_broker(self, connection: Connection, patterns: list[str]) -> None:
         try:
-            await self._open(connection, patterns)
+            await self._request_subscriptions(connection, patterns)
         except Unreachable as error:
             log.debug("subscriptions are renewed on reconnecting: %s", error)
 
-    async def _open(self, connection: Connection, patterns: list[str]) -> None:
-        self._refused("subscribing to", patterns, await connection.settled(connection.subscribe(patterns)))
+    async def _request_subscriptions(self, connection: Connection, patterns: list[str]) -> None:
+        self._report_refusals("subscribing to", patterns, await connection.wait_answer(connection.subscribe(patterns)))
 
     def _leave(self, patterns: set[str]) -> None:
-        """End subscriptions that no inbox has any more. Nobody waits for the answer: what still comes finds no inbox.
+        """Unsubscribe from topics without an inbox, without waiting for the answer: later deliveries find no inbox.
 
-        The broker's session outlives the connection, so what it has not confirmed is told again on the next one.
+        The broker's session outlives the connection, so an unconfirmed request is repeated on the next one.
         """
-        gone = patterns - self._patterns()
-        self._left |= gone
-        if not gone or not self.connection:
+        ended = patterns - self._patterns()
+        self._ended_topics |= ended
+        if not ended or not self.connection:
             return
         try:
-            answer = self.connection.unsubscribe(sorted(gone))
+            answer = self.connection.unsubscribe(sorted(ended))
         except Unreachable as error:
-            log.debug("told again on reconnecting: %s", error)
+            log.debug("unsubscribing is repeated on reconnecting: %s", error)
         else:
-            answer.add_done_callback(lambda _: self._left.difference_update(gone))
+            answer.add_done_callback(lambda _: self._ended_topics.difference_update(ended))
 
     async def _keep_connected(self) -> None:
-        """Connect, and connect again; say so once a state, wait longer each time, never in step with others."""
+        """Connect and reconnect; log each state once, wait longer each time, never in step with others."""
         loop, jitter = asyncio.get_running_loop(), Random()  # noqa: S311 - spreads reconnects
-        longest_s, told, brief = 0.0, False, 0
+        longest_s, is_reported, brief = 0.0, False, 0
         place = f"{self.broker.host}:{self.broker.port}"
         while True:
             anew, before = False, self.connections
             try:
                 async with self._connect() as connection:
                     log.info("connected broker=%s:%s client=%s", self.broker.host, self.broker.port, self.client_id)
-                    since, told = loop.time(), False
+                    since, is_reported = loop.time(), False
                     reason = await connection.lost
                     self._discards_session |= connection.is_unreadable
                     is_mended = self.learn_from_end(connection, reason) or reason == STUCK
                     anew = is_mended or loop.time() - since >= self.steady_s
-                lasted_s, told = loop.time() - since, True
+                lasted_s, is_reported = loop.time() - since, True
                 log.warning("lost the broker at %s after %.1f s (%s), trying again", place, lasted_s, reason)
             except Unreachable as error:
                 reason = str(error)
                 if isinstance(error, Untrusted):
                     self._tell_once(reason, f"no broker at {place}: {reason}")
-                elif not told:
-                    log.warning("no broker at %s (%s), trying again until there is one", place, reason)
-                told = True
+                elif not is_reported:
+                    log.warning("no broker at %s (%s), retrying until there is one", place, reason)
+                is_reported = True
             self._fall_back(reason)
             brief = brief + 1 if self.connections > before and not anew else 0
             longest_s = longest_wait(longest_s, anew=anew)
             if reason == TAKEN_OVER:
-                longest_s = LAST_S  # to connect is to throw the other one out
+                longest_s = LAST_S  # connecting disconnects the other one
                 self._tell_once(TAKEN_OVER, f"another client is connected as {self.client_id}: {ONE_EACH}")
             elif brief >= BRIEF:
                 how = f"the broker has closed {brief} connections in a row soon after they were made"
@@ -281,9 +280,9 @@ class MqttTransport:
     async def _connect(self) -> AsyncIterator[Connection]:
         if self._discards_session:
             await self._discard_session()
-        self._born = born = self.presence() if self.presence else None
+        self._presence = born = self.presence() if self.presence else None
         incoming = Incoming(self._take, self.traffic, self._admit, self.most_packet_bytes, self.closed)
-        connection = Connection(self._spoken(), self.client_id, born, incoming, dates=self.dates())
+        connection = Connection(self._effective_broker(), self.client_id, born, incoming, dates=self.dates())
         try:
             await connection.open(self.connect_s)
             self.connections += 1
@@ -292,7 +291,7 @@ class MqttTransport:
             if born:
                 try:
                     await self.publish(born.topic, born.birth, retain=True)
-                except Unreachable:  # if the broker refuses it, the rest may still work
+                except Unreachable:  # if the broker refuses it, the other topics may still work
                     if connection.lost.done():
                         raise
             self.connected.set()
@@ -303,8 +302,8 @@ class MqttTransport:
             connection.close()
 
     async def _discard_session(self) -> None:
-        """Let the broker forget our session: connect once as a client that wants none."""
-        broker = msgspec.structs.replace(self._spoken(), session_expiry_s=0)
+        """Make the broker forget our session: connect once as a client without one."""
+        broker = msgspec.structs.replace(self._effective_broker(), session_expiry_s=0)
         connection = Connection(broker, self.client_id, None, Incoming(lambda *_: None, Traffic()), dates=self.dates())
         try:
             await connection.open(self.connect_s)
@@ -314,36 +313,36 @@ class MqttTransport:
             connection.close()
 
     async def _renew(self, connection: Connection) -> None:
-        """Tell the broker which subscriptions are open and which are not; from then on the connection is in use."""
+        """Renew all subscriptions on a new connection, then put it into use."""
         renewed: set[str] = set()
-        while missing := sorted(self._patterns() - renewed):  # some may be opened while we wait
-            await self._open(connection, missing)
+        while missing := sorted(self._patterns() - renewed):  # some may be added meanwhile
+            await self._request_subscriptions(connection, missing)
             renewed.update(missing)
         self.connection = connection
-        self._leave(self._left)
+        self._leave(self._ended_topics)
 
     def _take(self, topic: str, payload: bytes) -> None:
-        inboxes = self._listening(topic)
+        inboxes = self._find_inboxes(topic)
         for inbox in inboxes:
             inbox.put((topic, payload))
-        if not inboxes and self.connection and topic not in self._left:
-            # An earlier process of ours, killed before it could unsubscribe. Not now: this is the client's callback.
+        if not inboxes and self.connection and topic not in self._ended_topics:
+            # An earlier process was killed before it could unsubscribe. Not now: this is the client's callback.
             asyncio.get_running_loop().call_soon(self._leave, {topic})
 
     def _admit(self, topic: str, size: int) -> bool:
         return self.admits(topic, size)
 
-    def _listening(self, topic: str) -> list[Inbox]:
-        """Return who hears a topic; remembered, since the same come again and again."""
-        if (found := self._heard_by.get(topic)) is None:
-            if len(self._heard_by) >= MOST_TOPICS:
-                self._heard_by.clear()
-            hears = (inbox for patterns, inbox in self._inboxes if any(matches(one, topic) for one in patterns))
-            self._heard_by[topic] = found = list(hears)
-        return found
+    def _find_inboxes(self, topic: str) -> list[Inbox]:
+        """Return the inboxes of a topic; cached, since topics recur."""
+        if (inboxes := self._inbox_cache.get(topic)) is None:
+            if len(self._inbox_cache) >= MOST_TOPICS:
+                self._inbox_cache.clear()
+            hears = (inbox for patterns, inbox in self._inboxes if any(matches(pattern, topic) for pattern in patterns))
+            self._inbox_cache[topic] = inboxes = list(hears)
+        return inboxes
 
-    def _refused(self, deed: str, topics: list[str], reasons: list[str]) -> bool:
-        """Tell whether the broker refused any of it; say so once each."""
+    def _report_refusals(self, deed: str, topics: list[str], reasons: list[str]) -> bool:
+        """Report each refusal once; return whether there was any."""
         for topic, reason in zip(topics, reasons, strict=False):
             if reason:
                 what = f"{deed} {topic}"
@@ -353,38 +352,38 @@ class MqttTransport:
         return any(reasons)
 
     def _tell_once(self, about: str, message: str) -> None:
-        """Log what an operator must mend, however often it is met."""
-        if about not in self._told:
-            self._told.add(about)
+        """Log a problem for the operator, once per subject."""
+        if about not in self._reported:
+            self._reported.add(about)
             log.error("%s", message)
 
     def learn_from_end(self, connection: Connection, reason: str) -> bool:
-        """Take smaller payloads if the broker seems to have closed the connection because of a large one."""
+        """Reduce the payload limit if the broker seems to have closed the connection because of a large one."""
         carried = connection.carried
         limit = apply_delivery(self._limit, carried.acknowledged)
         if reason == PACKET_TOO_LARGE:
             limit = apply_refusal(limit, carried.doubtful)
-        elif reason not in (SILENT, STUCK):  # a link that died, and a broker that hangs, refuse nothing
+        elif reason not in (SILENT, STUCK):  # a dead link and a hanging broker refuse nothing
             limit = apply_connection_end(limit, carried.doubtful)
         before, self._limit = self._limit, limit
         if is_smaller := limit.payload_bytes < before.payload_bytes:
             size = carried.doubtful
-            log.warning("this broker seems to refuse %d bytes at once, going on with %d", size, limit.payload_bytes)
+            log.warning("this broker seems to refuse %d bytes at once, continuing with %d", size, limit.payload_bytes)
         return is_smaller
 
     def _fall_back(self, reason: str) -> None:
-        """Speak 3.1.1 where the broker knows nothing newer.
+        """Switch to MQTT 3.1.1 if the broker does not support 5.
 
-        One that cannot even parse MQTT 5 is silent or hangs up, as does one for another reason: after either the
-        versions take turns.
+        A broker that cannot parse MQTT 5 is silent or hangs up, but so is one with another problem: then the versions
+        alternate.
         """
         if self.broker.version != MQTT_5:
             return
         if "nsupported protocol version" in reason and not self._speaks_3:
-            log.warning("this broker has no MQTT 5, going on with 3.1.1")
+            log.warning("this broker does not support MQTT 5, continuing with 3.1.1")
             self._speaks_3 = True
         elif NO_ANSWER in reason or HUNG_UP in reason:
             self._speaks_3 = not self._speaks_3
 
-    def _spoken(self) -> Broker:
+    def _effective_broker(self) -> Broker:
         return msgspec.structs.replace(self.broker, version=3) if self._speaks_3 else self.broker

@@ -1,15 +1,15 @@
-"""The paho client with bounds: what may not come in passes by without being held, and many packets are read at once.
+"""paho client with size limits: oversized packets are skipped unread, small ones read in batches.
 
-A packet that is too large is read and thrown away: it is acknowledged, and never handed on. To hang up would not help,
-since the broker repeats what was not acknowledged, and what it retains, on every new connection. MQTT 5 could announce
-the largest packet (`MaximumPacketSize`), but mosquitto then keeps each larger QoS 1 message in one of the session's
+A packet that is too large is read and dropped: acknowledged, but never delivered. Disconnecting would not help, since
+the broker repeats unacknowledged and retained messages on every new connection. MQTT 5 could announce the largest
+packet (`MaximumPacketSize`), but mosquitto then keeps each larger QoS 1 message in one of the session's
 `max_inflight_messages` slots for ever: once all are occupied, nothing is delivered any more.
 
-The properties of a received PUBLISH are dropped unread. The protocol has no use for them, and what the broker accepts
-and paho refuses to parse, such as U+FEFF in a user property, would end every connection on which it is repeated.
+The properties of a received PUBLISH are dropped unread. The protocol does not need them, and properties that the broker
+accepts and paho refuses to parse, such as U+FEFF in a user property, would end every connection that repeats them.
 
-What is still on its way on a topic that nobody here listens to any more is dropped packet by packet before paho makes
-a message of each, which takes some thirty times as long: else a flood outlasts the end of its subscription by seconds.
+Packets in transit on a topic that was left are dropped before paho makes messages of them, which takes some thirty
+times as long: else a flood would outlast its subscription by seconds.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from shared.transport.tls import handshake
 log = logging.getLogger(__name__)
 
 Admits: TypeAlias = Callable[[str, int], bool]
-"""Tells whether a payload of about so many bytes may come in on a topic."""
+"""Decides whether a payload of about so many bytes may come in on a topic."""
 
 LEAST_BYTES = 1 << 16
-"""Of packets that are asked about; a shorter one costs less than the question."""
+"""Smaller packets are accepted without asking `Admits`: it would cost more than the packet."""
 KEPT_BYTES = 1 << 10
-"""Of a packet that passes by, behind its topic: its number and its properties, as far as they are read."""
+"""Part of a skipped packet, after its topic, that is retained: its number and properties, as far as they are read."""
 CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
-"""What is read ahead of its turn: of small packets, and behind a large one, where another is likely, whose bytes are
-better received where they are to lie."""
+"""Read-ahead sizes: for small packets, and after a large one, where another is likely, whose bytes should be received
+directly into their place."""
 DECRYPTED_BYTES = 1 << 18
-"""Of TLS's records, 16 KiB each at most, that are taken in one go: as much as is still in the processor's cache when
-it is copied to where it is to lie."""
+"""Most bytes of TLS records, 16 KiB each at most, decrypted in one go: as much as stays in the processor's cache until
+it is copied."""
 PUBLISH, KIND = 0x30, 0xF0
 UNCONFIRMED = 0xF6
-"""Of a packet's first byte: its kind, and which quality of service; QoS 0 asks for no answer."""
+"""Mask of a packet's first byte: its kind and quality of service; QoS 0 needs no answer."""
 LENGTH_BYTES = 4
-"""In which MQTT writes a packet's length at most."""
+"""Longest encoding of a packet's length in MQTT."""
 CONFIRMED, RETAINED = 0x06, 0x01
-"""Bits of PUBLISH's first byte: QoS above 0, and whether the broker had retained the message."""
+"""Bits of PUBLISH's first byte: QoS above 0, and a retained message."""
 MOST_NAMED = 64
-"""Topics of packets that were not taken, of which each is named once."""
+"""Topics of skipped packets that are logged, each once."""
 
 
 def strip_properties(packet: bytearray, at: int, *, with_payload: bool) -> None:
     """Remove the properties of a PUBLISH of MQTT 5 in place.
 
     Args:
-        packet: What follows the fixed header.
-        at: Where the length of the properties stands.
-        with_payload: Whether the payload stays.
+        packet: Everything after the fixed header.
+        at: Offset of the properties' length.
+        with_payload: Whether to preserve the payload.
 
     Raises:
         IndexError: The packet ends within that length.
@@ -76,18 +76,18 @@ def strip_properties(packet: bytearray, at: int, *, with_payload: bool) -> None:
 
 
 class BoundedClient(mqtt.Client):
-    """A client that holds at most `most_bytes` of one packet, and nothing of one that is not admitted.
+    """Client that buffers at most `most_bytes` of one packet, and nothing of one that is not admitted.
 
     Attributes:
-        most_bytes: Of a packet, without the 2 to 5 bytes before its topic.
-        admits: Asked about larger packets.
-        reads_ahead: Tells whether what came may be read before its turn: a message's own time is not told then.
-        closed: Topics of which nothing is taken, as bytes.
-        passed_by: Packets that were not taken.
-        is_unreadable: Whether a PUBLISH came that makes no sense; the broker will repeat it in this session.
-        read_bytes: Of all packets, as far as they were read.
-        trouble: What TLS met, of which paho says nothing.
-        secured: The socket under TLS; None without.
+        most_bytes: Limit of a packet, without the 2 to 5 bytes before its topic.
+        admits: Consulted for larger packets.
+        reads_ahead: Returns whether to read ahead; it must not where arrival times of messages are measured.
+        closed: Topics whose messages are dropped, as bytes.
+        passed_by: Number of skipped packets.
+        is_unreadable: Whether a malformed PUBLISH came; the broker will repeat it in this session.
+        read_bytes: Bytes read of all packets.
+        trouble: TLS error, which paho does not report.
+        secured: The TLS socket; None without TLS.
         read_waits_for_room: Whether TLS must write before it can read on.
         write_waits_for_bytes: Whether TLS must read before it can write on.
     """
@@ -116,40 +116,40 @@ class BoundedClient(mqtt.Client):
         super().__init__(*arguments, **options)
 
     def secure(self, context: ssl.SSLContext, server_name: str, patience_s: float) -> None:
-        """Speak TLS from the next connection on.
+        """Use TLS from the next connection on.
 
         Args:
-            context: By what the broker and we know each other.
-            server_name: What the broker's certificate must be for.
-            patience_s: Seconds that the handshake may take.
+            context: Trust and certificates.
+            server_name: Expected name in the broker's certificate.
+            patience_s: Timeout of the handshake in seconds.
         """
         self.tls_set_context(context)
         self._server_name, self._patience_s = server_name, patience_s
 
     def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
-        assert self._ssl_context, "paho asks for this under TLS alone"
+        assert self._ssl_context, "paho calls this only with TLS"
         self.secured = handshake(self._ssl_context, tcp_sock, self._server_name, self._patience_s)
         return self.secured
 
     @property
     def has_more(self) -> bool:
-        """Whether something was read, or decrypted, that is not handled yet."""
+        """Bytes were read, or decrypted, that are not handled yet."""
         return len(self._ahead) > 0 or bool(self.secured and self.secured.pending())
 
     @property
     def is_within(self) -> bool:
-        """Whether a packet has begun to come and has not come whole."""
+        """A packet has arrived in part."""
         return bool(self._in_packet["command"])
 
     @property
     def is_passing(self) -> bool:
-        """Whether the packet that is being read, or handed on, is not taken."""
+        """The current packet is being skipped."""
         return bool(self._in_packet["remaining_length"] > self.most_bytes) or self._is_admitted is False
 
     def note_life(self) -> None:
-        """Count what is no packet as a sign of life, such as bytes that arrived at the other end's kernel.
+        """Count an indirect sign of life, such as bytes acknowledged by the peer's kernel.
 
-        On a slow link the question whether somebody is there waits behind frames of minutes; it waits anew from now.
+        On a slow link a ping waits behind frames of minutes; its timeout restarts now.
         """
         with self._msgtime_mutex:
             self._last_bytes_received = now = mqtt.time_func()
@@ -157,7 +157,7 @@ class BoundedClient(mqtt.Client):
             self._ping_t = now
 
     def _sock_recv(self, bufsize: int) -> bytes | memoryview:  # type: ignore[override]  # both do
-        """Receive bytes of a packet; paho asks for all that it lacks, and keeps what it is given."""
+        """Receive bytes of a packet; paho asks for all that are missing, and keeps what it gets."""
         packet = self._in_packet
         is_large = packet["remaining_length"] > LEAST_BYTES
         if not packet["have_remaining"]:
@@ -183,51 +183,51 @@ class BoundedClient(mqtt.Client):
         if self.closed and not self._in_packet["command"]:
             self._drop_closed()
             if not self._ahead:
-                raise BlockingIOError  # paho's own sign that nothing more is there now
+                raise BlockingIOError  # paho's sign for "no more data now"
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return bytes(data)
 
     def _take(self, size: int) -> bytes | memoryview:
-        """Take what the socket has, at most `size` bytes; they may be overwritten when more is taken.
+        """Read from the socket, at most `size` bytes; the next read may overwrite them.
 
         Raises:
-            BlockingIOError: Nothing now.
+            BlockingIOError: No data now.
             OSError: The connection is lost.
         """
         return self._decrypt(self.secured, size) if self.secured else super()._sock_recv(size)
 
     def _decrypt(self, secured: ssl.SSLSocket, size: int) -> memoryview:
-        """Take record after record, which OpenSSL hands out one at a time, until there is no room or none is there."""
+        """Decrypt record after record, which OpenSSL returns one at a time, until `size` bytes or no record is left."""
         if self._met_behind:
             raise self._met_behind
         if not self._decrypted:
             self._decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.read_waits_for_room = False
-        room, taken = self._decrypted[:size], 0
+        room, count = self._decrypted[:size], 0
         try:
-            while taken < len(room) and (more := secured.recv_into(room[taken:])):
-                taken += more
+            while count < len(room) and (more := secured.recv_into(room[count:])):
+                count += more
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wanting:
             self.read_waits_for_room = isinstance(wanting, ssl.SSLWantWriteError)
-            if not taken:
+            if not count:
                 raise BlockingIOError from wanting
         except OSError as trouble:
-            self.trouble = self._met_behind = trouble  # told when what came before it is taken
-            if not taken:
+            self.trouble = self._met_behind = trouble  # raised after the data before it is consumed
+            if not count:
                 raise
-        return room[:taken]
+        return room[:count]
 
     def _packet_queue(self, command: int, packet: bytes | bytearray, *more: Any, **options: Any) -> MQTTErrorCode:
-        """Queue a packet; paho offers what is left of it to the socket again and again, which copies no view."""
+        """Queue a packet as a view: paho slices the unsent part again and again, which would copy bytes."""
         view: Any = memoryview(packet)
         return super()._packet_queue(command, view, *more, **options)
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
-        """Send what the socket takes. Of what TLS did not take, paho offers the same again, as OpenSSL demands."""
+        """Send what the socket accepts; with TLS, paho offers the same data again, as OpenSSL demands."""
         return self._encrypt(self.secured, memoryview(buf)) if self.secured else super()._sock_send(buf)
 
     def _encrypt(self, secured: ssl.SSLSocket, data: memoryview) -> int:
-        """Send record after record, which OpenSSL takes one at a time, until the socket takes no more."""
+        """Send record after record, which OpenSSL accepts one at a time, until the socket accepts no more."""
         self.write_waits_for_bytes, sent = False, 0
         try:
             while sent < len(data):
@@ -242,9 +242,9 @@ class BoundedClient(mqtt.Client):
         return sent
 
     def _drop_closed(self) -> None:
-        """Drop what lies whole at the head of what was read, is of a closed topic, and asks for no answer."""
+        """Drop complete QoS 0 packets of closed topics at the head of the read-ahead buffer."""
         chunk = self._ahead.obj
-        assert isinstance(chunk, bytes), "it is what the socket gave"
+        assert isinstance(chunk, bytes), "filled by _receive"
         start = at = len(chunk) - len(self._ahead)
         while at + 1 + LENGTH_BYTES < len(chunk) and chunk[at] & UNCONFIRMED == PUBLISH:
             size, body = chunk[at + 1] & 0x7F, at + 2
@@ -261,7 +261,7 @@ class BoundedClient(mqtt.Client):
         self._ahead = self._ahead[at - start :]
 
     def _admit(self, command: int, head: bytearray, size: int) -> bool | None:
-        """Tell whether a packet is taken, by its topic; None while that has not come whole."""
+        """Decide whether a packet is accepted, by its topic; None until the topic has arrived."""
         if command & KIND != PUBLISH:
             return True
         end = 2 + int.from_bytes(head[:2], "big")
@@ -282,7 +282,7 @@ class BoundedClient(mqtt.Client):
             raise
 
     def take_passed(self, topic: str) -> None:
-        """Count a packet that was not taken; log the first of each topic."""
+        """Count a skipped packet; log the first of each topic."""
         self.passed_by += 1
         if topic in self._named or len(self._named) >= MOST_NAMED:
             return
@@ -290,4 +290,4 @@ class BoundedClient(mqtt.Client):
         topic = printable(topic)
         size, is_retained = self._in_packet["remaining_length"], self._in_packet["command"] & RETAINED
         remedy = f"; the broker retains it: `mosquitto_pub -r -n -t {topic}` removes it" if is_retained else ""
-        log.warning("ignored a packet of %d bytes on %s: more than is taken there now%s", size, topic, remedy)
+        log.warning("ignored a packet of %d bytes on %s: above the current limit of that topic%s", size, topic, remedy)

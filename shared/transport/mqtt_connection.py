@@ -1,8 +1,8 @@
-"""One MQTT connection on the running event loop. The only file that knows the MQTT client.
+"""One MQTT connection on the asyncio event loop; the only user of the MQTT client.
 
-The client's own threads are not used: the loop reads when there is something to read. What is to be written is written
-at once, and only what the socket does not take waits for the loop. Under TLS a readable socket says little: what is
-decrypted already waits in no socket, and reading may have to wait for room to write, as writing for something to read.
+The client's own threads are not used: the loop reads when the socket is readable. Data are written at once, and only
+what the socket does not accept waits for the loop. With TLS a readable socket says little: decrypted data wait in no
+socket, and reading may have to wait for room to write, as writing for data to read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 from shared.errors import Unreachable
 from shared.runtime import backports
 from shared.transport.base import Broker, Presence
-from shared.transport.dialling import dialled
-from shared.transport.login import login_of
+from shared.transport.dialling import dial_in_thread
+from shared.transport.login import read_login
 from shared.transport.mqtt_client import Admits, BoundedClient
-from shared.transport.packet_limit import MOST_RECEIVED_BYTES, Carried
+from shared.transport.packet_limit import MOST_RECEIVED_BYTES, PayloadWatch
 from shared.transport.refusals import explain_hang_up, explain_refusal
 from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
@@ -35,26 +35,26 @@ from shared.transport.tls import context, explain
 
 MISC_S = 1.0
 BREATH, BREATH_BYTES = 64, 256 << 10
-"""Packets, and about as many bytes, that are handled before whatever else the process has to do gets its turn: what was
-read and waits takes memory, and a frame that is used at once is still in the processor's cache."""
+"""Packets, and about as many bytes, that are handled before the event loop gets its turn: unhandled data take memory,
+and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
 NO_ANSWER = "no answer"
 PACKET_TOO_LARGE, SILENT, TAKEN_OVER = "Packet too large", "Keep alive timeout", "Session taken over"
-UNREADABLE = "it sent a message that makes no sense"
+UNREADABLE = "it sent a malformed message"
 Message: TypeAlias = mqtt.MQTTMessage
 Take: TypeAlias = Callable[[str, bytes], None]
 Answer: TypeAlias = "asyncio.Future[list[str]]"
-"""For each thing asked why it was refused; the empty string where it was not."""
+"""Reason of refusal for each requested item; empty where it was accepted."""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """What becomes of what comes.
+    """Handlers and limits of incoming messages.
 
     Attributes:
-        traffic: Is told when something comes.
-        admits: Tells whether a large one may come in.
-        closed: Topics of which nothing is taken, as bytes.
+        traffic: Receives arrival times and counters.
+        admits: Decides whether a large message may come in.
+        closed: Topics whose messages are dropped, as bytes.
     """
 
     take: Take
@@ -68,13 +68,13 @@ class Connection:
     """A client id's connection, from CONNECT to its loss; a new one is made for every attempt.
 
     Attributes:
-        lost: Done when the connection is gone; why.
-        packet_bytes: Largest packet that the broker takes by its own word, None if it said nothing.
-        delivered: Messages that have come.
-        confirmed: Those of them of QoS 1.
-        carried: The large payloads that it carried.
-        unwritten: What waits to be written, or for the broker's answer.
-        waits_to_write: Whether the socket takes nothing more now.
+        lost: Done with the reason when the connection is lost.
+        packet_bytes: Largest packet announced by the broker; None if it announced none.
+        delivered: Number of received messages.
+        confirmed: Number of those with QoS 1.
+        carried: The large payloads sent on this connection.
+        unwritten: Messages that are not yet written, or not yet acknowledged.
+        waits_to_write: Whether the socket accepts no more data now.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Connection:
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self.packet_bytes: int | None = None
         self.delivered = self.confirmed = 0
-        self.carried, self.unwritten = Carried(), SendQueue()
+        self.carried, self.unwritten = PayloadWatch(), SendQueue()
         self._answers: dict[int, Answer] = {}
         self._misc: asyncio.TimerHandle | None = None
         self._dials = self._reads = self._wants_to_write = self.waits_to_write = False
@@ -115,11 +115,11 @@ class Connection:
         """Connect; return when the broker has accepted us.
 
         Raises:
-            Unreachable: It has not, and why.
+            Unreachable: It has not; the message has the reason.
         """
         self._dials = True
         try:
-            await dialled(lambda: self._dial(patience_s), self._hang_up)
+            await dial_in_thread(lambda: self._dial(patience_s), self._hang_up)
         except (OSError, ValueError) as error:
             tls, host = self._broker.tls, self._broker.host
             raise (explain(error, tls, host) if tls else Unreachable(str(error))) from error
@@ -127,8 +127,8 @@ class Connection:
         self._write()
         try:
             async with backports.timeout(patience_s):
-                waiting: set[asyncio.Future[Any]] = {self._accepted, self.lost}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                futures: set[asyncio.Future[Any]] = {self._accepted, self.lost}
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise Unreachable(f"{NO_ANSWER} within {patience_s:.0f} s") from None
         if not self._accepted.done():
@@ -137,7 +137,7 @@ class Connection:
         self.keep_alive()
 
     def _dial(self, patience_s: float) -> None:
-        """Connect, and ask to be accepted. Blocks, on a thread of its own: the loop keeps off the client until then."""
+        """Connect and send CONNECT. Blocks, on its own thread: the loop must not use the client meanwhile."""
         broker, client = self._broker, self.client
         extra: dict[str, Any] = {}
         if broker.version == MQTT_5:
@@ -145,7 +145,7 @@ class Connection:
             properties.SessionExpiryInterval = broker.session_expiry_s
             extra = {"clean_start": broker.session_expiry_s == 0, "properties": properties}
         try:
-            if login := login_of(broker):
+            if login := read_login(broker):
                 client.username_pw_set(login.user, login.password)
             if broker.tls:
                 client.secure(context(broker.tls, dates=self._dates), broker.tls.server_name or broker.host, patience_s)
@@ -154,22 +154,22 @@ class Connection:
             self._dials = False
 
     def _find_cause(self) -> Unreachable:
-        """Return why the connection ended before the broker accepted it."""
+        """Explain why the connection ended before the broker accepted it."""
         trouble, tls = self.client.trouble, self._broker.tls
         return explain(trouble, tls, self._broker.host) if trouble and tls else Unreachable(self.lost.result())
 
     def send(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> Answer | None:
-        """Queue a message; with QoS 1 return what is done when the broker has it.
+        """Queue a message; with QoS 1 return a future that is done when the broker has acknowledged it.
 
-        The first payload of a size that this connection has not carried yet goes with QoS 1 in any case: the answer
-        tells that the broker takes such.
+        The first payload of a size that this connection has not carried yet always goes with QoS 1: its acknowledgement
+        shows that the broker accepts that size.
 
         Args:
-            qos: 0 or 1.
+            qos: Quality of service, 0 or 1.
             retain: Whether the broker keeps it for later subscribers.
 
         Raises:
-            Unreachable: The connection is gone, or the payload too large for MQTT.
+            Unreachable: The connection is lost, or the payload too large for MQTT.
         """
         is_larger = self.carried.is_larger(len(payload))
         try:
@@ -185,62 +185,62 @@ class Connection:
         return self._answer(info.mid) if qos else None
 
     async def room(self, size: int) -> None:
-        """Wait until a frame of that many bytes may be queued behind what is not written yet.
+        """Wait until a frame of `size` bytes may be queued.
 
         Raises:
             Unreachable: The connection was lost first.
         """
         while (written := self.unwritten.room(size)) is not None:
-            waiting: set[asyncio.Future[Any]] = {written, self.lost}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            futures: set[asyncio.Future[Any]] = {written, self.lost}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if self.lost.done():
                 raise Unreachable("the connection was lost meanwhile")
 
     def subscribe(self, patterns: list[str]) -> Answer:
-        """Ask for subscriptions with QoS 1; return what is done when the broker has them."""
+        """Request subscriptions with QoS 1; return the future answer."""
         code, mid = self.client.subscribe([(pattern, 1) for pattern in patterns])
-        return self._asked(code, mid)
+        return self._register_answer(code, mid)
 
     def unsubscribe(self, patterns: list[str]) -> Answer:
-        """End subscriptions."""
+        """Request the end of subscriptions; return the future answer."""
         code, mid = self.client.unsubscribe(patterns)
-        return self._asked(code, mid)
+        return self._register_answer(code, mid)
 
-    async def settled(self, answer: Answer) -> list[str]:
-        """Wait for the broker's answer; return why it refused, for each thing asked.
+    async def wait_answer(self, answer: Answer) -> list[str]:
+        """Wait for the broker's answer; return the reason of refusal for each item.
 
         Raises:
-            Unreachable: The connection was lost first; whether the message arrived is not known.
+            Unreachable: The connection was lost first; whether the message arrived is unknown.
         """
-        waiting: set[asyncio.Future[Any]] = {answer, self.lost}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        futures: set[asyncio.Future[Any]] = {answer, self.lost}
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             raise Unreachable("the connection was lost meanwhile")
         return answer.result()
 
     @property
     def is_within(self) -> bool:
-        """Whether a packet has come in part."""
+        """A packet has arrived in part."""
         return self.client.is_within
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether the broker delivered what makes no sense; it would do so again in the same session."""
+        """The broker delivered a malformed message; it would repeat it in the same session."""
         return self.client.is_unreadable
 
     def break_off(self) -> None:
-        """End the connection as a process that is killed does: the broker publishes the will."""
+        """Drop the connection without DISCONNECT, as a killed process does: the broker publishes the will."""
         if sock := self.client.socket():
             with suppress(OSError):
                 cast("socket.socket", sock).shutdown(socket.SHUT_RDWR)
         self._lose("broken off")
 
     def end(self, reason: str) -> None:
-        """Give the connection up for a reason that `lost` states."""
+        """End the connection for a reason, which `lost` reports."""
         self._lose(reason)
 
     def close(self) -> None:
-        """End the connection, politely if it still stands."""
+        """Close the connection, with DISCONNECT if it is still open."""
         if self._misc:
             self._misc.cancel()
         if not self._dials:  # else the thread that dials hangs up
@@ -249,11 +249,11 @@ class Connection:
         self._lose("closed")
 
     def _hang_up(self) -> None:
-        """Say goodbye at once, if anybody answers."""
+        """Send DISCONNECT at once, on the dialling thread."""
         self.client.disconnect()
         self.client.loop_write()
 
-    def _asked(self, code: int, mid: int | None) -> Answer:
+    def _register_answer(self, code: int, mid: int | None) -> Answer:
         if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
             raise Unreachable(mqtt.error_string(MQTTErrorCode(code)))
         self._write()
@@ -269,7 +269,7 @@ class Connection:
             self.lost.set_result(reason)
 
     def keep_alive(self) -> None:
-        """Let the client keep the connection alive, and notice when it is not: nothing passes either way any more."""
+        """Let the client send pings and detect a dead connection."""
         counts = self._traffic.counts()
         if counts and (passed := (counts.acked_bytes, counts.received_bytes)) != self._passed:
             self._passed = passed
@@ -279,7 +279,7 @@ class Connection:
             self._misc = self._loop.call_later(MISC_S, self.keep_alive)
 
     def read(self) -> None:
-        """Handle what has come, a breath of it at a time."""
+        """Handle received data, a bounded number of packets at a time."""
         client = self.client
         until = client.read_bytes + BREATH_BYTES
         try:
@@ -295,7 +295,7 @@ class Connection:
             ValueError,
             IndexError,
             struct.error,
-        ) as error:  # the last two: of a packet that makes no sense
+        ) as error:  # the last two: malformed packets
             self._lose(UNREADABLE if self.client.is_unreadable else str(error))
         self._write()
 
@@ -304,7 +304,7 @@ class Connection:
             self.read()
 
     def _write(self) -> None:
-        """Write what waits; watch the socket only for what it does not take now."""
+        """Write queued data; watch the socket only for what it does not accept now."""
         if self._wants_to_write:
             try:
                 self.client.loop_write()
@@ -313,7 +313,7 @@ class Connection:
         self._watch()
 
     def _watch(self) -> None:
-        """Wait for room where something is to be written that waits for no reading, or where reading waits for it."""
+        """Watch for room to write, if data wait for it or if reading waits for it."""
         sock = self.client.socket()
         if not sock:
             return
@@ -325,7 +325,7 @@ class Connection:
             else:
                 self._loop.remove_writer(sock.fileno())
             self.waits_to_write = waits
-        if crossed and self._reads:  # it would be readable all the time
+        if crossed and self._reads:  # the socket would be readable all the time
             self._loop.remove_reader(sock.fileno())
             self._reads = False
 
@@ -338,17 +338,17 @@ class Connection:
 
     def _on_socket_open(self, _client: object, _data: object, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._traffic.opened(sock)
+        self._traffic.track(sock)
 
     def begin_reading(self) -> None:
-        """Read whatever comes from now on, unless the socket was closed meanwhile."""
+        """Read from now on, unless the socket was closed meanwhile."""
         sock = self.client.socket()
         if sock and sock.fileno() >= 0 and not self._reads:
             self._loop.add_reader(sock.fileno(), self.read)
             self._reads = True
 
     def _on_socket_close(self, _client: object, _data: object, sock: Any) -> None:
-        """Stop waiting for a socket; what was never waited for is another's number by now, perhaps."""
+        """Stop watching a socket; a number that was never watched may belong to another socket by now."""
         if sock.fileno() >= 0 and self._reads:
             self._loop.remove_reader(sock.fileno())
         if sock.fileno() >= 0 and self.waits_to_write:
@@ -376,12 +376,12 @@ class Connection:
         self._lose(explain_hang_up(has_tls=bool(self._broker.tls)) if is_mute else reason)
 
     def _on_message(self, _client: object, _data: object, message: Message) -> None:
-        self._traffic.ended()
+        self._traffic.end_message()
         self.delivered += 1
         self.confirmed += message.qos > 0
         try:
             topic = message.topic
-        except UnicodeDecodeError:  # not every broker refuses such a topic; nobody listens to it
+        except UnicodeDecodeError:  # not every broker refuses such a topic; it has no subscriber
             return
         if self.client.is_passing:
             self.client.take_passed(topic)
@@ -391,7 +391,7 @@ class Connection:
     def _on_answer(
         self, _client: object, _data: object, mid: int, codes: ReasonCode | list[ReasonCode], _properties: object
     ) -> None:
-        self.carried.arrived(mid)
+        self.carried.note_answer(mid)
         self.unwritten.remove(mid)
         if (answer := self._answers.pop(mid, None)) and not answer.done():
             codes = codes if isinstance(codes, list) else [codes]

@@ -1,7 +1,7 @@
-"""Largest payload that a broker takes: what it announces, or what is learnt from how it refuses.
+"""Largest payload that a broker accepts: announced, or inferred from its refusals.
 
-MQTT 5 brokers announce their largest packet in CONNACK. Others say nothing and close the connection when a packet is
-too large, just as a link does that breaks: one such end proves nothing, two in a row are taken for a refusal.
+MQTT 5 brokers announce their largest packet in CONNACK. Others just close the connection when a packet is too large,
+as a broken link does: one such end proves nothing, two in a row count as a refusal.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field, replace
 from shared.transfer.frames import MAX_FRAME_BYTES
 
 ROOM_BYTES = 256
-"""What a packet needs besides its payload: MQTT's header and the topic."""
+"""Size of a packet besides its payload: MQTT's header and the topic."""
 MOST_BYTES = (1 << 28) - 1 - ROOM_BYTES
 """MQTT writes a packet's length in 28 bits."""
 MOST_RECEIVED_BYTES = MAX_FRAME_BYTES + (1 << 16)
-"""The longest packet that is taken: the largest frame, its header, and MQTT's."""
+"""The longest accepted packet: the largest frame, its header, and MQTT's."""
 MOST_PACKET_BYTES = 8 << 20
 """The longest packet that a site's broker should accept (mosquitto's `max_packet_size`): twice the largest frame."""
 LEAST_BYTES = (1 << 14) + ROOM_BYTES
-"""No guess goes below this; a broker that takes less must say so."""
+"""Lower limit of the inferred size; a broker that accepts less must announce it."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What is known of the broker.
+    """Known limits of a broker.
 
     Attributes:
-        announced: Largest payload by its own word; None if it said nothing.
-        learnt: Largest payload that it has not yet refused.
-        suspect: Size of the payload that the last connection may have ended of; 0 for none.
+        announced: Largest payload that it announced; None for none.
+        learnt: Largest payload that it has not refused so far.
+        suspect: Size of the payload that may have ended the last connection; 0 for none.
     """
 
     announced: int | None = None
@@ -38,30 +38,30 @@ class Limit:
 
     @property
     def payload_bytes(self) -> int:
-        """Return the largest payload that may be sent now."""
+        """Largest payload that may be sent now."""
         return self.learnt if self.announced is None else self.announced
 
 
 def apply_connack(limit: Limit, packet_bytes: int | None) -> Limit:
-    """Return the limit on a new connection, whose CONNACK named the largest packet, or none."""
+    """Return the limit on a new connection, whose CONNACK announced the largest packet, or none."""
     announced = None if packet_bytes is None else min(MOST_BYTES, max(0, packet_bytes - ROOM_BYTES))
     return replace(limit, announced=announced)
 
 
 def apply_delivery(limit: Limit, size: int) -> Limit:
-    """Return the limit after a payload of `size` has been acknowledged: it cannot have been the cause of an end."""
+    """Return the limit after a payload of `size` was acknowledged: it cannot be what ended a connection."""
     return replace(limit, suspect=0) if size >= limit.suspect else limit
 
 
 def apply_refusal(limit: Limit, size: int) -> Limit:
-    """Return the limit after the broker has called a payload of `size` too large."""
+    """Return the limit after the broker has refused a payload of `size` as too large."""
     return replace(limit, learnt=min(limit.learnt, max(LEAST_BYTES, size // 2)), suspect=0)
 
 
 def apply_connection_end(limit: Limit, size: int) -> Limit:
     """Return the limit after the broker has closed a connection before a payload of `size` was acknowledged.
 
-    Nothing is held against a payload that the broker allows by its own word, or that is too small for a guess.
+    A payload within the announced limit, or too small for inference, is not suspected.
     """
     if limit.announced is not None or size <= LEAST_BYTES:
         return limit
@@ -69,11 +69,11 @@ def apply_connection_end(limit: Limit, size: int) -> Limit:
 
 
 @dataclass
-class Carried:
-    """The payloads of one connection, of which each larger than any before is watched until it has arrived.
+class PayloadWatch:
+    """Payloads of one connection; each that is larger than all before is watched until it is acknowledged.
 
     Attributes:
-        acknowledged: Size of the largest that has arrived for certain; 0 for none.
+        acknowledged: Size of the largest acknowledged payload; 0 for none.
     """
 
     acknowledged: int = 0
@@ -82,17 +82,17 @@ class Carried:
 
     @property
     def doubtful(self) -> int:
-        """Return the size of the largest of which the broker has not said that it has it; 0 for none."""
+        """Size of the largest unacknowledged payload; 0 for none."""
         return max(self._doubtful.values(), default=0)
 
     def is_larger(self, size: int) -> bool:
-        """Tell whether a payload is to be watched."""
+        """Check whether a payload is to be watched."""
         return size > self._largest
 
     def sent(self, number: int, size: int) -> None:
-        """Watch the message of that number."""
+        """Watch the message with this number."""
         self._largest = self._doubtful[number] = size
 
-    def arrived(self, number: int) -> None:
+    def note_answer(self, number: int) -> None:
         """Note the broker's answer to a message, watched or not."""
         self.acknowledged = max(self.acknowledged, self._doubtful.pop(number, 0))

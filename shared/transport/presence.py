@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,15 +22,15 @@ log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1 << 62
 READY, SERVES = "ready", "serves"
-"""What a device says in its birth: that it takes tasks, or that it only serves models."""
+"""State in a device's birth: it accepts tasks, or it only serves models."""
 
 
 @dataclass
 class Session:
-    """Counts the sessions of a device in a file, so that a late death cannot be taken for that of a new one.
+    """Session counter of a device in a file, so that a late will is not taken for that of a new session.
 
-    Where the file cannot be read or written, the numbers go on from those of this process; the server tells processes
-    apart by `instance`. Of a server, `ended` are its runs that are over. `state` is `READY` or `SERVES`.
+    If the file cannot be read or written, the numbers continue in memory; the server distinguishes processes by
+    `instance`. Of a server, `ended` are its finished runs. `state` is `READY` or `SERVES`.
     """
 
     counter: Path
@@ -47,37 +46,45 @@ class Session:
     _warned: bool = False
 
     def presence(self) -> Presence:
-        """Begin a new session: return its birth and its will, which carry the same number."""
-        self._last = number = max(self._last, self._stored()) + 1
-        self._store(number)
-        us = self.device, self.site, self.instance, number
-        told: dict[str, Any] = {"classes": self.classes, "inputs": self.inputs, "trains": self.trains}
-        return build_presence(*us, ended=self.ended, state=self.state, **told)
+        """Begin a new session: return its birth and its will, with the same number."""
+        self._last = number = max(self._last, self._read_counter()) + 1
+        self._write_counter(number)
+        return build_presence(
+            self.device,
+            self.site,
+            self.instance,
+            number,
+            ended=self.ended,
+            classes=self.classes,
+            inputs=self.inputs,
+            trains=self.trains,
+            state=self.state,
+        )
 
-    def _stored(self) -> int:
+    def _read_counter(self) -> int:
         try:
             number = int(self.counter.read_text())
         except (FileNotFoundError, ValueError):
-            return 0  # the first session ever, or the file rotted
+            return 0  # the first session ever, or a damaged file
         except OSError as error:
             self._warn(error)
             return 0
-        return number if 0 < number < MAX_SESSIONS - 1 else 0  # one out of these bounds could not even be sent
+        return number if 0 < number < MAX_SESSIONS - 1 else 0  # other numbers could not even be sent
 
-    def _store(self, number: int) -> None:
+    def _write_counter(self, number: int) -> None:
         try:
             replace_file(self.counter, b"%d\n" % number, durable=False)
         except OSError as error:
             self._warn(error)
 
     def _warn(self, error: OSError) -> None:
-        """Say once that the count will not outlive this process."""
+        """Warn once that the counter will not outlive this process."""
         if not self._warned:
             log.warning("sessions are counted in memory only (%s): make %s writable", error, self.counter.parent)
         self._warned = True
 
 
-def build_presence(  # noqa: PLR0913 - what a birth says
+def build_presence(  # noqa: PLR0913 - the fields of a birth
     device: str,
     site: str,
     instance: str,
@@ -89,23 +96,21 @@ def build_presence(  # noqa: PLR0913 - what a birth says
     trains: bool = True,
     state: str = READY,
 ) -> Presence:
-    """Build the birth and the will of a process's session.
+    """Build the birth and the will of a session.
 
     Args:
-        device: Id of the device.
-        site: Id of the site.
-        instance: A word that no other process has.
-        number: Of the session; it only grows.
-        ended: Of a server: its runs that are over.
-        classes: Names of the device's classes, none for plain numbers; None where nobody knows.
-        inputs: How the device prepares its examples; None where nobody knows.
-        trains: Whether the device is given tasks that train.
-        state: `READY` or `SERVES`.
+        instance: An id that no other process has.
+        number: Session number, which only increases.
+        ended: Of a server: its finished runs.
+        classes: Class names, empty for plain numbers; None if unknown.
+        inputs: Input preparation of the device; None if unknown.
+        trains: Whether the device accepts training tasks.
+        state: `READY` or `SERVES`, see above.
     """
-    lasting = "" if state == READY else state  # one that only serves is told from others when it is gone, too
+    lasting = "" if state == READY else state  # a device that only serves is recognisable offline too
     will = Status(device=device, session=number, instance=instance, online=False, state=lasting)
-    told = {"classes": None if classes is None else list(classes), "inputs": inputs, "trains": trains}
-    birth = replace(will, online=True, state=state, version=_version(), ended=ended, **told)
+    fields = {"classes": None if classes is None else list(classes), "inputs": inputs, "trains": trains}
+    birth = replace(will, online=True, state=state, version=_version(), ended=ended, **fields)
     return Presence(topic(site, device, "status"), wire.encode(birth), wire.encode(will))
 
 

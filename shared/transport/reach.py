@@ -1,4 +1,4 @@
-"""Whether a broker serves whoever asks: by a connection of its own, or by the way there alone."""
+"""Check whether a broker accepts us: by TCP and TLS alone, or by an MQTT connection."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NO_QOS_1 = "hangs up at a message of QoS 1"
 
 
 def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool = True) -> str:
-    """Return why no connection to a broker can be made, by TCP and TLS alone; nothing where one can.
+    """Explain why a broker cannot be reached by TCP and TLS; empty where it can.
 
     Args:
-        patience_s: Seconds for the name and TCP, and again for TLS.
-        dates: Whether this machine's clock may judge the dates of certificates.
+        patience_s: Timeout in seconds of name resolution and TCP, and again of TLS.
+        dates: Whether to check certificate dates by this machine's clock.
     """
     try:
         with socket.create_connection((broker.host, broker.port), patience_s) as sock:
             if broker.tls:
-                made, name = context(broker.tls, dates=dates), broker.tls.server_name or broker.host
-                handshake(made, sock, name, patience_s).close()
+                tls_context, name = context(broker.tls, dates=dates), broker.tls.server_name or broker.host
+                handshake(tls_context, sock, name, patience_s).close()
     except Unreachable as error:
         return str(error)
     except (OSError, ValueError) as error:
@@ -40,36 +40,36 @@ def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool
 async def find_refusal(
     broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
 ) -> str:
-    """Connect, subscribe to `topic` and publish nothing to it; return why the broker refuses, or nothing.
+    """Connect, subscribe to `topic` and publish an empty message to it; return the broker's refusal, if any.
 
-    No session is left there. As the agent would, it falls back to MQTT 3.1.1 where 5 is not known; only under 5 does a
-    broker tell that it drops what we publish.
+    No session remains. Like the agent, it falls back to MQTT 3.1.1 if 5 is not supported; only with 5 does a broker
+    report that it drops our messages.
 
     Args:
         client_id: A name that no other client uses.
-        topic: One without other subscribers.
-        patience_s: Seconds for the name and TCP, and again for MQTT.
-        dates: Whether this machine's clock may judge the dates of certificates.
+        topic: A topic without other subscribers.
+        patience_s: Timeout in seconds of name resolution and TCP, and again of MQTT.
+        dates: Whether to check certificate dates by this machine's clock.
     """
     once = msgspec.structs.replace(broker, session_expiry_s=0)
-    said = await _try_broker(once, client_id, topic, patience_s, dates=dates)
-    if _knows_no_5(broker, said):
+    problem = await _try_broker(once, client_id, topic, patience_s, dates=dates)
+    if _lacks_mqtt_5(broker, problem):
         again = await _try_broker(msgspec.structs.replace(once, version=3), client_id, topic, patience_s, dates=dates)
-        return said if again and HUNG_UP in said else again  # the first of two has the remedies
-    return said
+        return problem if again and HUNG_UP in problem else again  # the first message has the remedies
+    return problem
 
 
-async def speaks_only_3(
+async def requires_mqtt_3(
     broker: Broker, client_id: str, topic: str, patience_s: float = PATIENCE_S, *, dates: bool = True
 ) -> bool:
-    """Tell whether a broker takes this client by MQTT 3.1.1 alone; arguments as of `find_refusal`."""
-    said = await _try_broker(broker, client_id, topic, patience_s, dates=dates)
-    return _knows_no_5(broker, said)
+    """Check whether a broker accepts this client only with MQTT 3.1.1; arguments as for `find_refusal`."""
+    problem = await _try_broker(broker, client_id, topic, patience_s, dates=dates)
+    return _lacks_mqtt_5(broker, problem)
 
 
-def _knows_no_5(broker: Broker, said: str) -> bool:
-    """Tell whether a broker may know nothing newer than MQTT 3.1.1, by what became of a try with 5."""
-    return broker.version == MQTT_5 and any(one in said for one in (NO_ANSWER, HUNG_UP, "nsupported protocol"))
+def _lacks_mqtt_5(broker: Broker, problem: str) -> bool:
+    """Check whether an attempt with MQTT 5 failed as with a broker that only supports 3.1.1."""
+    return broker.version == MQTT_5 and any(sign in problem for sign in (NO_ANSWER, HUNG_UP, "nsupported protocol"))
 
 
 async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: float, *, dates: bool) -> str:
@@ -78,11 +78,11 @@ async def _try_broker(broker: Broker, client_id: str, topic: str, patience_s: fl
     try:
         async with backports.timeout(2 * patience_s):  # one for the name and TCP, one for MQTT
             await connection.open(patience_s)
-            if reason := (await connection.settled(connection.subscribe([topic])))[0]:
+            if reason := (await connection.wait_answer(connection.subscribe([topic])))[0]:
                 return f"denies subscribing to {topic}: {reason}"
             publishes = True
             answer = connection.send(topic, b"", qos=1, retain=False)
-            if answer and (reason := (await connection.settled(answer))[0]):
+            if answer and (reason := (await connection.wait_answer(answer))[0]):
                 return f"denies publishing to {topic}: {reason}"
     except Unreachable as error:
         return (

@@ -1,4 +1,4 @@
-"""Reasons for which MQTT brokers refuse a client, each with its remedy."""
+"""Refusals of MQTT brokers, with remedies."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ REMEDIES = {
     "Quota exceeded": "the broker limits its clients: raise its limits of connections, messages or bytes",
     "Server busy": "the broker is busy: raise its limit of connections, or try later",
 }
-"""By MQTT 5's reason."""
+"""Remedies by MQTT 5's reason."""
 
 
 def explain_hang_up(*, has_tls: bool) -> str:
-    """Return why a broker may close a connection before it answered, with the remedies."""
+    """Explain why a broker may close a connection before it answers, with the remedies."""
     return "; ".join([HUNG_UP, *([] if has_tls else [WANTS_TLS]), ONLY_3, MAY_BE_FULL])
 
 
 def explain_refusal(reason: str) -> str:
-    """Return the broker's reason with its remedy, where one is known."""
-    remedy = next((remedy for known, remedy in REMEDIES.items() if known.lower() in reason.lower()), "")
+    """Append the remedy to a broker's reason, if one is known."""
+    remedy = next((remedy for name, remedy in REMEDIES.items() if name.lower() in reason.lower()), "")
     return f"{reason}: {remedy}" if remedy else reason

@@ -1,4 +1,4 @@
-"""Bytes that a connection has yet to write: frames wait for room below a mark, whoever asked for them."""
+"""Bounded send queue: frames wait while too many bytes are unwritten."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 from dataclasses import dataclass, field
 
 MARK_BYTES = 4 << 20
-"""As much as a usual window of frames; more would only lie in memory, and before every other message."""
+"""About a usual window of frames; more would only take memory, and delay every other message."""
 
 
 @dataclass
 class SendQueue:
-    """What was handed to the client and is neither written nor, where the broker answers, acknowledged.
+    """Messages handed to the client that are not yet written or, with QoS 1, acknowledged.
 
     Attributes:
-        mark_bytes: Beyond it frames wait. One frame may always go.
-        waiting_bytes: Bytes that wait now.
+        mark_bytes: Above it, frames wait. One frame may always go.
+        waiting_bytes: Bytes in the queue.
     """
 
     mark_bytes: int = MARK_BYTES
@@ -29,7 +29,7 @@ class SendQueue:
         self._sizes[number] = size
 
     def remove(self, number: int) -> None:
-        """Note that a message was written or acknowledged; wake those who wait for room, in order."""
+        """Note that a message was written or acknowledged; wake all who wait for room, in order."""
         self.waiting_bytes -= self._sizes.pop(number, 0)
         if self.waiting_bytes < self.mark_bytes:
             waiters, self._waiters = self._waiters, []
@@ -38,7 +38,7 @@ class SendQueue:
                     waiter.set_result(None)
 
     def room(self, size: int) -> asyncio.Future[None] | None:
-        """Return what is done when there may be room for so many bytes; None where there is."""
+        """Return a future that is done when there may be room for `size` bytes; None if there is."""
         if not self.waiting_bytes or self.waiting_bytes + size <= self.mark_bytes:
             return None
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

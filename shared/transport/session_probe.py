@@ -1,9 +1,9 @@
-"""Detect an MQTT session to which the broker delivers nothing any more.
+"""Detect an MQTT session to which the broker no longer delivers.
 
-A broker may acknowledge what is published and hold it back for ever: mosquitto 2.0 keeps a message that it will not
-deliver in one of the session's `max_inflight_messages` slots. Once all are occupied, QoS 1 messages wait, while the
-connection stands and pings are answered. So a client to which nothing comes publishes a message to itself. If the
-broker acknowledges that and does not deliver it, only another session helps.
+A broker may acknowledge messages and hold them back for ever: mosquitto 2.0 keeps a message that it will not deliver in
+one of the session's `max_inflight_messages` slots. Once all are occupied, QoS 1 messages wait, while the connection
+stays open and pings are answered. So a client that receives nothing publishes a message to itself. If the broker
+acknowledges that and does not deliver it, only a new session helps.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from shared.protocol.topics import SERVER, topic
 
 log = logging.getLogger(__name__)
 
-STUCK = "it acknowledges messages and delivers none: this session is stuck"
+STUCK = "it acknowledges messages but delivers none: this session is stuck"
 SERVER_EVERY_S = 15.0
-"""For servers, which devices wait for. A device costs its link less."""
+"""Interval of servers, for which devices wait. Devices probe less often, to spare their link."""
 EVERY_S, LONGEST_S = 120.0, 3600.0
 PATIENCE_S, LOOK_S = 10.0, 0.5
 MOST_DOUBLINGS = 32
 
 
 class Deliveries(Protocol):
-    """What is known of a connection's incoming messages."""
+    """Counters of a connection's incoming messages."""
 
     lost: asyncio.Future[str]
     delivered: int
@@ -36,7 +36,7 @@ class Deliveries(Protocol):
 
     @property
     def is_within(self) -> bool:
-        """Whether a message has come in part."""
+        """A message has arrived in part."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class SessionProbe:
     means nothing. Where probes have been returned before, each unanswered one doubles the pause until the next.
 
     Attributes:
-        topic: Where to publish and listen; empty for the topic of the client's own birth.
+        topic: Topic of the probe; empty for the topic of the client's own birth.
         every_s: Seconds without a delivery after which to probe.
         patience_s: Seconds that the broker has to deliver a probe, once it has acknowledged it.
     """
@@ -60,14 +60,13 @@ class SessionProbe:
 
     @classmethod
     def of_server(cls, site: str) -> SessionProbe:
-        """Return the probe of a process of a site's edge server."""
+        """Return the probe of an edge server's process."""
         return cls(topic(site, SERVER, "probe"), every_s=SERVER_EVERY_S)
 
     async def is_stuck(self, connection: Deliveries, publish: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait until something was delivered, the connection is lost, or neither; return whether to end the session.
+        """Wait for a delivery, the loss of the connection, or a timeout; return whether to end the session.
 
         Args:
-            connection: The one in use.
             publish: Publishes a probe; returns when the broker has acknowledged it.
         """
         before = connection.confirmed
@@ -86,7 +85,7 @@ class SessionProbe:
         return not connection.lost.done() and self._note_silence()
 
     async def _delivery(self, connection: Deliveries, before: int, patience_s: float) -> None:
-        """Wait until a QoS 1 message has come; the time in which one large message comes does not count."""
+        """Wait for a QoS 1 message; the transmission time of one large message does not count."""
         loop = asyncio.get_running_loop()
         until, delivered = loop.time() + patience_s, connection.delivered
         while connection.confirmed == before and not connection.lost.done() and loop.time() < until:

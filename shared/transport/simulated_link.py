@@ -1,4 +1,4 @@
-"""A transport behind a link of given rate and delay: what a device's radio does, in virtual or in real time."""
+"""Simulated network link with rate, delay and loss, in virtual or real time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Publish: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Flow(Protocol):
-    """A rate that changes over time."""
+    """A time-varying rate."""
 
     def when(self, t0: float, amount: float, /) -> float:
         """Return the earliest second by which `amount` bits that begin at `t0` have passed; infinite if never."""
@@ -30,13 +30,13 @@ class Flow(Protocol):
 
 @dataclass(frozen=True)
 class Rate:
-    """What a link does to bytes.
+    """Properties of a link.
 
     Attributes:
-        up_bits_per_second: From the device, fixed or over the clock's seconds; None for no limit.
+        up_bits_per_second: From the device, fixed or varying over the clock's seconds; None for no limit.
         down_bits_per_second: To the device; None for no limit.
-        delay_s: One way, each way.
-        loss: Share of frames that vanish, each way; on the way up also of other messages that are not assured.
+        delay_s: One-way delay, each way.
+        loss: Share of frames that are lost, each way; on the way up also of other messages that are not assured.
     """
 
     up_bits_per_second: float | Flow | None = None
@@ -45,16 +45,16 @@ class Rate:
     loss: float = 0.0
 
 
-class Way:
-    """One direction: bytes pass one after the other, and the last of them arrives a delay after it has left."""
+class Direction:
+    """One direction of a link: messages pass in order, each arriving a delay after its last byte was sent."""
 
     def __init__(self, clock: Clock, bits_per_second: float | Flow | None, delay_s: float) -> None:
-        """Begin with nothing under way."""
+        """Start with an idle link."""
         self._clock, self.bits_per_second, self._delay_s = clock, bits_per_second, delay_s
         self._free_at = 0.0
 
     def enter(self, size: int) -> tuple[float, float]:
-        """Return when `size` bytes that come now will have left, and when they will have arrived."""
+        """Return when `size` bytes that are sent now will have left, and when they will have arrived."""
         start, rate = max(self._free_at, self._clock()), self.bits_per_second
         if rate is None or isinstance(rate, float | int):
             self._free_at = start + (8 * size / rate if rate else 0.0)
@@ -65,10 +65,10 @@ class Way:
 
 @dataclass
 class Link:
-    """One device's way to the broker. What is assured is accepted when it arrives, anything else when it has left.
+    """A device's link to the broker. Assured messages are accepted on arrival, others when they have left.
 
     Attributes:
-        connected: While it is not set, nothing passes: frames are lost, messages to the device wait for it.
+        connected: While it is not set, nothing passes: frames are lost, messages to the device wait.
     """
 
     inner: Transport
@@ -76,20 +76,20 @@ class Link:
     clock: Clock
     seed: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
-    _up: Way = field(init=False)
-    _down: Way = field(init=False)
+    _up: Direction = field(init=False)
+    _down: Direction = field(init=False)
     _random: Random = field(init=False)
     _flight: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        """Free both ways, seed the losses, connect."""
+        """Create both directions, seed the losses, connect."""
         self.connected.set()
-        self._up = Way(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
-        self._down = Way(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
+        self._up = Direction(self.clock, self.rate.up_bits_per_second, self.rate.delay_s)
+        self._down = Direction(self.clock, self.rate.down_bits_per_second, self.rate.delay_s)
         self._random = Random(self.seed)  # noqa: S311 - a model of a radio, not a secret
 
     def tune(self, rate: Rate) -> None:
-        """Have what is sent from now on pass at another rate; what is under way keeps its own."""
+        """Change the rate of future messages; those in flight are not affected."""
         self.rate = rate
         self._up.bits_per_second, self._down.bits_per_second = rate.up_bits_per_second, rate.down_bits_per_second
 
@@ -99,7 +99,7 @@ class Link:
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False, assured: bool = True) -> None:
         self._require_connected()
-        left, arrives = self._up.enter(len(payload))
+        sent_at, arrives = self._up.enter(len(payload))
         flight = self._flight if self._flight and not self._flight.done() else None
         if assured or self._random.random() >= self.rate.loss:
             publish = partial(self.inner.publish, topic, payload, retain=retain, assured=assured)
@@ -109,12 +109,12 @@ class Link:
             flight = self._flight = asyncio.create_task(
                 self._land(arrives, publish, flight, assured=assured), name="link-up"
             )
-        await self._until(left)
+        await self._until(sent_at)
         if assured and flight:
             await flight
 
     async def _land(self, moment: float, publish: Publish, before: asyncio.Task[None] | None, *, assured: bool) -> None:
-        """Publish when the time has come, and not before what was sent earlier."""
+        """Publish at the given moment, but not before earlier messages."""
         await self._until(moment)
         if before:
             await asyncio.wait({before})
@@ -123,28 +123,28 @@ class Link:
             await publish()
         except Unreachable:
             if assured:
-                raise  # of anything else nobody waits to hear
+                raise  # nobody waits for the outcome of other messages
 
     @asynccontextmanager
     async def subscribe(self, *patterns: str) -> AsyncIterator[Inbox]:
-        slowed, air, left = Inbox(), deque[tuple[float, Delivery]](), asyncio.Event()
+        slowed, air, has_arrivals = Inbox(), deque[tuple[float, Delivery]](), asyncio.Event()
 
         def leave(delivery: Delivery) -> None:
             _, arrives = self._down.enter(len(delivery[1]))
             if not air and arrives <= self.clock() and self.connected.is_set():
-                self._hand_over(delivery, slowed)  # likewise
+                self._hand_over(delivery, slowed)  # no task needed here either
             else:
                 air.append((arrives, delivery))
-                left.set()
+                has_arrivals.set()
 
-        async with self.inner.subscribe(*patterns) as deliveries, background(self._arrive(air, left, slowed)):
+        async with self.inner.subscribe(*patterns) as deliveries, background(self._arrive(air, has_arrivals, slowed)):
             deliveries.divert(leave)
             yield slowed
 
-    async def _arrive(self, air: deque[tuple[float, Delivery]], left: asyncio.Event, slowed: Inbox) -> None:
+    async def _arrive(self, air: deque[tuple[float, Delivery]], has_arrivals: asyncio.Event, slowed: Inbox) -> None:
         while True:
-            await left.wait()
-            left.clear()
+            await has_arrivals.wait()
+            has_arrivals.clear()
             while air:
                 moment, delivery = air[0]
                 await self._until(moment)
@@ -154,7 +154,7 @@ class Link:
                 air.popleft()
 
     def _hand_over(self, delivery: Delivery, slowed: Inbox) -> None:
-        """Have a delivery arrive; of frames, some are lost."""
+        """Deliver a message; some frames are lost."""
         if not is_frame(delivery[1]) or (self.connected.is_set() and self._random.random() >= self.rate.loss):
             slowed.put(delivery)
 

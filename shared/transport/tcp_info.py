@@ -1,7 +1,7 @@
-"""TCP counters of the kernel (`tcp_info`): bytes of our connection, round trips, and the time it was busy.
+"""Kernel counters of our TCP connection (`tcp_info`): bytes, round trips, busy time.
 
-Linux's `struct tcp_info` only grows at its end (include/uapi/linux/tcp.h): a shorter answer is an older kernel, and
-what it does not hold is not known. Kernel 4.9 has all of it but `tcpi_busy_time`.
+Linux's `struct tcp_info` only grows at its end (include/uapi/linux/tcp.h): a shorter result is of an older kernel, and
+its missing counters are unknown. Kernel 4.9 has all but `tcpi_busy_time`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.runtime.clock import Clock, monotonic
 
 ASKED_BYTES = 256
 LEAST_BYTES = 128
-"""Less than this is no message with a payload that matters: an acknowledgement, or the answer to a ping."""
+"""Smaller packets carry no payload that matters: an acknowledgement, or the answer to a ping."""
 
 _UNACKED, _LAST_SENT_MS, _LAST_CAME_MS, _RTT_US = 24, 44, 52, 68
 _ACKED, _RECEIVED, _UNSENT, _MIN_RTT_US, _BUSY_US = 120, 128, 144, 148, 168
@@ -24,18 +24,18 @@ _OLDEST_BYTES, _BUSY_BYTES = _MIN_RTT_US + 4, _BUSY_US + 8
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted of one connection until now.
+    """Counters of one connection.
 
     Attributes:
-        connection: Which one; counters of different ones have nothing in common.
-        address: This end's IP address: another one is another way to the broker.
-        at: When it was counted.
-        acked_bytes: Bytes sent that the other end has.
-        received_bytes: Bytes that came.
-        busy_s: Seconds in which some were under way; None on a kernel before 4.10.
-        quiet_s: Seconds that nothing has been sent, beyond the round trip of the last of it.
-        is_idle: Whether nothing is under way.
-        min_rtt_s: Round trip of the empty link.
+        connection: Connection number; counters of different connections are unrelated.
+        address: Local IP address: it changes with the route to the broker.
+        at: Monotonic seconds of the measurement.
+        acked_bytes: Bytes sent and acknowledged.
+        received_bytes: Bytes received on this connection.
+        busy_s: Seconds in which bytes were in flight; None on a kernel before 4.10.
+        quiet_s: Seconds since the last bytes were sent, beyond their round trip.
+        is_idle: Whether nothing is in flight.
+        min_rtt_s: Round trip of the idle link.
     """
 
     connection: int
@@ -54,10 +54,10 @@ def parse_tcp_info(info: bytes, connection: int, address: str, at: float) -> Cou
     """Parse a `struct tcp_info`; None where the kernel is too old for it.
 
     Args:
-        info: Bytes that the kernel gave.
-        connection: Which connection they are of.
-        address: This end's IP address.
-        at: Monotonic seconds when they were read.
+        info: Result of `getsockopt`.
+        connection: Connection number.
+        address: Local IP address.
+        at: Monotonic seconds of the measurement.
     """
     if len(info) < _OLDEST_BYTES:
         return None
@@ -80,13 +80,13 @@ def parse_tcp_info(info: bytes, connection: int, address: str, at: float) -> Cou
 
 @dataclass
 class Traffic:
-    """The socket of the connection there is now, and what arrived on all there were.
+    """Current socket, and arrival statistics of all connections.
 
-    What arrives is timed from the first bytes of a message to its last: its sender has handed it over whole, so that in
-    between only the link made us wait. While a sender takes its time, or waits for others, nothing is counted.
+    Arrivals are timed from the first bytes of a message to its last: its sender has handed it over whole, so in between
+    only the link was slow. While a sender takes its time, or waits for others, nothing is counted.
 
     Attributes:
-        watched: Whether arrivals are timed; the server does without.
+        watched: Whether arrivals are timed; not on the server.
         arrived_bytes: Bytes that arrived in `arriving_s`: those after the first of each message.
         arriving_s: Seconds in which messages arrived.
     """
@@ -100,33 +100,33 @@ class Traffic:
     _since: tuple[float, int] | None = None
     _before: int = 0
 
-    def opened(self, sock: socket.socket) -> None:
-        """Count from now on what passes this socket."""
+    def track(self, sock: socket.socket) -> None:
+        """Count the traffic of this socket from now on."""
         self._socket, self._since = sock, None
-        self._before = came[1] if (came := self._came()) else 0  # a handshake's
+        self._before = arrival[1] if (arrival := self._last_arrival()) else 0  # bytes of a handshake
         self._connection += 1
 
     def begins(self, *, anew: bool = False) -> None:
-        """Note that there is something to read: the first bytes of a message, or more of it.
+        """Note that data are readable: the first bytes of a message, or more of it.
 
         Args:
-            anew: Whether whatever came before has come to its end; what was noted for it began no message.
+            anew: Whether the previous message is complete; data noted for it began no message.
         """
         if not self.watched or (not anew and self._since and self._since[1] - self._before >= LEAST_BYTES):
             return
-        if came := self._came():
-            self._since = came
+        if arrival := self._last_arrival():
+            self._since = arrival
 
-    def ended(self) -> None:
-        """Note that a message has come to its end."""
-        if not self._since or not (came := self._came()):
+    def end_message(self) -> None:
+        """Note that a message is complete."""
+        if not self._since or not (arrival := self._last_arrival()):
             return
-        self.arriving_s += max(0.0, came[0] - self._since[0])
-        self.arrived_bytes += came[1] - self._since[1]
-        self._since, self._before = None, came[1]
+        self.arriving_s += max(0.0, arrival[0] - self._since[0])
+        self.arrived_bytes += arrival[1] - self._since[1]
+        self._since, self._before = None, arrival[1]
 
     def counts(self) -> Counts | None:
-        """Return what the kernel counted of the connection so far; None where there is none, or it does not say."""
+        """Read the kernel's counters of the connection; None where there is none, or the kernel has no counters."""
         info = self._info()
         if not info or not self._socket:
             return None
@@ -136,8 +136,8 @@ class Traffic:
             return None
         return parse_tcp_info(info, self._connection, address, self.clock())
 
-    def _came(self) -> tuple[float, int] | None:
-        """Return when the last bytes came, however late we look, and how many came so far."""
+    def _last_arrival(self) -> tuple[float, int] | None:
+        """Return the time of the last received bytes, and their count so far."""
         info = self._info()
         if len(info) < _OLDEST_BYTES:
             return None

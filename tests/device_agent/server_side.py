@@ -112,7 +112,7 @@ class Server:
         if len(self.came) >= offer.step:
             await self.answer(offer)
         elif self.receiving and self.receiving.transfer.digest == offer.params.digest:
-            self.receiving.offered_again(offer.pushed, self._now())
+            self.receiving.note_new_offer(offer.pushed, self._now())
         else:
             now, pushed = self._now(), offer.pushed
             self.receiving = Receiver(offer.params, MemorySink, POLICY, self.pace, now, pushed=pushed)
@@ -152,8 +152,8 @@ class Server:
             await self.tell(want)
 
     async def _ask_again(self) -> None:
-        if self.receiving and not self.receiving.left_s(self._now()):
-            self.receiving.gave_up(self._now())
+        if self.receiving and not self.receiving.remaining_s(self._now()):
+            self.receiving.time_out(self._now())
             await self._ask()
 
     async def _send(self, frames) -> None:

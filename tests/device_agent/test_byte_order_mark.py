@@ -9,7 +9,7 @@ from device_agent.config import load
 from device_agent.profile.load import load_file, read_source
 from shared.errors import ConfigError
 from shared.transport.base import Broker
-from shared.transport.login import login_of
+from shared.transport.login import read_login
 from tests.naming import naming
 
 MARK = b"\xef\xbb\xbf"
@@ -23,10 +23,10 @@ def test_configuration_and_password_are_read(tmp_path) -> None:
     (tmp_path / "password").chmod(0o600)
     config = load(tmp_path / "agent.toml")
     assert config.examples.path.endswith("Möbel.csv")
-    login = login_of(config.broker)
+    login = read_login(config.broker)
     assert login is not None
     assert (login.user, login.password) == ("me", "geheim é")
-    assert login_of(Broker()) is None
+    assert read_login(Broker()) is None
 
 
 def test_a_profile_is_read(tmp_path) -> None:

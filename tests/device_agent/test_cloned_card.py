@@ -47,7 +47,7 @@ def test_an_update_of_the_copied_board_is_set_aside_and_not_delivered(tmp_path, 
                 await line_with(process, "device other", "of-other.kept-1")
                 await line_with(process, "INFO", "shared.transport.mqtt")
                 await asyncio.sleep(QUIET_S)
-                return [data for _, data in inbox.taken()]
+                return [data for _, data in inbox.drain()]
 
     assert asyncio.run(scene()) == []
     aside = tmp_path / "state" / "of-other.kept-1"

@@ -118,7 +118,7 @@ def _in_memory(transfer: Transfer, data: bytes, here: bytearray) -> None:
         with suppress(WireError):
             receiving.take(chunks.decode(one), 0.0)
     assert receiving.complete == (0 not in here)
-    receiving.gave_up(0.0)
+    receiving.time_out(0.0)
     want = receiving.want(4)
     assert (want is None) == receiving.complete
     assert all(1 not in here[start:stop] for start, stop in (want.ranges if want else ()))

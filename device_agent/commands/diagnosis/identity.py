@@ -13,7 +13,7 @@ from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CURRENT, FOLDER, Membership, read_membership
 from shared.errors import EnrolmentFailed, NoData, Untrusted
 from shared.transport.base import Broker
-from shared.transport.tls import context, find_openness
+from shared.transport.tls import check_file_mode, context
 
 DAY_S = 86_400.0
 LEFT = 1 / 6
@@ -48,7 +48,7 @@ def mend_modes(broker: Broker) -> Iterator[Check]:
     """Make secrets their owner's alone; yield what was mended, and what could not be."""
     for path in secret_files(broker):
         try:
-            if find_openness(path):
+            if check_file_mode(path):
                 path.chmod(PRIVATE)
                 yield Check(name="--fix", state="ok", finding=f"{path} is its owner's alone now")
         except FileNotFoundError:
@@ -159,7 +159,7 @@ def _examine_dates(path: Path, clock: BoardClock) -> Check:
 def _examine_secrets(broker: Broker) -> Iterator[Check]:
     for path in secret_files(broker):
         try:
-            too_open = find_openness(path)
+            too_open = check_file_mode(path)
         except OSError as error:
             remedy = "bring it back, or let the agent's user read it"
             yield Check(name="secrets", state="bad", finding=f"{path}: {error.strerror}", remedy=remedy)

@@ -23,7 +23,7 @@ from edge_server.plan.server_config import ServerConfig, load
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime import processes
 from shared.runtime.text_table import write_text
-from shared.transport.tls import find_openness
+from shared.transport.tls import check_file_mode
 
 EXIT_CONFIG = 2
 PRIVATE = 0o600
@@ -139,7 +139,7 @@ def apply_fixes(site: Path | None, config: ServerConfig | None) -> list[Finding]
 
 def _make_private(path: Path) -> Finding | None:
     with suppress(OSError):
-        if find_openness(path):
+        if check_file_mode(path):
             path.chmod(PRIVATE)
             return examine.good("--fix", f"{path} is readable by its owner only now")
     return None

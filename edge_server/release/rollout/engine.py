@@ -221,7 +221,7 @@ class RolloutEngine:
 
     def _time_of(self, device: str, limit: TimeLimit) -> str:
         """Return the time of day at which a board that is away will be given up."""
-        until = datetime.fromtimestamp(utc_seconds() + self._patience.left_s(device, limit), UTC)
+        until = datetime.fromtimestamp(utc_seconds() + self._patience.remaining_s(device, limit), UTC)
         return f"{until:%Y-%m-%dT%H:%M:%SZ}"
 
     def _decide(self) -> Decision:

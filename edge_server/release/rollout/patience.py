@@ -117,6 +117,6 @@ class Patience:
                 late[device] = limit.cause
         return late
 
-    def left_s(self, device: str, limit: TimeLimit) -> float:
+    def remaining_s(self, device: str, limit: TimeLimit) -> float:
         """Return the seconds that a board still has for a step."""
         return max(0.0, limit.seconds - self._taken.get((device, limit.step), 0.0))

@@ -18,7 +18,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Expected, Policy, Receiver, room
+from shared.transfer.receiver import Allowance, Policy, Receiver, room
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Intake:
     held: dict[str, Held] = field(default_factory=dict)
     bytes_in: int = 0
     _paces: dict[str, Pace] = field(default_factory=dict)
-    _expected: dict[str, Expected] = field(default_factory=dict)
+    _expected: dict[str, Allowance] = field(default_factory=dict)
 
     @property
     def held_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Intake:
         if before and before.key == (request.instance, request.number, request.params.digest):
             before.due = due
             if before.receiver:
-                before.receiver.offered_again(request.pushed, now)
+                before.receiver.note_new_offer(request.pushed, now)
                 await self._ask(device, before.receiver)
             return
         self.drop(device)
@@ -141,8 +141,8 @@ class Intake:
         for device in late:
             self.drop(device)
         for device, held in list(self.held.items()):
-            if held.receiver and not held.receiver.left_s(now):
-                held.receiver.gave_up(now)
+            if held.receiver and not held.receiver.remaining_s(now):
+                held.receiver.time_out(now)
                 await self._ask(device, held.receiver)
         return late
 
@@ -165,8 +165,8 @@ class Intake:
             self._paces[device] = self.policy.pace(self.clock())
         return self._paces[device]
 
-    def _expect(self, device: str) -> Expected:
-        return self._expected.setdefault(device, self.policy.expected())
+    def _expect(self, device: str) -> Allowance:
+        return self._expected.setdefault(device, self.policy.new_allowance())
 
     async def _ask(self, device: str, receiver: Receiver[MemorySink]) -> None:
         if want := receiver.want(self._window):

@@ -125,7 +125,7 @@ class Barrier:
             self.sessions[device].fail()
             self._update_sets(self.sessions[device])
 
-    def left_s(self, now: float) -> float:
+    def remaining_s(self, now: float) -> float:
         """Return the seconds until the open step is due; 0 if it is, infinite before the first delivery."""
         if not self._begun:
             return math.inf

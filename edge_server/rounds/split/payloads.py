@@ -22,7 +22,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Expected, Policy, Receiver, room
+from shared.transfer.receiver import Allowance, Policy, Receiver, room
 from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
@@ -45,7 +45,7 @@ class StepPayloads:
     paces: dict[str, Pace]
     sessions: Mapping[str, DeviceSession]
     _policy: Policy = field(init=False)
-    _expected: dict[str, Expected] = field(default_factory=dict)
+    _expected: dict[str, Allowance] = field(default_factory=dict)
     _budgets: dict[str, tuple[bytes, RequestBudget]] = field(default_factory=dict)
     _turns: asyncio.Queue[DeviceSession] = field(default_factory=asyncio.Queue)
 
@@ -61,7 +61,7 @@ class StepPayloads:
         now, receiver = self.clock(), session.receiver
         session.offer, session.features = offer, None
         if receiver and receiver.transfer == offer.params:
-            receiver.offered_again(offer.pushed, now)
+            receiver.note_new_offer(offer.pushed, now)
         else:
             session.receiver = None
             pace = self.pace(session.device)
@@ -77,7 +77,7 @@ class StepPayloads:
         frame, receiver = frames.decode(data), session.receiver
         is_expected = session.device in self._expected and self._expected[session.device].take(frame.data.nbytes)
         if receiver is None or frame.digest != receiver.transfer.digest:
-            self.pace(session.device).passed(frame.data.nbytes)
+            self.pace(session.device).note_size(frame.data.nbytes)
             return is_expected  # of a step that is over
         is_new = receiver.take(frame, self.clock())
         await self._ask(session)
@@ -90,9 +90,9 @@ class StepPayloads:
     def _room(self, device: str) -> Room:
         return room(self.pace(device), self.window)
 
-    def _expect(self, device: str) -> Expected:
+    def _expect(self, device: str) -> Allowance:
         """Return the account of what was requested from a device."""
-        return self._expected.setdefault(device, self._policy.expected())
+        return self._expected.setdefault(device, self._policy.new_allowance())
 
     async def ask_after_reconnect(self, session: DeviceSession) -> None:
         """Request everything missing from a device that has reconnected; frames in flight are lost."""
@@ -110,8 +110,8 @@ class StepPayloads:
     async def ask_again(self) -> None:
         """Repeat requests for overdue frames."""
         for session in self.receiving_sessions():
-            if session.receiver and not session.receiver.left_s(self.clock()):
-                session.receiver.gave_up(self.clock())
+            if session.receiver and not session.receiver.remaining_s(self.clock()):
+                session.receiver.time_out(self.clock())
                 await self._ask(session)
 
     def receiving_sessions(self) -> list[DeviceSession]:
@@ -161,7 +161,7 @@ class StepPayloads:
         if gradient is None:
             return
         session.send(gradient)
-        pieces = [] if session.pending else gradient.unasked(offer.room, self.transport.max_payload_bytes)
+        pieces = [] if session.pending else gradient.plan_push(offer.room, self.transport.max_payload_bytes)
         if not self._may_send(session.device, gradient, pieces):
             pieces = []
         header = Gradient(

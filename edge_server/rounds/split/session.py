@@ -179,7 +179,7 @@ class SplitRound:
                 for session in self.payloads.receiving_sessions():
                     if session.receiver and session.receiver.complete:
                         await self._read(session, session.receiver)
-                if self.barrier.left_s(self.clock()) > 0:
+                if self.barrier.remaining_s(self.clock()) > 0:
                     await self.payloads.ask_again()
                     await self._wait_until_due()
                 elif self.barrier.awaited_devices and not await reachable():
@@ -282,7 +282,7 @@ class SplitRound:
 
     async def _wait_until_due(self) -> None:
         """Wait for a message or the step's deadline."""
-        left_s = min(self.barrier.left_s(self.clock()), TICK_S if self.payloads.receiving_sessions() else LONG_S)
+        left_s = min(self.barrier.remaining_s(self.clock()), TICK_S if self.payloads.receiving_sessions() else LONG_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._wake.wait()

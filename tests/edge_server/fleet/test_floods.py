@@ -97,7 +97,7 @@ def test_a_flood_is_answered_rarely_and_little_of_it_is_kept(tmp_path, kind, cha
             seconds = monotonic() - began
             assert most <= 2 * WINDOW + sum(MOST_BYTES.values())
             await asyncio.sleep(0.2)
-            assert len(list(here.acks.taken())) <= answers.BURST + answers.PER_S * (seconds + 1)
+            assert len(list(here.acks.drain())) <= answers.BURST + answers.PER_S * (seconds + 1)
             assert sum(here.server.refused.values()) <= times
 
     asyncio.run(play())
@@ -123,7 +123,7 @@ async def until_answered(client: MqttTransport, device: str) -> None:
     offer = wire.encode(Update(run="stranger", round=1, device=device, params=None))
     async with client.subscribe(topic(SITE, device, "ack")) as acks:
         await client.publish(topic(SITE, device, "status"), wire.encode(birth), retain=True)
-        while not list(acks.taken()):
+        while not list(acks.drain()):
             await client.publish(topic(SITE, device, "update"), offer)
             await asyncio.sleep(0.1)
 

@@ -76,7 +76,7 @@ def test_a_bad_message_is_dropped_and_its_sender_may_still_take_part(tmp_path, c
             for _ in range(3):
                 await bad.say(evil(task, data))
             await asyncio.sleep(1)
-            assert all(wire.decode_as(Ack, said).verdict == "refused" for _, said in bad.acks.taken())
+            assert all(wire.decode_as(Ack, said).verdict == "refused" for _, said in bad.acks.drain())
             assert (await bad.offer(update_for(task, data), data)).verdict == "accepted"
             await good.answer(await good.task(), moved(here.plan, 0.5))
             state, rounds = await here.ended()

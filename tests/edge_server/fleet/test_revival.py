@@ -50,7 +50,7 @@ def test_whoever_speaks_is_here(tmp_path, channel, false):
             await say(here.broker, channel, WORDS[channel])
             assert here.server.fleet.online == ("other", "pi")
             assert await board.task() == first
-            assert len(list(board.acks.taken())) == (channel == "update")
+            assert len(list(board.acks.drain())) == (channel == "update")
             for puppet, task in ((board, first), (other, await other.task())):
                 await puppet.answer(task, moved(here.plan, 0.5))
             assert (await here.ended())[1][0].arrived == ("other", "pi")

@@ -36,7 +36,7 @@ def test_an_update_that_does_not_fit_waits_on_its_device(tmp_path, disk, caplog)
                     await one.say(frame(update.params, index, data))
                 await asyncio.sleep(19)
                 assert disk.free_bytes == room, "half of it takes room"
-                assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.taken()), "it was settled"
+                assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
             assert not here.run.done()
             disk.make_room()
             assert (await one.offer(update, data)).verdict == "accepted"
@@ -96,7 +96,7 @@ def test_an_update_that_cannot_be_recorded_is_not_acknowledged(disk, caplog):
                 await one.say(frame(update.params, index, data))
             await asyncio.sleep(5)
             assert not [record for record in here.store.records() if isinstance(record, UpdateAccepted)]
-            assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.taken()), "it was settled"
+            assert all(isinstance(wire.decode(said), Want) for _, said in one.acks.drain()), "it was settled"
             disk.make_room()
             assert (await one.offer(update, data)).verdict == "accepted"
             await two.answer(await two.task(), moved(here.plan, 0.5))
@@ -123,13 +123,13 @@ def test_a_run_waits_for_room_and_goes_on(disk, caplog, full):
             one, two = await here.device("one"), await here.device("two")
             if opens:
                 await asyncio.sleep(100)
-                assert not [*one.tasks.taken()]
+                assert not [*one.tasks.drain()]
                 disk.make_room()
             for puppet in (one, two):
                 await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
             if not opens:
                 await asyncio.sleep(100)
-                assert not [*one.tasks.taken()]
+                assert not [*one.tasks.drain()]
                 disk.make_room()
             for puppet in (one, two):
                 await puppet.answer(await puppet.task(), moved(here.plan, 0.5))

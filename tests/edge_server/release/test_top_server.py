@@ -121,7 +121,7 @@ def test_a_payload_that_went_before_leaves_room_for_the_next_unasked(virtually, 
                 counts = []
                 for _ in range(2):
                     assert lower.error((await way(lower.half, lower.features(8), 5.0)).outputs, 8) <= CLOSE
-                    counts.append(sum(isinstance(wire.decode(data), Want) for _, data in told.taken()))
+                    counts.append(sum(isinstance(wire.decode(data), Want) for _, data in told.drain()))
             assert counts[0] > counts[1] == 0
             assert server.figures.refused.total() == 0
 
@@ -382,7 +382,7 @@ def test_a_newer_request_takes_the_place_of_an_older_one(virtually, folder, smal
                 assert server.intake.held["pi"].request.number == 19
                 await transport.publish(topic(SITE, "pi", "infer"), sender.frame(0, sender.transfer.blocks))
                 await asyncio.sleep(0.1)
-                answers = [one for _, data in told.taken() if isinstance(one := wire.decode(data), TopAnswer)]
+                answers = [one for _, data in told.drain() if isinstance(one := wire.decode(data), TopAnswer)]
             assert [one.number for one in answers] == [19]
             assert small.error(answers[0].outputs) <= CLOSE
 
@@ -455,7 +455,7 @@ def test_features_that_come_damaged_are_asked_for_again(virtually, folder, small
                     await asyncio.sleep(0.1)
                     await transport.publish(name, wrong)
                 await asyncio.sleep(0.1)
-                answers = [one for _, data in told.taken() if isinstance(one := wire.decode(data), TopAnswer)]
+                answers = [one for _, data in told.drain() if isinstance(one := wire.decode(data), TopAnswer)]
             assert [one.reason for one in answers] == ["digest"]
             assert not server.intake.held
 

@@ -102,7 +102,7 @@ def test_a_single_device_is_served_on_its_own_topic(tmp_path):
         async with broker.subscribe(topic(SITE, "_all", "model")) as common, sending(["d0"], broker) as outgoing:
             assert not outgoing.shared
             await fetch(outgoing, "d0", broker, tmp_path)
-            assert not [*common.taken()]
+            assert not [*common.drain()]
 
     virtual(play())
 
@@ -123,7 +123,7 @@ def test_a_slow_link_is_served_alone_and_keeps_nobody_waiting(tmp_path):
             await asyncio.gather(*quick)
             soon = loop.time()
             await lagging
-            heard = [data for _, data in own.taken()]
+            heard = [data for _, data in own.drain()]
             told = [wire.decode_as(Leave, data) for data in heard if wire.is_message(data)]
             assert told == [Leave(digest=outgoing.transfer.digest)], "told once to leave the topic common to all"
             return outgoing.bytes_sent, soon, loop.time()

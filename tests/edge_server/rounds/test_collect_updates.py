@@ -196,7 +196,7 @@ def test_who_offers_again_after_a_long_silence_is_asked_at_once(tmp_path):
             update = update_for(await one.task(), data)
             await one.say(update)
             await asyncio.sleep(100.0)
-            assert len(list(one.acks.taken())) < 10
+            assert len(list(one.acks.drain())) < 10
             began = asyncio.get_running_loop().time()
             assert (await one.offer(update, data)).verdict == "accepted"
             ended = asyncio.get_running_loop().time()
@@ -222,7 +222,7 @@ def test_a_round_that_closes_keeps_no_half_update(tmp_path):
             await two.answer(await two.task(), moved(here.plan, 0.5))
             task = await one.task()
             assert not (tmp_path / RUN / "updates" / "one").exists()
-            list(one.acks.taken())
+            list(one.acks.drain())
             assert (await one.answer(task, moved(here.plan, 0.5))).verdict == "accepted"
             await two.answer(await two.task(), moved(here.plan, 0.5))
             return (await here.ended())[1]
@@ -249,7 +249,7 @@ def test_a_device_counts_once_whatever_it_says_while_its_update_is_on_its_way(tm
             for index in range(update.params.blocks):
                 await one.say(frame(update.params, index, data))
             await asyncio.sleep(1)
-            assert not list(one.acks.taken())
+            assert not list(one.acks.drain())
             await two.answer(await two.task(), moved(here.plan, 0.5))
             return (await here.ended())[1][0]
 

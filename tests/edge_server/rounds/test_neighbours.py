@@ -111,7 +111,7 @@ def test_a_server_that_is_killed_while_it_mixes_mixes_the_same_again(tmp_path):
         async with site(tmp_path, broker, neighbours=again, **keys(rounds=2)) as here:
             one = await here.device("one", online=False)
             state, rounds = await here.ended()
-            assert not [*one.tasks.taken()]
+            assert not [*one.tasks.drain()]
         assert [number for number, _ in script.mixed + again.mixed] == [2, 2]
         for key, leaf in script.mixed[0][1].items():
             assert torch.equal(leaf, again.mixed[0][1][key])

@@ -141,7 +141,7 @@ def test_a_device_that_joins_in_the_middle_takes_part_in_the_next_round(tmp_path
             task = await one.task()
             two = await here.device("two")
             await asyncio.sleep(1)
-            assert not [*two.tasks.taken()]
+            assert not [*two.tasks.drain()]
             await one.answer(task, moved(here.plan, 0.5))
             for puppet in (one, two):
                 await puppet.answer(await puppet.task(), moved(here.plan, 0.5))
@@ -167,7 +167,7 @@ def test_a_device_that_comes_back_is_given_its_task_again(tmp_path):
             await one.answer(task, moved(here.plan, 0.5))
             await one.status(online=True, session=3)
             await asyncio.sleep(1)
-            assert not [*one.tasks.taken()]
+            assert not [*one.tasks.drain()]
             await two.answer(await two.task(), moved(here.plan, 0.5))
             return (await here.ended())[1][0]
 

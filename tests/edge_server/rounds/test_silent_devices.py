@@ -91,7 +91,7 @@ def test_a_silent_device_that_speaks_takes_part_again(tmp_path, word, caplog):
             async with background(serve(here, await here.device("good"))):
                 await until_round(here, SILENT_ROUNDS + 3)
                 assert asked(here.store.records(), "silent") == [1, 2, 3]
-                while list(silent.tasks.taken()):
+                while list(silent.tasks.drain()):
                     pass
                 await silent.say(words[word], "want" if word == "want" else "report" if word == "report" else "status")
                 async with background(serve(here, silent)):

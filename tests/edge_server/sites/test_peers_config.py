@@ -20,7 +20,7 @@ from shared.protocol import wire
 from shared.protocol.peers import Hello
 from shared.protocol.topics import peer_topic
 from shared.transport.base import Broker
-from shared.transport.login import login_of
+from shared.transport.login import read_login
 from shared.transport.mqtt import MqttTransport
 from tests.machine import configured
 
@@ -84,12 +84,12 @@ def test_a_login_is_read_when_it_is_needed(tmp_path, within):
     told = {"user": "roof", "password_file": "barn.password"}
     [peer] = load(written(tmp_path, peer=[{"site": "barn", **({"broker": told} if within else told)}])).peer
     with pytest.raises(Unreachable, match=r"barn\.password"):
-        login_of(peer.broker)
+        read_login(peer.broker)
     (tmp_path / "barn.password").write_text("pass\n")
-    login = login_of(peer.broker)
+    login = read_login(peer.broker)
     assert (login.user, login.password) == ("roof", "pass")
     assert "pass" not in repr(login)
-    assert login_of(PeerConfig(site="barn").broker) is None
+    assert read_login(PeerConfig(site="barn").broker) is None
 
 
 def test_two_logins_of_a_peer_are_refused(tmp_path):

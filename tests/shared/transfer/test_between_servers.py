@@ -61,9 +61,9 @@ async def fetch(transport: Transport, path: Path, clock: Callable[[], float]) ->
     receiver: Receiver[FileSink] | None = None
     async with transport.subscribe(UP) as inbox:
         while receiver is None or not receiver.complete:
-            data = await _next(inbox, receiver.left_s(clock()) if receiver else None)
+            data = await _next(inbox, receiver.remaining_s(clock()) if receiver else None)
             if data is None:
-                receiver.gave_up(clock())
+                receiver.time_out(clock())
             elif frames.is_frame(data):
                 if receiver:
                     receiver.take(frames.decode(data), clock())

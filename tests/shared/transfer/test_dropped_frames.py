@@ -40,10 +40,10 @@ async def receive(transport: MqttTransport, transfer: Transfer, *, small: bool) 
             if want := receiver.want():
                 await transport.publish("want", wire.encode(want))
             try:
-                async with asyncio.timeout(receiver.left_s(clock())):
+                async with asyncio.timeout(receiver.remaining_s(clock())):
                     receiver.take(frames.decode((await anext(inbox))[1]), clock())
             except TimeoutError:
-                receiver.gave_up(clock())
+                receiver.time_out(clock())
     return receiver
 
 

@@ -52,7 +52,7 @@ def begin(request, tmp_path_factory) -> Begin:
 
 def stored(receiver: Receiver) -> bytes:
     """Return what lies in the sink, whole or not."""
-    return receiver.sink.path.read_bytes() if isinstance(receiver.sink, FileSink) else bytes(receiver.sink.whole())
+    return receiver.sink.path.read_bytes() if isinstance(receiver.sink, FileSink) else bytes(receiver.sink.to_view())
 
 
 def give(receiver: Receiver, sender: Sender, now: float = 0.0) -> None:
@@ -101,8 +101,8 @@ def test_whatever_is_lost_damaged_doubled_or_shuffled_the_whole_comes(
             air = list(sender.answer(want, random.choice([ROOMY, 2000])))  # a broker may take less from now on
         else:
             air = []
-            now += receiver.left_s(now)
-            receiver.gave_up(now)
+            now += receiver.remaining_s(now)
+            receiver.time_out(now)
     assert receiver.finish() == DATA[:size]
     assert not receiver.finish().readonly
 
@@ -122,7 +122,7 @@ def test_a_damaged_frame_is_refused_and_asked_for_again(begin: Begin, damage: st
     with pytest.raises(WireError):
         receiver.take(chunks.decode(DAMAGES[damage](data)), 0.1)
     assert (receiver.lacking, receiver.bytes_received) == (42, 0)
-    receiver.gave_up(receiver.left_s(0.0))
+    receiver.time_out(receiver.remaining_s(0.0))
     assert receiver.want().ranges == [(0, 4)]
 
 
@@ -145,12 +145,12 @@ def test_a_frame_that_does_not_fit_writes_nothing(begin: Begin, misfit: str) -> 
     """It is refused before the sink is touched, is no sign of life, but its bytes did come and are counted."""
     receiver, (frame, reason) = begin(), MISFITS[misfit]
     want = receiver.want()
-    before, left_s = stored(receiver), receiver.left_s(9.0)
+    before, left_s = stored(receiver), receiver.remaining_s(9.0)
     with pytest.raises(WireError) as caught:
         receiver.take(frame, 9.0)
     assert caught.value.reason == reason
     assert (receiver.lacking, receiver.bytes_received) == (42, frame.size)
-    assert (stored(receiver), receiver.left_s(9.0)) == (before, left_s)
+    assert (stored(receiver), receiver.remaining_s(9.0)) == (before, left_s)
     for data in SENDER.answer(want, ROOMY):
         receiver.take(chunks.decode(data), 9.0)
     give(receiver, SENDER)
@@ -160,9 +160,9 @@ def test_a_frame_that_does_not_fit_writes_nothing(begin: Begin, misfit: str) -> 
 def test_a_frame_of_another_payload_is_passed_over(begin: Begin) -> None:
     """On a topic common to all they pass all the time: no error, no byte of ours, no sign of life of our sender."""
     receiver, before = begin(), SENDER.transfer.size
-    left_s = receiver.left_s(5.0)
+    left_s = receiver.remaining_s(5.0)
     assert not receiver.take(chunks.decode(Sender.of_parts([memoryview(OTHER)], FRAME_BYTES).frame(0, 4)), 5.0)
-    assert (receiver.lacking, receiver.bytes_received, receiver.left_s(5.0)) == (42, 0, left_s)
+    assert (receiver.lacking, receiver.bytes_received, receiver.remaining_s(5.0)) == (42, 0, left_s)
     assert receiver.transfer.size == before
 
 
@@ -172,9 +172,9 @@ def test_frames_that_overlap_and_come_twice_are_stored_once_and_counted_each_tim
     pieces = [(3, 5), (0, 4), (4, 9), (0, 9), (9, 42), (40, 42)]
     new = [receiver.take(chunks.decode(SENDER.frame(*piece)), 0.1) for piece in pieces]
     assert new == [True, True, True, False, True, False]
-    left_s = receiver.left_s(1.0)
+    left_s = receiver.remaining_s(1.0)
     assert not receiver.take(chunks.decode(SENDER.frame(0, 42)), 1.0)
-    assert receiver.left_s(1.0) == left_s
+    assert receiver.remaining_s(1.0) == left_s
     sizes = [min(stop * BLOCK_BYTES, len(DATA)) - start * BLOCK_BYTES + HEADER_BYTES for start, stop in pieces]
     assert receiver.bytes_received == sum(sizes) + len(DATA) + HEADER_BYTES
     assert receiver.finish() == DATA
@@ -261,10 +261,10 @@ def test_a_silent_sender_is_asked_ever_more_rarely_in_ever_smaller_frames(begin:
         want = receiver.want()
         asked.append(want.frame_bytes)
         assert want.ranges == [(0, want.frame_bytes // BLOCK_BYTES)]
-        pauses.append(receiver.left_s(now))
+        pauses.append(receiver.remaining_s(now))
         now += pauses[-1]
-        assert receiver.left_s(now) == 0
-        receiver.gave_up(now)
+        assert receiver.remaining_s(now) == 0
+        receiver.time_out(now)
     assert pauses == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, *[LAST_S] * 5]
     assert asked == [256 << 10, 256 << 10, 128 << 10, 64 << 10, 32 << 10, *[SMALLEST_FRAME_BYTES] * 3]
 
@@ -303,7 +303,7 @@ def test_a_payload_that_comes_another_way_goes_on_with_what_lacks(begin: Begin) 
     receiver.take(chunks.decode(data), 0.1)
     assert receiver.want().ranges == [(4, 12)]
     receiver.reroute(POLICY.pace(5.0, small=False))
-    assert receiver.left_s(5.0) == FIRST_S
+    assert receiver.remaining_s(5.0) == FIRST_S
     assert receiver.want().ranges == [(4, 8)]
 
 
@@ -343,9 +343,9 @@ def test_an_offer_again_while_frames_come_has_none_sent_twice(begin: Begin) -> N
     told, frames = SENDER.push(Room(blocks=20, frame_bytes=FRAME_BYTES), ROOMY)
     receiver = begin(pushed=told)
     receiver.take(chunks.decode(next(frames)), 0.1)
-    receiver.offered_again(0, 0.2)
+    receiver.note_new_offer(0, 0.2)
     assert receiver.want(5) is None
-    receiver.offered_again(0, 0.2 + receiver.left_s(0.2))
+    receiver.note_new_offer(0, 0.2 + receiver.remaining_s(0.2))
     assert receiver.want(5).ranges == [(4, 8)]
 
 
@@ -354,22 +354,22 @@ def test_a_sender_that_waits_again_is_asked_for_a_little_at_once_whatever_the_si
     receiver, now = begin(policy=Policy(16, 1.0, 1 << 20, frame_bytes=FRAME_BYTES)), 0.0
     receiver.want()
     for _ in range(8):
-        now += receiver.left_s(now)
-        receiver.gave_up(now)
+        now += receiver.remaining_s(now)
+        receiver.time_out(now)
         receiver.want()
-    assert receiver.left_s(now) == LAST_S
-    receiver.waited_for(now + 1.0)
-    assert receiver.left_s(now + 1.0) == LAST_S - 1.0
-    receiver.waited_for(now + 2.0)
+    assert receiver.remaining_s(now) == LAST_S
+    receiver.note_waiting_sender(now + 1.0)
+    assert receiver.remaining_s(now + 1.0) == LAST_S - 1.0
+    receiver.note_waiting_sender(now + 2.0)
     want = receiver.want()
     assert want
     assert want.ranges[0][0] == 0
     assert sum(stop - start for start, stop in want.ranges) * 1024 <= 2 * want.frame_bytes
-    assert receiver.left_s(now + 2.0) <= FIRST_S
+    assert receiver.remaining_s(now + 2.0) <= FIRST_S
     receiver.take(chunks.decode(SENDER.frame(0, 4)), now + 3.0)
-    left_s = receiver.left_s(now + 5.0)
-    receiver.waited_for(now + 5.0)
-    assert receiver.left_s(now + 5.0) == left_s
+    left_s = receiver.remaining_s(now + 5.0)
+    receiver.note_waiting_sender(now + 5.0)
+    assert receiver.remaining_s(now + 5.0) == left_s
 
 
 @pytest.mark.parametrize("why", ["none came yet", "a silence", "an outage", "it pushes anew"])
@@ -380,10 +380,10 @@ def test_an_offer_again_where_no_frames_come_has_what_lacks_sent_anew(begin: Beg
     if why != "none came yet":
         receiver.take(chunks.decode(next(frames)), 0.1)
     if why == "a silence":
-        receiver.gave_up(9.0)
+        receiver.time_out(9.0)
     elif why == "an outage":
         receiver.lost(0.2)
-    receiver.offered_again(8 if why == "it pushes anew" else 0, 9.1 if why == "a silence" else 0.2)
+    receiver.note_new_offer(8 if why == "it pushes anew" else 0, 9.1 if why == "a silence" else 0.2)
     expected = {"none came yet": [(0, 4)], "it pushes anew": [(8, 24)]}
     assert receiver.want(5).ranges == expected.get(why, [(4, 8)])
 
@@ -393,7 +393,7 @@ def test_time_between_two_payloads_is_no_silence(begin: Begin) -> None:
     pace = Pace(2.0, 0.0, FRAME_BYTES)
     for now in (0.0, 1000.0):
         receiver = begin(pushed=42, now=now, pace=pace)
-        assert receiver.left_s(now) > 0
+        assert receiver.remaining_s(now) > 0
         for data in SENDER.push(ALL, ROOMY)[1]:
             receiver.take(chunks.decode(data), now + 0.1)
     assert pace.frame_bytes == FRAME_BYTES

@@ -105,12 +105,12 @@ async def upload(folder: Path, words: Words, *, may_end: bool = False) -> object
     ):
         while not receiver.complete:
             with suppress(TimeoutError):
-                async with asyncio.timeout(receiver.left_s(clock())):
+                async with asyncio.timeout(receiver.remaining_s(clock())):
                     _, data = await anext(inbox)
                     if frames.is_frame(data):
                         receiver.take(frames.decode(data), clock())
-            if not receiver.left_s(clock()):
-                receiver.gave_up(clock())
+            if not receiver.remaining_s(clock()):
+                receiver.time_out(clock())
             if want := receiver.want():
                 await desk.tell(want, pause_s=0.0)
         assert receiver.finish() == DATA

@@ -20,8 +20,8 @@ from shared.transport.packet_limit import (
     LEAST_BYTES,
     MOST_BYTES,
     ROOM_BYTES,
-    Carried,
     Limit,
+    PayloadWatch,
     apply_connack,
     apply_connection_end,
     apply_delivery,
@@ -179,7 +179,7 @@ def test_a_silent_link_refuses_nothing(real):
 
     async def use() -> None:
         device = MqttTransport(Broker(), "device")
-        carried = Carried()
+        carried = PayloadWatch()
         carried.sent(1, 256 * KIB)
         for _ in range(3):
             assert not device.learn_from_end(SimpleNamespace(carried=carried), SILENT)

@@ -67,7 +67,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(clock=lambda: self.now, watched=True)
-        self.traffic.opened(self.near)
+        self.traffic.track(self.near)
 
     def arrive(self, size: int, at: float) -> None:
         """Let bytes arrive, and the client wake up for them."""
@@ -80,7 +80,7 @@ class Pair:
     def end(self, size: int, at: float) -> None:
         """Let the last bytes of a message arrive."""
         self.arrive(size, at)
-        self.traffic.ended()
+        self.traffic.end_message()
 
     @property
     def timed(self) -> tuple[int, float]:
@@ -146,7 +146,7 @@ def test_the_begin_of_a_message_may_have_come_with_the_end_of_the_last(pair) -> 
 
 def test_a_connection_that_ends_within_a_message_leaves_nothing_behind(pair) -> None:
     pair.arrive(1000, 1.0)
-    pair.traffic.opened(pair.near)
+    pair.traffic.track(pair.near)
     pair.arrive(1000, 100.0)
     pair.end(1000, 101.0)
     assert pair.timed == (1000, 1.0)
@@ -158,7 +158,7 @@ def test_who_looks_late_counts_no_time_in_which_nothing_came(pair) -> None:
     pair.arrive(1000, 2.0)
     Event().wait(0.5)
     pair.now = 2.5
-    pair.traffic.ended()
+    pair.traffic.end_message()
     assert pair.timed == (1000, 1.0)
 
 
@@ -174,5 +174,5 @@ def test_without_a_connection_nothing_is_known(pair) -> None:
     pair.near.close()
     assert pair.traffic.counts() is None
     pair.traffic.begins()
-    pair.traffic.ended()
+    pair.traffic.end_message()
     assert pair.timed == (0, 0.0)

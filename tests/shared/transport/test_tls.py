@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from shared.errors import Unreachable, Untrusted
-from shared.transport.base import Broker, placed_broker
+from shared.transport.base import Broker, resolve_broker_paths
 from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.refusals import WANTS_TLS
@@ -267,10 +267,10 @@ def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, 
 
 def test_paths_start_at_the_folder_of_their_file(tmp_path) -> None:
     tls = Tls(ca="ca.crt", cert="own/pi.crt", key="/run/keys/pi.key")
-    placed = placed_broker(Broker(user="pi", password_file="own/word", tls=tls), tmp_path)  # noqa: S106 - a path
+    placed = resolve_broker_paths(Broker(user="pi", password_file="own/word", tls=tls), tmp_path)  # noqa: S106 - a path
     assert placed.password_file == f"{tmp_path}/own/word"
     assert placed.tls == Tls(ca=f"{tmp_path}/ca.crt", cert=f"{tmp_path}/own/pi.crt", key="/run/keys/pi.key")
-    assert placed_broker(Broker(), tmp_path) == Broker()
+    assert resolve_broker_paths(Broker(), tmp_path) == Broker()
 
 
 @pytest.mark.parametrize("half", ["cert", "key"])

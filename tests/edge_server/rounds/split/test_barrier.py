@@ -36,11 +36,11 @@ def offer(session: Barrier, device: str, step: int, features: bytes = b"features
 
 def test_a_step_is_due_when_all_have_delivered_and_not_before():
     session = barrier()
-    assert session.left_s(0.0) == math.inf
+    assert session.remaining_s(0.0) == math.inf
     give(session, "a", 1.0)
-    assert session.left_s(3.0) == DEADLINE_S - 2.0
+    assert session.remaining_s(3.0) == DEADLINE_S - 2.0
     give(session, "b", 3.0)
-    assert session.left_s(3.0) == 0.0
+    assert session.remaining_s(3.0) == 0.0
     assert session.serve() == (["a", "b"], [])
     assert (session.step, session.missed) == (2, {})
 
@@ -49,16 +49,16 @@ def test_a_step_is_due_at_its_deadline_whatever_floats_make_of_the_sum():
     session = barrier()
     began, now = 5.6, 6.8999999999999995
     give(session, "a", began)
-    then = now + session.left_s(now)
+    then = now + session.remaining_s(now)
     assert began + DEADLINE_S - then > 0, "no test of anything"
-    assert session.left_s(then) == 0.0
+    assert session.remaining_s(then) == 0.0
 
 
 def test_the_deadline_counts_from_the_first_features_of_each_step():
     session = barrier()
     for at in (5.0, 100.0):
         give(session, "a", at)
-        assert session.left_s(at + DEADLINE_S - 1.0) == 1.0
+        assert session.remaining_s(at + DEADLINE_S - 1.0) == 1.0
         give(session, "b", at + 2.0)
         session.serve()
 
@@ -67,15 +67,15 @@ def test_who_lacks_at_the_deadline_holds_up_no_later_step_until_it_is_back():
     """It is told the open step, and waited for there: as fast as the others, it would else be behind for ever."""
     session = barrier()
     give(session, "a")
-    assert session.left_s(DEADLINE_S) == 0.0
+    assert session.remaining_s(DEADLINE_S) == 0.0
     assert session.serve() == (["a"], []), "it had offered nothing"
     assert absent(session) == {"b"}
     give(session, "a", 20.0)
-    assert session.left_s(20.0) == 0.0, "it waits for one who is absent"
+    assert session.remaining_s(20.0) == 0.0, "it waits for one who is absent"
     session.serve()
     give(session, "a", 30.0)
     assert offer(session, "b", 1) == 3, "it is told the open step"
-    assert session.left_s(30.0) == DEADLINE_S, "who is back is waited for"
+    assert session.remaining_s(30.0) == DEADLINE_S, "who is back is waited for"
     give(session, "b", 31.0)
     assert session.serve() == (["a", "b"], [])
     assert session.missed == {"b": 2}
@@ -89,15 +89,15 @@ def test_who_speaks_and_does_not_deliver_is_not_waited_for_again_until_it_has_de
     session = barrier(steps=9)
     for late in range(1, 5):
         give(session, "a")
-        assert session.left_s(0.0) == (DEADLINE_S if late <= 2 else 0.0)
+        assert session.remaining_s(0.0) == (DEADLINE_S if late <= 2 else 0.0)
         assert session.serve()[0] == ["a"]
         assert offer(session, "b", session.step - 1) == session.step
     give(session, "b")
-    assert session.left_s(0.0) == DEADLINE_S, "what it delivers counts"
+    assert session.remaining_s(0.0) == DEADLINE_S, "what it delivers counts"
     give(session, "a")
     assert session.serve()[0] == ["a", "b"]
     give(session, "a")
-    assert session.left_s(0.0) == DEADLINE_S, "it is waited for again"
+    assert session.remaining_s(0.0) == DEADLINE_S, "it is waited for again"
 
 
 def test_a_gradient_that_was_lost_is_given_again_however_far_the_others_are():
@@ -159,12 +159,12 @@ def test_a_device_that_begins_anew_is_waited_for_on_its_way_to_the_open_step():
     assert absent(session) == {"a"}
     assert offer(session, "a", 1) is Reply.AGAIN
     give(session, "b", 30.0)
-    assert session.left_s(30.0) == DEADLINE_S
+    assert session.remaining_s(30.0) == DEADLINE_S
     assert offer(session, "a", 2) is Reply.AGAIN
     assert offer(session, "a", 3) == 4
     give(session, "a", 31.0)
     assert offer(session, "a", 1) is Reply.AGAIN, "killed once more"
-    assert session.left_s(31.0) == 0.0
+    assert session.remaining_s(31.0) == 0.0
     assert session.serve() == (["a", "b"], [])
     assert [offer(session, "a", step) for step in (2, 3, 4)] == [Reply.AGAIN, 4, Reply.AGAIN]
     assert session.missed == {"a": 1}
@@ -176,7 +176,7 @@ def test_features_that_cannot_be_used_are_missed_and_hold_nobody_up():
     session.refuse("b", 0.0)
     assert offer(session, "b", 1) is Reply.NOTHING
     give(session, "a")
-    assert session.left_s(0.0) == 0.0
+    assert session.remaining_s(0.0) == 0.0
     assert session.serve() == (["a"], ["b"])
     assert (absent(session), session.missed) == (set(), {"b": 1})
     assert offer(session, "b", 1) == 2
@@ -186,14 +186,14 @@ def test_a_deadline_runs_from_the_first_features_also_if_they_are_refused():
     session = barrier()
     offer(session, "b", 1)
     session.refuse("b", 2.0)
-    assert session.left_s(5.0) == DEADLINE_S - 3.0
+    assert session.remaining_s(5.0) == DEADLINE_S - 3.0
 
 
 def test_where_all_that_came_is_refused_the_step_is_over_all_the_same():
     session = barrier("a", steps=1)
     offer(session, "a", 1)
     session.refuse("a", 0.0)
-    assert session.left_s(0.0) == 0.0
+    assert session.remaining_s(0.0) == 0.0
     assert session.serve() == ([], ["a"])
     assert session.is_over
     assert offer(session, "a", 1) == 2
@@ -204,12 +204,12 @@ def test_a_device_that_failed_is_out_for_good():
     session = barrier()
     give(session, "a")
     session.drop("b")
-    assert session.left_s(0.0) == 0.0
+    assert session.remaining_s(0.0) == 0.0
     assert not session.is_member("b")
     session.serve()
     give(session, "a")
     session.drop("a")
-    assert session.left_s(0.0) == math.inf
+    assert session.remaining_s(0.0) == math.inf
 
 
 def test_other_features_take_the_place_of_those_that_are_here():
@@ -217,11 +217,11 @@ def test_other_features_take_the_place_of_those_that_are_here():
     give(session, "a", 0.0)
     assert offer(session, "a", 1) is Reply.NOTHING
     assert offer(session, "a", 1, b"others") is Reply.TAKE
-    assert session.left_s(99.0) == math.inf
+    assert session.remaining_s(99.0) == math.inf
     session.deliver("a", b"others", 50.0)
-    assert session.left_s(50.0) == DEADLINE_S
+    assert session.remaining_s(50.0) == DEADLINE_S
     session.postpone(70.0)
-    assert session.left_s(70.0) == DEADLINE_S, "nobody could have delivered meanwhile"
+    assert session.remaining_s(70.0) == DEADLINE_S, "nobody could have delivered meanwhile"
 
 
 DEVICES, STEPS = ("a", "b", "c"), 5
@@ -241,8 +241,8 @@ class Anything(RuleBasedStateMachine):
             return
         if self.session.sessions["honest"].state != "delivered":
             give(self.session, "honest", self.now)
-        assert self.session.left_s(self.now) <= DEADLINE_S
-        if self.session.left_s(self.now) == 0.0:
+        assert self.session.remaining_s(self.now) <= DEADLINE_S
+        if self.session.remaining_s(self.now) == 0.0:
             takers, in_vain = self.session.serve()
             self.served.append(takers)
             assert "honest" in takers
@@ -254,7 +254,7 @@ class Anything(RuleBasedStateMachine):
         sessions = self.session.sessions.values()
         assert self.session.awaited_devices == {one.device for one in sessions if one.is_waited_for}
         has_begun = any(one.state in {"delivered", "refused"} for one in sessions)
-        assert math.isfinite(self.session.left_s(self.now)) == has_begun
+        assert math.isfinite(self.session.remaining_s(self.now)) == has_begun
 
     @rule(device=st.sampled_from(DEVICES), step=st.integers(1, STEPS), other=st.booleans(), delivers=st.booleans())
     def say(self, device: str, step: int, *, other: bool, delivers: bool) -> None:

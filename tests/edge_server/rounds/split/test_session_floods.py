@@ -116,7 +116,7 @@ def test_who_asks_for_its_gradients_without_end_is_sent_some_copies_and_little_f
                     for _ in range(times):
                         gradients.answer_want(session, want)
                         await asyncio.sleep(0.01)
-                return sum(len(said) for _, said in inbox.taken()) / len(data)
+                return sum(len(said) for _, said in inbox.drain()) / len(data)
 
         assert await ask("honest", 20, 2) == pytest.approx(40, rel=0.01)
         assert COPIES < await ask("greedy", 1, 200) <= COPIES + (MORE_BYTES + 2 * MORE_PER_S) / len(data) + 1

@@ -79,7 +79,7 @@ def test_who_asks_for_its_gradient_without_end_is_sent_a_window_of_it():
             task = asyncio.create_task(gradients.send_gradients())
             await asyncio.sleep(1)
             task.cancel()
-            names = [name.split("/")[-2] for name, _ in inbox.taken()]
+            names = [name.split("/")[-2] for name, _ in inbox.drain()]
         assert names.count("greedy") == MAX_WINDOW
         assert names[:4] == ["greedy", "other", "greedy", "other"]
 
@@ -103,7 +103,7 @@ def test_who_offers_the_same_features_without_end_is_not_sent_their_gradient_as_
             task = asyncio.create_task(gradients.send_gradients())
             await asyncio.sleep(1)
             task.cancel()
-            frames = [data for _, data in inbox.taken() if chunks.is_frame(data)]
+            frames = [data for _, data in inbox.drain() if chunks.is_frame(data)]
         assert len(frames) == sent.transfer.blocks
 
     virtual(play())
