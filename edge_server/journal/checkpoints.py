@@ -44,7 +44,6 @@ def save(
 
     Args:
         durable: Whether to wait until it is on the disk.
-        origin: Its provenance.
         best: Earlier round with the most accurate model, whose state stays; 0 if unknown or irrelevant.
 
     Raises:

@@ -169,8 +169,6 @@ class PartTotal:
     Attributes:
         asked: Tasks that have this part.
         told: Tasks with a plausible report of it.
-        joules: Sum over these.
-        most: Maximum over these.
         predicted: Joules predicted by the round's decision, for the other tasks that have a prediction.
     """
 

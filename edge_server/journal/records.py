@@ -63,7 +63,6 @@ class Sensed(Observed, frozen=True, kw_only=True):
         ages: Seconds before `at` at which a value was measured, if more than one.
         provenance: Source and quality of those values for which it changed.
         board: Id of the firmware profile, if it changed.
-        facts: Those that changed.
     """
 
     device: str
@@ -131,7 +130,6 @@ class Measured(Record, frozen=True, kw_only=True):
     Attributes:
         by_device: Cost of one local iteration by device.
         metrics: Further measurements of the algorithm, such as gradient variance.
-        failed: Causes by device.
     """
 
     by_device: dict[str, StepCost]
@@ -183,7 +181,6 @@ class RoundClosed(Record, frozen=True, kw_only=True):
     Attributes:
         outcome: `aggregated`; or `missed`: too few updates, the model is unchanged.
         arrived: Devices whose update counts.
-        failed: Causes by device.
         refused: Rejected bytes by reason.
         loss: Mean training loss, weighted by examples.
         accuracy: Of the aggregated model on the server's test data.

@@ -32,7 +32,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], class_: str | None
 
     Args:
         rows: Cells, as markup or text.
-        class_: CSS class.
     """
     top = element("tr", *(element("th", cell, scope="col") for cell in head))
     body = [

@@ -61,7 +61,6 @@ class Watcher:
 
     Attributes:
         say: Shows a line while waiting for devices.
-        tell: Receives every record.
     """
 
     say: Callable[[str], None]

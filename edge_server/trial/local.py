@@ -41,7 +41,6 @@ class Local:
     Attributes:
         data_root: Base of the plan's relative data paths.
         embedded: Use the embedded broker even if mosquitto is installed.
-        log_level: Of the processes.
         device: Computing device of server and agents: `cpu`, which reproduces a replay bit by bit, `cuda` or `auto`.
         writes_plan: Whether the plan differs from the file; a server then reads a copy written for it.
     """
@@ -95,7 +94,6 @@ async def until_closed(
 
     Args:
         children: Processes that must stay alive until then.
-        tell: Receives every record.
         place: Folder of their logs.
 
     Raises:

@@ -25,7 +25,6 @@ async def wait_for_fleet(
     """Wait for the broker and for the minimum cohort, at most `cohort.wait_s` each.
 
     Args:
-        plan: Defines the cohort.
         config: Broker and site for messages.
         say: Shows a line whenever the state changes.
 
@@ -59,9 +58,6 @@ async def wait_for_fleet(
 
 async def wait_without_end(server: Server, plan: Plan, members: Membership) -> None:
     """Wait for the broker and for the minimum cohort without a limit; warn every `cohort.wait_s`.
-
-    Args:
-        plan: Defines the cohort.
 
     Raises:
         ConfigError: The plan names fewer devices than it waits for.

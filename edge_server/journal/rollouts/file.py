@@ -126,7 +126,6 @@ class PartsSent(RolloutRecord, frozen=True, kw_only=True):
     """Parts were sent to boards.
 
     Attributes:
-        devices: Recipients.
         size: Bytes that these boards lacked.
         sent: Bytes passed to the broker.
     """
@@ -151,7 +150,6 @@ class RolloutEnded(RolloutRecord, frozen=True, kw_only=True):
     """Nothing is left to do for the boards that are online.
 
     Attributes:
-        outcome: Final state.
         behind: Boards that were offered it and are offline.
     """
 

@@ -49,7 +49,6 @@ class RolloutState:
     """State of a rollout.
 
     Attributes:
-        plan: Its settings.
         mode: Result of the last order.
         waves: Profiles of each wave's boards.
         canaries: Indices of the canary waves.
@@ -92,11 +91,7 @@ class RolloutState:
         return {device: self.reason(device) for device in failed if device not in self.forgiven}
 
     def stands(self, device: str, status: ModelStatus | None) -> Standing:
-        """Return the standing of a board; one that was given up has failed unless it committed the release.
-
-        Args:
-            status: Its last status.
-        """
+        """Return the standing of a board; one that was given up has failed unless it committed the release."""
         by_status = board_standing(self.plan, status)
         return "failed" if device in self.given_up and by_status != "committed" else by_status
 
@@ -188,7 +183,6 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout in JSON.
 
     Attributes:
-        plan: Its settings.
         state: The outcome, or the mode before it: `going`, `paused`, `going-back`.
         counts: Number of boards by standing.
         boards: Boards that were offered the release.

@@ -181,11 +181,7 @@ def _site_chart(
     of_all: Height,
     allowed: Height = lambda _: None,
 ) -> Markup:
-    """Return a chart of a value at the ends of global rounds: of each site, of all, and the budget.
-
-    Args:
-        title: With its unit.
-    """
+    """Return a chart of a value at the ends of global rounds: of each site, of all, and the budget."""
     names, mixings = _names(digest), digest.mixings
     curves = [
         ChartLine(

@@ -62,10 +62,8 @@ class ChaosStudy:
 
     Attributes:
         sites: Their running processes, in the plan's order.
-        kills: Remaining kills.
         expected: Final states of undisturbed runs.
         tell: Receives every kill and every audit.
-        struck: Kills that happened.
         accounts: Audits of ended runs, one per site.
     """
 

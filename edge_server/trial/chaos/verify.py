@@ -32,7 +32,6 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Audit of one run, or of several together.
 
     Attributes:
-        updates: Assigned updates.
         counted_twice: Updates that count more than once; must be 0.
         duplicates: Offers refused because the update was already accepted.
         retrained: Trainings repeated because the trainer died.
@@ -110,7 +109,6 @@ def audit_sites(account: Account, plan: Plan, site: str, records: Mapping[str, S
 
     Args:
         account: Audit from its own journal alone.
-        records: Journals by site.
     """
     site_records, sites = records[site], plan.sites
     assert sites
