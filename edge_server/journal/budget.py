@@ -140,7 +140,6 @@ def _dearest(parts: Iterable[tuple[str, str, PartTotal]]) -> dict[tuple[str, str
 
 
 def _charge(total: PartTotal, dearest: float) -> float:
-    """Return the joules charged for the tasks that did not report a part."""
     others = total.asked - total.told - len(total.predicted) if total.told else 0
     return math.fsum([*((1 + SHORTFALL) * joules for joules in total.predicted.values()), dearest * others])
 

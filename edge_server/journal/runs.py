@@ -115,7 +115,6 @@ def note_begun(folder: Path, *, anew: bool = False) -> None:
 
 
 def _begun_order(data_dir: Path) -> dict[str, int]:
-    """Return the position of each noted run in the order of beginning."""
     try:
         names = (data_dir / ORDER).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -231,7 +230,6 @@ def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
 
 
 def _sort_by_site(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs of sites in the order of the plan's sites."""
 
     def place(run: Run) -> int:
         sites = run.opened.plan.sites if run.opened else None
@@ -337,7 +335,6 @@ def is_local(folder: Path) -> bool:
 
 
 def _runs_with_devices(data_dir: Path) -> list[Run]:
-    """Return the runs with a site's real devices."""
     folders = [folder for folder in folders_of_runs(data_dir) if not is_local(folder)]
     return [Run(folder, salvageable_records(folder / JOURNAL)) for folder in folders]
 

@@ -312,7 +312,6 @@ def last_record(folder: Path) -> AnyRecord | None:
 
 
 def _rows(folder: Path, after: int) -> list[Row]:
-    """Return the rows from number `after` on."""
     with closing(sqlite3.connect(read_only_uri(folder / JOURNAL), uri=True)) as connection:
         if not (table := connection.execute(TABLE_SQL).fetchone()):
             return []  # the writer has created the file but not the table yet

@@ -144,7 +144,6 @@ def _splits(run: Digest, number: int | str, entry: TaskDigest | DeviceDigest) ->
 
 
 def _exchange(run: Digest, number: int | str, device: str, traffic: Traffic) -> Iterator[Line]:
-    """Yield the traffic of split sessions besides the model's."""
     for name in sorted({*run.traffic} - {"bytes_up", "bytes_down"}):
         yield _amount(run, number, device, name, getattr(traffic, name))
 

@@ -55,7 +55,6 @@ def _header(runs: Sequence[Digest], title: str) -> Markup:
 
 
 def _runs(runs: Sequence[Digest]) -> Markup:
-    """Return the legend of runs: curve, name and description."""
     items = [
         element("li", key(colour), element("b", name), element("span", _describe_run(run)))
         for colour, (name, run) in enumerate(zip(run_names(runs), runs, strict=True))
@@ -101,7 +100,6 @@ def _section(title: str, content: str, note: str = "") -> Markup:
 
 
 def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:
-    """Return a section's content for every run, one below the other."""
     return join(
         *(
             element("article", element("h3", name) if len(runs) > 1 else "", show(run))

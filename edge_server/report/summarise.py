@@ -172,7 +172,6 @@ def _class_names(records: Iterable[AnyRecord], opening: RunOpened) -> list[str]:
 
 
 def _terms(end: RoundClosed) -> dict[str, float]:
-    """Return the plausible metrics that the algorithm reported for a round."""
     terms = {} if end.terms is msgspec.UNSET else end.terms
     return {name: value for name in sorted(terms) if (value := amount_or_unknown(terms[name]).value) is not None}
 
@@ -182,7 +181,6 @@ def _class_shares(end: RoundClosed) -> list[float | None]:
 
 
 def _tasks(records: Sequence[AnyRecord], closed: Iterable[RoundClosed]) -> list[TaskDigest]:
-    """Return all tasks of ended rounds, by round and device."""
     costs, measured = costs_by_round(records), statistics_by_round(records)
     openings = {record.round: record for record in drop_void(records) if isinstance(record, RoundOpened)}
     updates = {
@@ -329,7 +327,6 @@ def _rounds(
 
 
 def _sum_traffic(tasks: Sequence[TaskDigest]) -> dict[str, Amount]:
-    """Return the traffic of tasks, by name in `Traffic`."""
     return {name: sum_known(getattr(task, name) for task in tasks) for name in Traffic.__struct_fields__}
 
 

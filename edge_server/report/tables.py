@@ -85,7 +85,6 @@ def _breakable(text: str) -> Markup:
 
 
 def _spending_rows(runs: Sequence[Digest]) -> list[tuple[str, str, str]]:
-    """Return (field of `SpentByRound`, kind of unit, heading) of the spending rows."""
     figures = [("seconds", "seconds", seconds_label(runs)), ("joules", "joules", "joules")]
     figures += [
         (name, "bytes", formatting.bytes_label(name, split=_any_split(runs))) for name in Traffic.__struct_fields__[:2]

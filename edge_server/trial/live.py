@@ -150,7 +150,6 @@ async def deny(server: Server, devices: frozenset[str]) -> None:
 
 
 async def _connection(config: ServerConfig, data_dir: Path) -> tuple[Session, MqttTransport]:
-    """Return the server's session and unopened connection."""
     ended = await in_thread(ended_runs, data_dir)
     session = Session(data_dir / "session", SERVER, config.site, uuid.uuid4().hex, ended)
     if warning := describe_exposure(config.broker):

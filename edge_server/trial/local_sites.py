@@ -115,7 +115,6 @@ async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) ->
 
 
 async def _await_all(ends: Mapping[str, Coroutine[None, None, RunClosed]]) -> dict[str, RunClosed]:
-    """Await all; the first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {site: group.create_task(end, name=f"site {site}") for site, end in ends.items()}

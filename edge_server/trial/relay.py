@@ -62,7 +62,6 @@ async def run_relay(port: int, rate: Rate) -> AsyncIterator[int]:
 
 
 async def _accept(listener: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
-    """Serve connections forever."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as connections:
         while True:
@@ -71,7 +70,6 @@ async def _accept(listener: socket.socket, port: int, up: _Direction, down: _Dir
 
 
 async def _serve(near: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
-    """Pass the bytes of a connection in both directions until either end closes it."""
     with near, down.socket() as far:
         for end in (near, far):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -100,7 +100,6 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
 
 
 def _with_terms(table: TextTable, closed: Sequence[RoundClosed]) -> TextTable:
-    """Return a table of rounds with the algorithm's own metrics."""
     by_round = [{} if record.terms is msgspec.UNSET else record.terms for record in closed]
     names = sorted({name for terms in by_round for name in terms})
     if not names:
@@ -145,7 +144,6 @@ def _some(devices: Collection[str], most: int = MOST_FAILED) -> str:
 
 
 def _most(traffic: Traffic, rounds: int) -> int:
-    """Return the most bytes of a round in one direction."""
     return max(
         (sum(rows[place][way] for rows in traffic.values()) for place in range(rounds) for way in (0, 1)), default=0
     )
@@ -154,7 +152,6 @@ def _most(traffic: Traffic, rounds: int) -> int:
 def _traffic(
     records: Sequence[AnyRecord], closed: Sequence[RoundClosed], devices: Sequence[str], *, split: bool, many: bool
 ) -> tuple[Traffic, str]:
-    """Return the traffic columns and their description for the caption."""
     if split:
         traffic, about = _split_traffic(closed, costs_by_round(records)), CUT_COLUMNS
     elif many:
@@ -203,7 +200,6 @@ def _statistics_traffic(costs: Mapping[str, Cost]) -> tuple[int, int]:
 
 
 def _cut_bytes(costs: Mapping[str, Cost]) -> tuple[int, int]:
-    """Return the bytes of gradients and of features."""
     all_costs = costs.values()
     return sum(cost.gradient_bytes or 0 for cost in all_costs), sum(cost.features_bytes or 0 for cost in all_costs)
 
@@ -282,7 +278,6 @@ def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
 
 
 def _subject(devices: Sequence[str]) -> tuple[str, str]:
-    """Return the subject for devices and that for their agents."""
     if len(devices) == 1:
         return f"device {devices[0]}", "its agent is"
     return f"devices {name_some(devices)}", "their agents are"

@@ -75,7 +75,6 @@ def _quantiles(runs: Sequence[Digest], accuracies: Sequence[Mapping[str, float |
 
 
 def _cells(runs: Sequence[Digest], shares: Sequence[float | None]) -> list[Markup]:
-    """Return a bar with its value for each run, in the run's colour."""
     return [
         join(formatting.format_share(share), _bar(name, colour, share))
         for colour, (name, share) in enumerate(zip(run_names(runs), shares, strict=True))

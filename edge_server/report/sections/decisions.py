@@ -80,7 +80,6 @@ def _causes(tasks: Iterable[TaskDigest]) -> Markup:
 
 
 def _distinct_values(tasks: Iterable[TaskDigest]) -> dict[str, list[TaskValue]]:
-    """Return the distinct values by name, in order of appearance."""
     values_by_name: dict[str, dict[TaskValue, None]] = {}
     for task in tasks:
         for name, value in task.told.items():

@@ -84,14 +84,12 @@ def _points(run: Digest, name: str) -> int:
 
 
 def _note_missing(titles: Sequence[str], axes: Sequence[LowerAxis]) -> Markup:
-    """Return a note on the charts that are missing and why."""
     unknown = [kind for kind in AXES if kind not in {axis.kind for axis in axes}] if axes else []
     texts = [f"no run knows its {kind}" for kind in unknown] + [f"{title}: not evaluated" for title in titles]
     return element("p", f"Not drawn: {'; '.join(texts)}.", class_="note") if texts else join()
 
 
 def _values(runs: Sequence[Digest], of: Height) -> list[float]:
-    """Return all drawable values of a metric."""
     heights = (of(round_) for run in runs for round_ in run.rounds)
     return [value for value in heights if value is not None and abs(value) < MOST_PLAUSIBLE]
 
@@ -122,7 +120,6 @@ def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> M
 
 
 def _curve(run: Digest, of: Height, axis: LowerAxis) -> list[Point]:
-    """Return a run's points: the rounds of which both coordinates are known."""
     coordinates = ((across(round_, axis.kind), of(round_), round_) for round_ in run.rounds)
     return [
         Point(place.value / axis.size, height, f"round {round_.round}: {height:.4g}; {_place(place, axis.kind)}")

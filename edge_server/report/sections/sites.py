@@ -39,7 +39,6 @@ def sites(digest: SitesDigest) -> Markup:
 
 
 def _introduction(digest: SitesDigest) -> list[str]:
-    """Return sentences on the graph and how well mixing worked."""
     count, zeta = len(digest.sites) + len(digest.missing), "\N{GREEK SMALL LETTER ZETA}"
     about = f"{count} sites, graph {digest.graph}; a global round has {digest.edge_rounds} edge rounds, and rounds are "
     about += f"named global.edge. With all edges on, mixing leaves at most {zeta} = {digest.zeta:.3g} of disagreement."
@@ -53,14 +52,12 @@ def _introduction(digest: SitesDigest) -> list[str]:
 
 
 def _refused_models(digest: SitesDigest) -> list[Markup]:
-    """Return a paragraph on refused models, by refusing site."""
     each = [f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models]
     more = f" And {len(each) - MOST_NAMED} more." if len(each) > MOST_NAMED else ""
     return [element("p", element("strong", " ".join(each[:MOST_NAMED]) + more))] if each else []
 
 
 def _site_table(digest: SitesDigest) -> Markup:
-    """Return a row per site and a total."""
     head = ["site", "accuracy", "after round", "rounds", "seconds", "joules", "allowed", "gossip", "transfer"]
     rows = [_row(digest, site) for site in digest.sites]
     means = [mixing for mixing in digest.mixings if mixing.mean is not None]
@@ -249,7 +246,6 @@ def _spread_chart(digest: SitesDigest, name: str) -> Markup:
 
 
 def _coordinator_table(digest: SitesDigest) -> list[Markup]:
-    """Return the coordinators, a row per stretch of rounds."""
     if not digest.coordinated:
         return []
     rows = [
@@ -267,7 +263,6 @@ def _coordinator_table(digest: SitesDigest) -> list[Markup]:
 
 
 def _edge_table(digest: SitesDigest) -> list[Markup]:
-    """Return the use of each edge."""
     rows = [
         [
             f"{edge.one} - {edge.other}",

@@ -110,7 +110,6 @@ def _lane_names(lanes: Sequence[str], start_x: float) -> list[Markup]:
 
 
 def _round(round_: RoundDigest, span: TimeSpan, x: Axis, size: float) -> Markup:
-    """Return a round as a bar, numbered if there is room."""
     start, end = x.at(span.start / size), x.at(span.end / size)
     title = (
         f"round {round_.round}, {round_.outcome}: {formatting.format_amount(Amount(value=round_.seconds), 'seconds')}"
@@ -130,7 +129,6 @@ def _parts(
     names: Sequence[str],
     across: tuple[Axis, float],
 ) -> list[Markup]:
-    """Return one path per activity over all devices and rounds."""
     x, size = across
     paths: dict[str, list[str]] = {}
     for task in run.tasks if lanes else []:

@@ -217,7 +217,6 @@ def _slowest_s(group: Mapping[str, SiteRun], number: int) -> float:
 
 
 def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[int], str]) -> EdgeDigest:
-    """Return the use of an edge according to the journals of both ends, or of the one available."""
     ways = [(group[site], neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
     on = [{number for number, gossip in run.gossips.items() if neighbour in gossip.on} for run, neighbour in ways]
     off = [
@@ -246,7 +245,6 @@ def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[i
 
 
 def _coordination(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> list[Coordinating]:
-    """Return the coordinators and the sites they decided for, consecutive rounds merged."""
     sites: dict[tuple[int, int, str], list[str]] = {}
     for site, run in group.items():
         for opening in run.openings:

@@ -114,7 +114,6 @@ class ChaosStudy:
                 self.kills[0] = replace(first, device=first.device + 1)
 
     def _name(self, site: Site, number: int) -> str:
-        """Return the name of a site's run."""
         plan, end = site.local.plan, f"-{number}"
         if plan.sites:
             end += f"-{site.local.site}"
@@ -219,7 +218,6 @@ class ChaosStudy:
         self._moved[site] = self.clock()
 
     async def _close(self) -> None:
-        """Audit a run that has ended, at each site."""
         self.news()
         records = {site.local.site: read(site.local.folder) for site in self.sites}
         expected = await asyncio.to_thread(self.expected, records)
