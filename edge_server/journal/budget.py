@@ -90,14 +90,14 @@ class Ledger:
         parts = list(self._parts())
         dearest = _dearest(parts)
         charged = math.fsum(_charge(total, dearest[device, name]) for device, name, total in parts)
-        dark = {device for device, name, total in parts if name == COMPUTE and not total.told}
+        unmetered = {device for device, name, total in parts if name == COMPUTE and not total.told}
         reported = math.fsum(total.joules for _, _, total in parts)
         return RunSpending(
             seconds=math.fsum(self._seconds),
             joules=reported + charged if any(total.told for _, _, total in parts) else None,
             charged=charged,
             is_whole=all(_is_covered(name, total, dearest[device, name]) for device, name, total in parts),
-            unmetered=tuple(device for device in sorted(dark) if self._claims.accounts[device].has_trained),
+            unmetered=tuple(device for device in sorted(unmetered) if self._claims.accounts[device].has_trained),
             moved=math.fsum(self._moved),
             backhaul_s=self._backhaul_s,
         )
@@ -114,7 +114,7 @@ class Ledger:
     def doubts(self) -> list[str]:
         """Return a note about the first rejected value of each device that the journal does not mention yet."""
         first = {doubt.device: doubt for doubt in reversed(self._claims.doubts())}
-        named = {match[1] for what in self._noted if (match := NOTE.match(what))}
+        named = {match[1] for note in self._noted if (match := NOTE.match(note))}
         return [doubt.sentence() for device, doubt in sorted(first.items()) if device not in named]
 
     def _parts(self) -> Iterator[tuple[str, str, PartTotal]]:

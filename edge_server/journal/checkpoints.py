@@ -52,18 +52,18 @@ def save(
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         path = checkpoint_path(folder, number)
-        about = origin._asdict() if origin else None
-        file.save(path, state, spare=folder / SPARE, durable=durable, about=about)
+        metadata = origin._asdict() if origin else None
+        file.save(path, state, spare=folder / SPARE, durable=durable, about=metadata)
         paths = sorted(folder.glob(CHECKPOINTS))
         until = paths.index(path) + 1
         for void in paths[until:]:
             void.replace(folder / SPARE)
         for old in paths[: max(0, until - KEEP)]:
             is_best = old == checkpoint_path(folder, best)
-            place = best_path(folder, best) if is_best else folder / GOOD
-            if place.exists():
-                place.replace(folder / SPARE)
-            old.replace(place)
+            target = best_path(folder, best) if is_best else folder / GOOD
+            if target.exists():
+                target.replace(folder / SPARE)
+            old.replace(target)
         for other in set(folder.glob(BEST)) - {best_path(folder, best)}:
             other.replace(folder / SPARE)
 

@@ -283,8 +283,8 @@ class DeviceClaims:
             ordered.most = max(ordered.most, joules)
             if task[1] > 0:
                 for values, figure in ((ordered.joules, joules), (ordered.watts, joules / seconds)):
-                    place = bisect_left(values, figure)
-                    values[place : place + (sign < 0)] = [figure] * (sign > 0)
+                    index = bisect_left(values, figure)
+                    values[index : index + (sign < 0)] = [figure] * (sign > 0)
 
 
 def _count_joules(total: PartTotal, joules: float, sign: int) -> None:
@@ -348,11 +348,11 @@ class Claims:
     def _go_back(self, record: Rewound) -> None:
         """Repeat rounds without forgetting what was spent; if an opening stays valid, its devices are asked again."""
         before, self._lives = (self._lives, record.round), self._lives + 1
-        again = self._lives, record.round
+        repeated = self._lives, record.round
         for account in self.accounts.values():
             if record.reopened and before in account.tasks:
-                account.ask(again, split=account.tasks[before].split, predicted=account.tasks[before].predicted)
-                self._opened[again] = self._opened.get(before)
+                account.ask(repeated, split=account.tasks[before].split, predicted=account.tasks[before].predicted)
+                self._opened[repeated] = self._opened.get(before)
 
     def _accept(self, record: UpdateAccepted, at: float | None) -> None:
         task, account = (self._lives, record.round), self.accounts[record.device]
@@ -416,8 +416,8 @@ def _medians_of_others(values: Mapping[str, float]) -> dict[str, float]:
     """Return for each name the median of the others' values; nothing for a single name."""
     ordered = sorted(values.items(), key=lambda pair: pair[1])
     others, medians = len(ordered) - 1, dict[str, float]()
-    for place, (name, _) in enumerate(ordered) if others else ():
-        middle = [ordered[k + (k >= place)][1] for k in ((others - 1) // 2, others // 2)]
+    for index, (name, _) in enumerate(ordered) if others else ():
+        middle = [ordered[k + (k >= index)][1] for k in ((others - 1) // 2, others // 2)]
         medians[name] = sum(middle) / len(middle)
     return medians
 

@@ -40,9 +40,9 @@ class Costs:
 
     def recall(self, records: Iterable[AnyRecord]) -> None:
         """Restore the state from a run's journal."""
-        every = list(records)
-        self._recorded = {record.device: record for record in every if isinstance(record, CostSettled)}
-        for record in drop_void(every):
+        all_records = list(records)
+        self._recorded = {record.device: record for record in all_records if isinstance(record, CostSettled)}
+        for record in drop_void(all_records):
             if isinstance(record, CostSettled):
                 last = self._last(record.round)
                 last[record.device] = max(record.round, last.get(record.device, record.round))
@@ -98,14 +98,14 @@ def costs_by_round(records: Iterable[AnyRecord]) -> dict[int, dict[str, Cost]]:
 
     Implausible values are left out: see `edge_server.journal.claims`.
     """
-    every, costs = list(records), dict[int, dict[str, Cost]]()
-    for record in drop_void(every):
+    all_records, costs = list(records), dict[int, dict[str, Cost]]()
+    for record in drop_void(all_records):
         match record:
             case UpdateAccepted():
                 costs.setdefault(record.round, {}).setdefault(record.device, drop_implausible(record.update.cost))
             case CostSettled():
                 costs.setdefault(record.round, {})[record.device] = record.cost
-    for (number, device), doubted in doubted_figures(every).items():
+    for (number, device), doubted in doubted_figures(all_records).items():
         if cost := costs.get(number, {}).get(device):
             costs[number][device] = drop_figures(
                 cost, [name for name, value in doubted.items() if getattr(cost, name) == value]

@@ -69,8 +69,8 @@ class RefusedModels(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """One sentence for people."""
-        why = ", ".join(self.causes)
-        return f"models of site {self.site} were refused in {self.gossips} of {self.of} gossips ({why})"
+        causes = ", ".join(self.causes)
+        return f"models of site {self.site} were refused in {self.gossips} of {self.of} gossips ({causes})"
 
 
 def refused_models(records: Iterable[AnyRecord]) -> list[RefusedModels]:

@@ -40,14 +40,14 @@ def finite_or_none(figure: float | None) -> float | None:
     return figure if figure is not None and math.isfinite(figure) else None
 
 
-def _find_non_finite(value: object, place: str) -> str:
+def _find_non_finite(value: object, path: str) -> str:
     """Return the path of the first NaN or infinite value with the value; empty if there is none."""
     if isinstance(value, float):
-        return "" if math.isfinite(value) else f"{place.lstrip('.')} is {value}"
+        return "" if math.isfinite(value) else f"{path.lstrip('.')} is {value}"
     if isinstance(value, dict):
-        problems = (_find_non_finite(each, f"{place}.{key}") for key, each in value.items())
+        problems = (_find_non_finite(item, f"{path}.{key}") for key, item in value.items())
     elif isinstance(value, list | tuple):
-        problems = (_find_non_finite(each, f"{place}[{index}]") for index, each in enumerate(value))
+        problems = (_find_non_finite(item, f"{path}[{index}]") for index, item in enumerate(value))
     else:
         return ""
     return next(filter(None, problems), "")

@@ -74,11 +74,11 @@ def split_report(report: Report) -> tuple[Form, ReportRow]:
     """
     bounded = {name: reading for name, reading in report.readings.items() if len(name) <= _NAME}
     bounded = dict(list(bounded.items())[:MAX_FIGURES])
-    untrue = {
+    invalid = {
         name: Absent(lack="invalid", cause="not finite") for name, reading in bounded.items() if not _is_finite(reading)
     }
     absent = {name: Absent(lack=reading.lack, cause=reading.cause[:_TEXT]) for name, reading in report.absent.items()}
-    readings = {name: reading for name, reading in bounded.items() if name not in untrue}
+    readings = {name: reading for name, reading in bounded.items() if name not in invalid}
     form = Form(
         report.instance[:_WORD],
         report.board[:_NAME],
@@ -86,7 +86,7 @@ def split_report(report: Report) -> tuple[Form, ReportRow]:
             FormFigure(name, reading.unit[:_WORD], reading.source[:_TEXT], reading.quality)
             for name, reading in readings.items()
         ),
-        _truncate(absent | untrue, MAX_FIGURES),
+        _truncate(absent | invalid, MAX_FIGURES),
         _truncate({name: fact[:_TEXT] for name, fact in report.facts.items()}, MAX_FIGURES),
     )
     while len(encode_part(form)) > MAX_FORM_BYTES:
@@ -115,10 +115,10 @@ def _full_row(readings: list[Reading], report: Report) -> ReportRow:
 
 def row_changes(before: ReportRow, row: ReportRow) -> ReportRow:
     """Return the differences of a full row from the previous full row."""
-    lost = dict.fromkeys(before.uncertainties.keys() - row.uncertainties.keys())
+    removed = dict.fromkeys(before.uncertainties.keys() - row.uncertainties.keys())
     return ReportRow(
         values={i: value for i, value in row.values.items() if before.values.get(i) != value},
-        uncertainties=lost
+        uncertainties=removed
         | {i: spread for i, spread in row.uncertainties.items() if before.uncertainties.get(i) != spread},
         moments=row.moments,
         most_at=row.most_at,

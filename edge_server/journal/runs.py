@@ -96,16 +96,16 @@ def new_name(plan: Plan) -> str:
     return f"{plan.name[:32]}-{utc_stamp()}-{uuid.uuid4().hex[:4]}"
 
 
-def note_begun(folder: Path, *, anew: bool = False) -> None:
+def note_begun(folder: Path, *, replace: bool = False) -> None:
     """Append a run to the order of runs, once.
 
     Args:
-        anew: Whether it replaces an earlier run of its name, as a repeated replay does.
+        replace: Whether it replaces an earlier run of its name, as a repeated replay does.
     """
     parents = folder.parents
     data_dir = parents[2] if parents[1].name == SITES else parents[0]
     path = data_dir / ORDER
-    if not anew and folder.name in _begun_order(data_dir):
+    if not replace and folder.name in _begun_order(data_dir):
         return
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -119,7 +119,7 @@ def _begun_order(data_dir: Path) -> dict[str, int]:
         names = (data_dir / ORDER).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    return {name: place for place, name in enumerate(names)}
+    return {name: index for index, name in enumerate(names)}
 
 
 def order_of_beginning(data_dir: Path) -> Callable[[Run], tuple[int, float]]:
@@ -220,10 +220,10 @@ def name_of_sites(run: Run) -> str:
 
 def _runs_of_sites(data_dir: Path, base: str) -> list[Run]:
     """Return the runs of one plan's sites by their common name, or a prefix of it if unambiguous."""
-    alike = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
-    if any(folder.name == base for folder in alike) or len(alike) <= 1:
+    matches = [folder for folder in folders_of_runs(data_dir) if base and folder.name.startswith(base)]
+    if any(folder.name == base for folder in matches) or len(matches) <= 1:
         return []
-    runs = [find_run(data_dir, str(folder.relative_to(data_dir))) for folder in alike]
+    runs = [find_run(data_dir, str(folder.relative_to(data_dir))) for folder in matches]
     names = {name_of_sites(run) for run in runs}
     chosen = runs if len(names) == 1 and "" not in names else [run for run in runs if name_of_sites(run) == base]
     return _sort_by_site(chosen)
@@ -240,18 +240,18 @@ def _sort_by_site(runs: Iterable[Run]) -> list[Run]:
 
 def _resolve_prefix(data_dir: Path, run: str) -> Path:
     """Return the folder of the only run with that prefix, or of the run begun last."""
-    if run == LAST and (begun := all_runs(data_dir)):
-        return begun[0].folder
+    if run == LAST and (runs_by_age := all_runs(data_dir)):
+        return runs_by_age[0].folder
     folders = folders_of_runs(data_dir)
-    alike = [folder for folder in folders if folder.name == run]
-    alike = alike or [folder for folder in folders if run and folder.name.startswith(run)]
-    if len(alike) > 1:
-        some = ", ".join(folder.name for folder in alike[:MOST_NAMED]) + ", …" * (len(alike) > MOST_NAMED)
-        raise ConfigError(f"{run!r} matches {len(alike)} runs in {data_dir}: {some}; use a longer prefix")
-    if not alike:
+    matches = [folder for folder in folders if folder.name == run]
+    matches = matches or [folder for folder in folders if run and folder.name.startswith(run)]
+    if len(matches) > 1:
+        some = ", ".join(folder.name for folder in matches[:MOST_NAMED]) + ", …" * (len(matches) > MOST_NAMED)
+        raise ConfigError(f"{run!r} matches {len(matches)} runs in {data_dir}: {some}; use a longer prefix")
+    if not matches:
         suggestion = guess(run, [folder.name for folder in folders])
         raise NoSuchRun(f"no run {run!r} in {data_dir}; list the runs with `edge-server runs`{suggestion}")
-    return alike[0]
+    return matches[0]
 
 
 def folders_of_runs(data_dir: Path) -> list[Path]:
@@ -376,16 +376,16 @@ def edited_from(data_dir: Path, plan: Plan) -> str:
         plan: The plan to run now.
     """
     runs = sorted(_runs_with_devices(data_dir), key=order_of_beginning(data_dir))
-    begun = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
-    last = next((opening for opening in reversed(begun) if opening.plan.name == plan.name), None)
+    openings = [run.opened for run in runs if run.opened and run.opened.started and not run.opened.imported]
+    last = next((opening for opening in reversed(openings) if opening.plan.name == plan.name), None)
     if last is None or is_same_plan(last.plan, plan):
         return ""
     return f"the plan differs from that of run {last.run} ({describe_differences(last.plan, plan)})"
 
 
-def describe_differences(begun: Plan, plan: Plan) -> str:
+def describe_differences(earlier: Plan, plan: Plan) -> str:
     """Return the keys in which two plans differ, at most `MOST_NAMED`."""
-    differences = plan_differences(begun, plan)
+    differences = plan_differences(earlier, plan)
     return ", ".join(differences[:MOST_NAMED]) + f" and {len(differences) - MOST_NAMED} more" * (
         len(differences) > MOST_NAMED
     )
@@ -408,10 +408,10 @@ def summarise_run(run: Run) -> RunSummary:
     """Return one line about a run; its accuracy is the last evaluation, of personal models if there are any."""
     closed, opening = closed_rounds(run.records), run.opened
     on_devices = [record for record in drop_void(run.records) if isinstance(record, Evaluated)]
-    personal = [record.accuracy for record in on_devices if record.personal]
+    personal_accuracies = [record.accuracy for record in on_devices if record.personal]
     shared = [record.accuracy for record in closed]
     besides = [*(record.device_accuracy for record in closed), *(record.accuracy for record in on_devices)]
-    measured = next((kind for kind in map(_drop_none, (personal, shared, besides)) if kind), [])
+    measured = next((kind for kind in map(_drop_none, (personal_accuracies, shared, besides)) if kind), [])
     return RunSummary(
         run=opening.run if opening else run.folder.name,
         plan=opening.plan.name if opening else "",

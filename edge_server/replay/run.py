@@ -219,7 +219,7 @@ def _store_run(replayed: ReplayedRun, data_dir: Path) -> ReplayedRun:
     folder = data_dir / part.name
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    note_begun(folder, anew=True)
+    note_begun(folder, replace=True)
     return folder, records
 
 

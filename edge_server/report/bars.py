@@ -79,8 +79,8 @@ def arrival_grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[
         devices: Rows, from the top.
         tasks: Tasks of these devices in these rounds.
     """
-    row = {device: place for place, device in enumerate(devices)}
-    column = {number_: place for place, number_ in enumerate(rounds)}
+    row = {device: index for index, device in enumerate(devices)}
+    column = {number_: index for index, number_ in enumerate(rounds)}
     grid_x = CELL + LETTER_WIDTH * min(LABEL_LETTERS, max(map(len, devices), default=0))
     parts = []
     for arrival in ARRIVALS:
@@ -93,13 +93,13 @@ def arrival_grid(devices: Sequence[str], rounds: Sequence[int], tasks: Sequence[
             parts.append(element("path", d=cells, class_=arrival))
     names = [
         element(
-            "text", device[:LABEL_LETTERS], x=grid_x - 6, y=HEADER_HEIGHT + place * CELL + CELL - 1.5, text_anchor="end"
+            "text", device[:LABEL_LETTERS], x=grid_x - 6, y=HEADER_HEIGHT + index * CELL + CELL - 1.5, text_anchor="end"
         )
-        for device, place in row.items()
+        for device, index in row.items()
     ]
     heads = [
-        element("text", str(number_), x=grid_x + place * CELL + CELL / 2, y=HEADER_HEIGHT - 5, text_anchor="middle")
-        for number_, place in column.items()
+        element("text", str(number_), x=grid_x + index * CELL + CELL / 2, y=HEADER_HEIGHT - 5, text_anchor="middle")
+        for number_, index in column.items()
         if number_ % LABEL_INTERVAL == 0 or number_ == 1
     ]
     width, height = grid_x + len(rounds) * CELL + CELL, HEADER_HEIGHT + len(devices) * CELL + 2

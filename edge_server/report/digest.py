@@ -87,10 +87,10 @@ def remaining_seconds(whole_s: float, parts: Sequence[Amount]) -> Amount:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return a quantile of sorted values, interpolated linearly."""
-    place = share * (len(values) - 1)
-    low = math.floor(place)
+    position = share * (len(values) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
+    return values[low] + (position - low) * (values[high] - values[low])
 
 
 Arrival: TypeAlias = Literal["arrived", "late", "failed"]

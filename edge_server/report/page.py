@@ -42,8 +42,8 @@ def render_page(
     accuracies = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
     outcome, *others = _sections(runs, accuracies)
-    together = [_section(_sites_title(digest, sites), sites_section(digest)) for digest in sites]
-    return document(title, _header(runs, title), outcome, *together, *others, *_rollouts(rollouts), _footer())
+    site_sections = [_section(_sites_title(digest, sites), sites_section(digest)) for digest in sites]
+    return document(title, _header(runs, title), outcome, *site_sections, *others, *_rollouts(rollouts), _footer())
 
 
 def _sites_title(digest: SitesDigest, sites: Sequence[SitesDigest]) -> str:
@@ -63,24 +63,24 @@ def _runs(runs: Sequence[Digest]) -> Markup:
 
 
 def _describe_run(run: Digest) -> str:
-    place = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
+    kind = f"live, wall seconds, {run.started}" if run.live else "replay, virtual seconds"
     algorithm, model = (formatting.format_spec(spec) for spec in (run.plan.algorithm, run.plan.model))
-    return f"{algorithm} · {model} · seed {run.plan.seed} · {place}"
+    return f"{algorithm} · {model} · seed {run.plan.seed} · {kind}"
 
 
 def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
-    compared = " Small numbers: change from the first run." if len(runs) > 1 else ""
+    change_note = " Small numbers: change from the first run." if len(runs) > 1 else ""
     clock_note = " Wall and virtual seconds are mixed." if len({*map(clock_kind, runs)}) > 1 else ""
     outcome = _section(
-        "Outcome", summary_table(runs), f"Joules and bytes are of all devices and rounds.{compared}{clock_note}"
+        "Outcome", summary_table(runs), f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
     )
-    reached = _section(
+    cost_section = _section(
         "Cost to reach an accuracy",
         targets_table(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
         "Resources used by the end of the first round whose model reached the accuracy.",
     )
     return [
-        element("div", outcome, reached, class_="two" if len(runs) < WIDE else None),
+        element("div", outcome, cost_section, class_="two" if len(runs) < WIDE else None),
         _section("Accuracy and loss", join(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)),
         *(_section("Accuracy by class and by device", content) for content in accuracy(runs)),
         _section("Timeline of rounds", _each(runs, timeline)),

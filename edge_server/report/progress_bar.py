@@ -27,10 +27,10 @@ class NewsBar(Progress):
 def _bar_text(task: Task, width: int) -> Text:
     minutes, seconds = divmod(int(task.elapsed or 0), 60)
     done = round(BAR * task.percentage / 100)
-    drawn = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * done, style="bar.complete")
-    drawn.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
+    bar = Text("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * done, style="bar.complete")
+    bar.append("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (BAR - done), style="bar.back")
     count = f"{task.completed:.0f}/{task.total or 0:.0f}"
-    parts = [Text(task.description), drawn, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
+    parts = [Text(task.description), bar, Text(count), Text(f"{minutes}:{seconds:02}", style="progress.elapsed")]
     if (remaining_s := _seconds_left(task)) is not None:
         parts.append(Text(f"about {remaining_s // 60}:{remaining_s % 60:02} left", style="progress.remaining"))
     news = Text(str(task.fields["news"]))

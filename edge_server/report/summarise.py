@@ -105,14 +105,14 @@ def last_evaluation(records: Iterable[AnyRecord]) -> Evaluated:
 
 def accuracy_reader(records: Sequence[AnyRecord]) -> Callable[[RoundClosed], Accuracies]:
     """Return a function from a round's end to its accuracies; the fleet's stand in where the server tests nothing."""
-    tried, personal = evaluations_by_round(records), is_personal(records)
-    by_fleet = personal or all(end.accuracy is None for end in closed_rounds(records))
+    evaluations, uses_personal = evaluations_by_round(records), is_personal(records)
+    by_fleet = uses_personal or all(end.accuracy is None for end in closed_rounds(records))
 
     def of_round(end: RoundClosed) -> Accuracies:
-        fleet = share_or_none(tried[end.round].accuracy) if end.round in tried else None
+        fleet = share_or_none(evaluations[end.round].accuracy) if end.round in evaluations else None
         return {
             "accuracy": fleet if by_fleet else share_or_none(end.accuracy),
-            "global_accuracy": share_or_none(end.accuracy) if personal else None,
+            "global_accuracy": share_or_none(end.accuracy) if uses_personal else None,
             "fleet_accuracy": fleet,
         }
 
@@ -136,7 +136,7 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
     opening = next((record for record in records if isinstance(record, RunOpened)), None)
     if opening is None:
         raise ConfigError("the run's journal holds no beginning: nothing was recorded, or its first record is lost")
-    ended = [record for record in records if isinstance(record, RunClosed)]
+    closings = [record for record in records if isinstance(record, RunClosed)]
     closed = [record for record in drop_void(records) if isinstance(record, RoundClosed)]
     tasks = _tasks(records, closed)
     servers = [record for record in records if isinstance(record, ServerBegan)]
@@ -144,8 +144,8 @@ def digest_run(records: Sequence[AnyRecord]) -> Digest:
         run=opening.run,
         live=bool(opening.started),
         started=opening.started,
-        outcome=ended[-1].outcome if ended else "unfinished",
-        cause=ended[-1].cause if ended else "",
+        outcome=closings[-1].outcome if closings else "unfinished",
+        cause=closings[-1].cause if closings else "",
         versions=servers[-1].versions if servers else {},
         servers=len(servers),
         notes=[record.what for record in records if isinstance(record, Noted)],

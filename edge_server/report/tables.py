@@ -49,17 +49,17 @@ def figure_with_change(text: str, change: str) -> Markup:
 def summary_table(runs: Sequence[Digest]) -> Markup:
     """Return the outcome of every run and its difference from the first."""
     totals = [run.rounds[-1].until if run.rounds else None for run in runs]
-    lasts = [compare.last_evaluated(run) for run in runs]
+    last_rounds = [compare.last_evaluated(run) for run in runs]
     rows = [
         ["outcome", *(_breakable(f"{run.outcome}: {run.cause}" if run.cause else run.outcome) for run in runs)],
         ["rounds", *(f"{len(run.rounds)} of {run.plan.rounds}" for run in runs)],
-        ["accuracy at the end", *_shares([last.accuracy if last else None for last in lasts])],
+        ["accuracy at the end", *_shares([last.accuracy if last else None for last in last_rounds])],
         ["best accuracy", *_shares([compare.best_accuracy(run) for run in runs])],
         *(
-            [row, *_shares([last.global_accuracy if last else None for last in lasts])]
+            [row, *_shares([last.global_accuracy if last else None for last in last_rounds])]
             for row in ["accuracy of the aggregated model"] * any(run.personal for run in runs)
         ),
-        ["loss at the end", *_losses([last.test_loss if last else None for last in lasts])],
+        ["loss at the end", *_losses([last.test_loss if last else None for last in last_rounds])],
         *(
             [
                 "accuracy refers to",
@@ -123,11 +123,11 @@ def targets_table(runs: Sequence[Digest], targets: Sequence[float]) -> Markup:
         ]
         for index, name in enumerate(run_names(runs)):
             number = str(costs[index].round or NOTHING)
-            why = "" if costs[index].round else _why_not_reached(runs[index])
+            cause = "" if costs[index].round else _why_not_reached(runs[index])
             rows.append(
                 [
                     formatting.format_share(target),
-                    figure_with_change(name, why),
+                    figure_with_change(name, cause),
                     number,
                     *(column[index] for column in columns),
                 ]

@@ -82,8 +82,10 @@ async def run_local(local: Local, tell: Callable[[AnyRecord], None]) -> RunClose
         children = {SERVER: await stack.enter_async_context(run_server(local, place, broker))}
         fleet = devices(local.plan, local.count)
         for index, device in enumerate(fleet):
-            reached = await stack.enter_async_context(emulate_link(local.plan, device, broker))
-            children[device.name] = await stack.enter_async_context(run_agent(local, place, reached, fleet, index))
+            emulated_broker = await stack.enter_async_context(emulate_link(local.plan, device, broker))
+            children[device.name] = await stack.enter_async_context(
+                run_agent(local, place, emulated_broker, fleet, index)
+            )
         return await until_closed(local.folder, children, tell, place)
 
 

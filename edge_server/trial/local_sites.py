@@ -109,8 +109,8 @@ async def _agents(stack: AsyncExitStack, local: Local, broker: PrivateBroker) ->
     started = dict[str, Process]()
     for name in devices_by_site(local.plan.sites, names)[local.site]:
         index = names.index(name)
-        reached = await stack.enter_async_context(emulate_link(local.plan, fleet[index], broker))
-        started[name] = await stack.enter_async_context(run_agent(local, local.place, reached, fleet, index))
+        emulated_broker = await stack.enter_async_context(emulate_link(local.plan, fleet[index], broker))
+        started[name] = await stack.enter_async_context(run_agent(local, local.place, emulated_broker, fleet, index))
     return started
 
 

@@ -58,14 +58,14 @@ class Display:
                 self._selected = frozenset(record.assignments)
             case UpdateAccepted():
                 self._arrived += 1
-                what = f"round {record.round}, updates {self._arrived}/{self._expected}"
-                self._status = what if record.round <= self._rounds else f"evaluating, {self._arrived} devices"
+                status = f"round {record.round}, updates {self._arrived}/{self._expected}"
+                self._status = status if record.round <= self._rounds else f"evaluating, {self._arrived} devices"
             case RoundClosed():
                 self._close(record)
             case LeftOut():
                 until = "it sends a message" if record.silent else "its agent restarts"
-                why = f": {record.cause}" if record.silent else ""
-                self._print(f"device {record.device} gets no more tasks until {until}{why}")
+                cause = f": {record.cause}" if record.silent else ""
+                self._print(f"device {record.device} gets no more tasks until {until}{cause}")
                 return
             case Evaluated(round=int(number)):
                 mean, kind = figure(record.accuracy), "personal models" if record.personal else "the model"
@@ -92,19 +92,19 @@ class Display:
         """Show how a round ended; for a missed one the cause, and after several in a row the remedy."""
         self._arrived, is_missed = 0, closed.outcome == "missed"
         news = f"accuracy {figure(closed.accuracy)}  loss {figure(closed.loss)}"
-        why = self._missed_why(closed) if is_missed else ""
+        cause = self._missed_why(closed) if is_missed else ""
         if is_missed:
-            news = f"missed: {len(closed.arrived)} updates came{why}"
+            news = f"missed: {len(closed.arrived)} updates came{cause}"
         self.bar.update(self._task, completed=closed.round, news=news)
-        if not self._console.is_terminal or (is_missed and why != self._cause):
+        if not self._console.is_terminal or (is_missed and cause != self._cause):
             self._print(f"round {closed.round}/{self._rounds}  {news}  {closed.seconds:.2f} s")
-        self._missed, self._cause = self._missed + 1 if is_missed else 0, why
+        self._missed, self._cause = self._missed + 1 if is_missed else 0, cause
         if self._missed == TRIES_TO_WAIT:
             self._print(f"missed {self._missed} times in a row: {REMEDY}")
 
     def _missed_why(self, closed: RoundClosed) -> str:
         if not self._selected:
             return "; no device was selected"
-        silent = sorted(self._selected - set(closed.arrived) - set(closed.failed))
-        causes = dict.fromkeys(silent, "no answer before the deadline") | closed.failed
+        silent_devices = sorted(self._selected - set(closed.arrived) - set(closed.failed))
+        causes = dict.fromkeys(silent_devices, "no answer before the deadline") | closed.failed
         return f"; {frequent_cause(causes)}" if causes else ""

@@ -65,19 +65,19 @@ async def _accept(listener: socket.socket, port: int, up: _Direction, down: _Dir
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as connections:
         while True:
-            near, _ = await loop.sock_accept(listener)
-            connections.create_task(_serve(near, port, up, down))
+            client, _ = await loop.sock_accept(listener)
+            connections.create_task(_serve(client, port, up, down))
 
 
-async def _serve(near: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
-    with near, down.socket() as far:
-        for end in (near, far):
+async def _serve(client: socket.socket, port: int, up: _Direction, down: _Direction) -> None:
+    with client, down.socket() as far:
+        for end in (client, far):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await asyncio.get_running_loop().sock_connect(far, (LOOPBACK, port))
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_pass(near, far, up))
-                both.create_task(_pass(far, near, down))
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(_pass(client, far, up))
+                directions.create_task(_pass(far, client, down))
         except* OSError as errors:
             log.debug("relay to port %d: %s", port, errors.exceptions)
 

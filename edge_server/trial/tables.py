@@ -65,34 +65,35 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     closed, costs = closed_rounds(records), costs_by_round(records)
     split = any(record.steps is not None for record in closed)
     devices = sorted({device for record in closed for device in (*record.bytes_up, *record.bytes_down)})
-    many = len(devices) > MAX_DEVICE_COLUMNS and not each_device
-    traffic, about = _traffic(records, closed, devices, split=split, many=many)
+    summarised = len(devices) > MAX_DEVICE_COLUMNS and not each_device
+    traffic, description = _traffic(records, closed, devices, split=split, summarised=summarised)
     unit, scale = unit_of(_most(traffic, len(closed)))
     slowest_parts = "/".join(part for part in PARTS if split or part != "exchange")
-    caption = CAPTION.format(slowest=slowest_parts, columns=about, unit=unit)
-    tried = {
+    caption = CAPTION.format(slowest=slowest_parts, columns=description, unit=unit)
+    personal_accuracies = {
         record.round: record.accuracy
         for record in drop_void(records)
         if isinstance(record, Evaluated) and record.personal
     }
-    extra = ("personal",) * bool(tried)
-    silent, name = _silent_by_round(records), name_rounds(records)
-    failing = ("failed",) * any(record.failed or record.round in silent for record in closed)
-    by_name = ("slowest\ndevice",) * many
-    headings = ("round", "updates", *failing, *extra, "accuracy", "loss", "seconds", "slowest", *by_name, "joules")
+    personal_column = ("personal",) * bool(personal_accuracies)
+    silent_by_round, name = _silent_by_round(records), name_rounds(records)
+    failed_column = ("failed",) * any(record.failed or record.round in silent_by_round for record in closed)
+    by_name = ("slowest\ndevice",) * summarised
+    headings = ("round", "updates", *failed_column, *personal_column, "accuracy", "loss", "seconds", "slowest")
+    headings += (*by_name, "joules")
     rows = []
-    for place, record in enumerate(closed):
+    for index, record in enumerate(closed):
         traffic_cells = [
-            f"{_short(down / scale)}/{_short(up / scale)}" for down, up in (ways[place] for ways in traffic.values())
+            f"{_short(down / scale)}/{_short(up / scale)}" for down, up in (ways[index] for ways in traffic.values())
         ]
         updates = str(len(record.arrived)) if record.outcome == "aggregated" else f"{len(record.arrived)} (missed)"
         cost = costs.get(record.round, {})
-        personal = (figure(tried.get(record.round)) for _ in extra)
-        learnt = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
-        failed = (_some([*record.failed, *silent.get(record.round, ())]) for _ in failing)
-        who = (slowest_device(cost, split=split) for _ in by_name)
-        rows.append((name(record.round), updates, *failed, *personal, *learnt))
-        rows[-1] += (slowest(cost, split=split), *who, total_joules(cost), *traffic_cells)
+        personal = (figure(personal_accuracies.get(record.round)) for _ in personal_column)
+        training = (figure(record.accuracy), figure(record.loss), f"{record.seconds:.2f}")
+        failed = (_some([*record.failed, *silent_by_round.get(record.round, ())]) for _ in failed_column)
+        slowest_cells = (slowest_device(cost, split=split) for _ in by_name)
+        rows.append((name(record.round), updates, *failed, *personal, *training))
+        rows[-1] += (slowest(cost, split=split), *slowest_cells, total_joules(cost), *traffic_cells)
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
     wider = _with_terms(table, closed)
@@ -121,19 +122,19 @@ def _silent_by_round(records: Sequence[AnyRecord]) -> dict[int, list[str]]:
 
 def silent_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the devices that are excluded for silence, with the cause."""
-    silent: dict[str, LeftOut] = {}
+    silent_records: dict[str, LeftOut] = {}
     for record in records:
         if isinstance(record, LeftOut) and record.silent:
-            silent[record.device] = record
+            silent_records[record.device] = record
         elif isinstance(record, RoundClosed):
             for device in (*record.arrived, *record.failed):
-                silent.pop(device, None)
+                silent_records.pop(device, None)
     name = name_rounds(records)
     lines = [
-        f"device {device} is excluded since round {name(out.round)} until it sends a message: {out.cause}"
-        for device, out in sorted(silent.items())[:MOST_NAMED]
+        f"device {device} is excluded since round {name(record.round)} until it sends a message: {record.cause}"
+        for device, record in sorted(silent_records.items())[:MOST_NAMED]
     ]
-    omitted = len(silent) - MOST_NAMED
+    omitted = len(silent_records) - MOST_NAMED
     return [*lines, *([f"{omitted} more devices are silent"] if omitted > 0 else [])]
 
 
@@ -145,23 +146,28 @@ def _some(devices: Collection[str], most: int = MOST_FAILED) -> str:
 
 def _most(traffic: Traffic, rounds: int) -> int:
     return max(
-        (sum(rows[place][way] for rows in traffic.values()) for place in range(rounds) for way in (0, 1)), default=0
+        (sum(rows[index][way] for rows in traffic.values()) for index in range(rounds) for way in (0, 1)), default=0
     )
 
 
 def _traffic(
-    records: Sequence[AnyRecord], closed: Sequence[RoundClosed], devices: Sequence[str], *, split: bool, many: bool
+    records: Sequence[AnyRecord],
+    closed: Sequence[RoundClosed],
+    devices: Sequence[str],
+    *,
+    split: bool,
+    summarised: bool,
 ) -> tuple[Traffic, str]:
     if split:
-        traffic, about = _split_traffic(closed, costs_by_round(records)), CUT_COLUMNS
-    elif many:
-        traffic, about = _summary_traffic(closed), SUMMARY_CAPTION.format(count=len(devices))
+        traffic, description = _split_traffic(closed, costs_by_round(records)), CUT_COLUMNS
+    elif summarised:
+        traffic, description = _summary_traffic(closed), SUMMARY_CAPTION.format(count=len(devices))
     else:
-        traffic, about = _device_traffic(closed, devices), "a device's column"
+        traffic, description = _device_traffic(closed, devices), "a device's column"
     if measured := statistics_by_round(records):
-        about += STATISTICS_COLUMN
+        description += STATISTICS_COLUMN
         traffic = {**traffic, "statistics": [_statistics_traffic(measured.get(record.round, {})) for record in closed]}
-    return traffic, about
+    return traffic, description
 
 
 def _device_traffic(closed: Sequence[RoundClosed], devices: Sequence[str]) -> Traffic:
@@ -181,7 +187,7 @@ def _summary_traffic(closed: Sequence[RoundClosed]) -> Traffic:
             for by_device in (record.bytes_down, record.bytes_up)
         ]
         rounds.append([(min(way), round(statistics.median(way)), max(way)) for way in ways])
-    return {heading: [(down[place], up[place]) for down, up in rounds] for place, heading in enumerate(SUMMARY_COLUMNS)}
+    return {heading: [(down[index], up[index]) for down, up in rounds] for index, heading in enumerate(SUMMARY_COLUMNS)}
 
 
 def _split_traffic(closed: Sequence[RoundClosed], costs: Mapping[int, Mapping[str, Cost]]) -> Traffic:
@@ -251,29 +257,29 @@ def device_lines(records: Sequence[AnyRecord]) -> list[str]:
     by_device = (f"{len(shares)} devices, from " if selected is not shares else "") + ", ".join(
         f"{device} {figure(share)}" for device, share in selected
     )
-    whose = "with personal models, " if evaluations[-1].personal else ""
-    return [f"{whose}on the devices' held-out examples: {figure(evaluations[-1].accuracy)} ({by_device})"]
+    prefix = "with personal models, " if evaluations[-1].personal else ""
+    return [f"{prefix}on the devices' held-out examples: {figure(evaluations[-1].accuracy)} ({by_device})"]
 
 
 def failure_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return failed devices with count and last cause, then excluded and silent ones."""
     closed = [record for record in records if isinstance(record, RoundClosed)]
     causes = {device: (record.round, cause) for record in closed for device, cause in record.failed.items()}
-    out = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
-    back = {device for record in closed for device in record.arrived}
-    name, alike = name_rounds(records), dict[tuple[str, str, int, bool], list[str]]()
+    excluded = {record.device for record in records if isinstance(record, LeftOut) and not record.silent}
+    returned = {device for record in closed for device in record.arrived}
+    name, groups = name_rounds(records), dict[tuple[str, str, int, bool], list[str]]()
     has_ended = any(isinstance(record, RunClosed) for record in records)
     for device, (number, cause) in sorted(causes.items()):
         times = sum(device in record.failed for record in closed)
-        is_out = device in out - back and not has_ended
-        alike.setdefault((cause, name(number), times, is_out), []).append(device)
+        is_out = device in excluded - returned and not has_ended
+        groups.setdefault((cause, name(number), times, is_out), []).append(device)
     lines = []
-    for (cause, last, times, is_out), devices in list(alike.items())[:MOST_NAMED]:
-        who, whose = _subject(devices)
-        stays = f"; no more tasks until {whose} restarted" if is_out else ""
+    for (cause, last, times, is_out), devices in list(groups.items())[:MOST_NAMED]:
+        subject, agents = _subject(devices)
+        stays = f"; no more tasks until {agents} restarted" if is_out else ""
         often = f"{times} times, last in round" if times > 1 else "in round"
-        lines.append(f"{who} failed {often} {last}: {cause}{stays}")
-    omitted = sum(map(len, list(alike.values())[MOST_NAMED:]))
+        lines.append(f"{subject} failed {often} {last}: {cause}{stays}")
+    omitted = sum(map(len, list(groups.values())[MOST_NAMED:]))
     return [*lines, *([f"{omitted} more devices failed"] if omitted > 0 else []), *silent_lines(records)]
 
 
@@ -287,10 +293,12 @@ def trained_on_lines(records: Sequence[AnyRecord]) -> list[str]:
     """Return the GPUs used last, with their devices."""
     last = {record.device: record.update.trained_on for record in records if isinstance(record, UpdateAccepted)}
     by_processor: dict[str, list[str]] = {}
-    for device, where in last.items():
-        if where != CPU:
-            by_processor.setdefault(where, []).append(device)
-    return [f"trained on {where}: {_some(devices, MOST_NAMED)}" for where, devices in sorted(by_processor.items())]
+    for device, processor in last.items():
+        if processor != CPU:
+            by_processor.setdefault(processor, []).append(device)
+    return [
+        f"trained on {processor}: {_some(devices, MOST_NAMED)}" for processor, devices in sorted(by_processor.items())
+    ]
 
 
 def restart_lines(records: Sequence[AnyRecord]) -> list[str]:

@@ -34,8 +34,8 @@ async def wait_for_fleet(
     """
     least, wait_s = plan.cohort.min_devices, plan.cohort.wait_s
     _require_enough(plan, members)
-    where = f"{config.broker.host}:{config.broker.port}"
-    await _broker(server, where, wait_s, say)
+    address = f"{config.broker.host}:{config.broker.port}"
+    await _broker(server, address, wait_s, say)
     lines = [""]
 
     def tell(online: tuple[str, ...]) -> None:
@@ -49,7 +49,7 @@ async def wait_for_fleet(
     strangers = [device for device in server.fleet.online if not members.takes(device)]
     absent = sorted((members.members or frozenset()) - set(server.fleet.online))
     raise Unreachable(
-        f"{lines[-1]}, after {wait_s:g} s at {where}, site {config.site!r}"
+        f"{lines[-1]}, after {wait_s:g} s at {address}, site {config.site!r}"
         f"{_list(absent, '; named by the plan but offline: ')}"
         f"{_list(strangers, '; online but not named by the plan: ')}. "
         "Start their agents with this broker and site, or change [[device]], cohort.min_devices or cohort.wait_s"
@@ -87,20 +87,20 @@ def _require_enough(plan: Plan, members: Membership) -> None:
         )
 
 
-async def _broker(server: Server, where: str, wait_s: float, say: Callable[[str], None]) -> None:
+async def _broker(server: Server, address: str, wait_s: float, say: Callable[[str], None]) -> None:
     if server.broker is None or server.broker.is_set():
         return
     with suppress(TimeoutError):
         async with asyncio.timeout(min(CONNECT_S, wait_s / 2)):
             await server.broker.wait()
             return
-    say(f"waiting for the broker at {where}")
+    say(f"waiting for the broker at {address}")
     try:
         async with asyncio.timeout(wait_s):
             await server.broker.wait()
     except TimeoutError:
         raise Unreachable(
-            f"no broker answered at {where} within {wait_s:g} s; start it, name a server's file with --config, "
+            f"no broker answered at {address} within {wait_s:g} s; start it, name a server's file with --config, "
             "or run the trial on this machine with --local"
         ) from None
 

@@ -176,13 +176,13 @@ def rollout_line(record: AnyRolloutRecord, before: str) -> tuple[bytes, str]:
     return mark.encode() + b" " + body + b"\n", mark
 
 
-def read_lines(data: bytes, before: str, place: str) -> tuple[list[AnyRolloutRecord], str, int]:
+def read_lines(data: bytes, before: str, source: str) -> tuple[list[AnyRolloutRecord], str, int]:
     """Return the records of complete lines, the mark of the last, and their size in bytes.
 
     Args:
         data: Lines; a trailing incomplete one is ignored.
         before: Mark of the line before them; empty for none.
-        place: Path for error messages.
+        source: Path for error messages.
 
     Raises:
         CorruptFile: A line was changed or is missing.
@@ -194,10 +194,10 @@ def read_lines(data: bytes, before: str, place: str) -> tuple[list[AnyRolloutRec
         mark = xxhash.xxh3_64_hexdigest(before.encode() + body)
         try:
             if line[: MARK + 1] != mark.encode() + b" ":
-                raise CorruptFile(f"{place}: line {len(records) + 1} or the one before it was changed")
+                raise CorruptFile(f"{source}: line {len(records) + 1} or the one before it was changed")
             records.append(_decoder.decode(body))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CorruptFile(f"{place}: line {len(records) + 1}: {error}") from error
+            raise CorruptFile(f"{source}: line {len(records) + 1}: {error}") from error
         before = mark
     return records, before, len(complete)
 

@@ -21,12 +21,12 @@ def accuracy(runs: Sequence[Digest]) -> list[Markup]:
 
 
 def _by_class(runs: Sequence[Digest]) -> Markup:
-    lasts = [next((round_ for round_ in reversed(run.rounds) if round_.class_accuracy), None) for run in runs]
-    shares = [dict(enumerate(round_.class_accuracy)) if round_ else {} for round_ in lasts]
+    last_rounds = [next((round_ for round_ in reversed(run.rounds) if round_.class_accuracy), None) for run in runs]
+    shares = [dict(enumerate(round_.class_accuracy)) if round_ else {} for round_ in last_rounds]
     if not any(shares):
         return join()
     labels = range(max(map(len, shares)))
-    numbers = list(dict.fromkeys(str(round_.round) for round_ in lasts if round_))
+    numbers = list(dict.fromkeys(str(round_.round) for round_ in last_rounds if round_))
     note = (
         f"Of the aggregated model on the server's test data, after the last round that tested it: {', '.join(numbers)}"
     )

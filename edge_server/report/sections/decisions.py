@@ -55,13 +55,13 @@ def _device_grid(run: Digest) -> Markup:
     if len(devices) > MOST_ROWS or len(devices) * len(rounds) > MOST_CELLS:
         note = f"{len(devices)} devices in {len(rounds)} rounds are too many to show each; "
         return element("p", note + "see the CSV or JSON.")
-    drawn = join(
+    legend_and_grid = join(
         element(
             "p", "A full cell: its update counts. A low one: late. A cross: failed. None: not selected.", class_="note"
         ),
         arrival_grid(devices, rounds, run.tasks),
     )
-    return join(element("h4", "Every device, every round"), drawn)
+    return join(element("h4", "Every device, every round"), legend_and_grid)
 
 
 def _causes(tasks: Iterable[TaskDigest]) -> Markup:

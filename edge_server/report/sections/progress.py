@@ -102,13 +102,13 @@ def across(round_: RoundDigest, kind: str) -> Amount:
 def _lower_axis(runs: Sequence[Digest], kind: str) -> LowerAxis | None:
     """Return the axis of all rounds; None if no run knows their coordinates."""
     amounts = [across(round_, kind) for run in runs for round_ in run.rounds]
-    places = [(place, place.value) for place in amounts if place.value is not None]
-    if not places:
+    known_amounts = [(amount, amount.value) for amount in amounts if amount.value is not None]
+    if not known_amounts:
         return None
-    most = max(value for _, value in places)
+    most = max(value for _, value in known_amounts)
     unit, size = formatting.unit_of(most, kind)
     x_ticks = whole_ticks(int(most)) if kind == "rounds" else ticks(0.0, most / size)
-    return LowerAxis(kind, _axis_name(runs, kind, unit, [place for place, _ in places]), size, x_ticks)
+    return LowerAxis(kind, _axis_name(runs, kind, unit, [amount for amount, _ in known_amounts]), size, x_ticks)
 
 
 def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> Markup:
@@ -122,9 +122,9 @@ def _chart(runs: Sequence[Digest], title: str, of: Height, axis: LowerAxis) -> M
 def _curve(run: Digest, of: Height, axis: LowerAxis) -> list[Point]:
     coordinates = ((across(round_, axis.kind), of(round_), round_) for round_ in run.rounds)
     return [
-        Point(place.value / axis.size, height, f"round {round_.round}: {height:.4g}; {_place(place, axis.kind)}")
-        for place, height, round_ in coordinates
-        if place.value is not None and height is not None and abs(height) < MOST_PLAUSIBLE
+        Point(amount.value / axis.size, height, f"round {round_.round}: {height:.4g}; {_place(amount, axis.kind)}")
+        for amount, height, round_ in coordinates
+        if amount.value is not None and height is not None and abs(height) < MOST_PLAUSIBLE
     ]
 
 
@@ -134,13 +134,13 @@ def _upright(heights: Sequence[float]) -> tuple[float, ...]:
     return ticks(0.0 if 0 <= least < most / 2 else least, most)
 
 
-def _place(place: Amount, kind: str) -> str:
-    return "" if kind == "rounds" else formatting.format_amount(place, kind)
+def _place(amount: Amount, kind: str) -> str:
+    return "" if kind == "rounds" else formatting.format_amount(amount, kind)
 
 
-def _axis_name(runs: Sequence[Digest], kind: str, unit: str, places: Sequence[Amount]) -> str:
+def _axis_name(runs: Sequence[Digest], kind: str, unit: str, amounts: Sequence[Amount]) -> str:
     """Return an axis's name with its unit, marked as a lower bound unless every amount is fully known."""
-    least = "" if all(place.whole for place in places) else ", at least"
+    least = "" if all(amount.whole for amount in amounts) else ", at least"
     match kind:
         case "rounds":
             return "round"

@@ -40,9 +40,9 @@ def sites(digest: SitesDigest) -> Markup:
 
 def _introduction(digest: SitesDigest) -> list[str]:
     count, zeta = len(digest.sites) + len(digest.missing), "\N{GREEK SMALL LETTER ZETA}"
-    about = f"{count} sites, graph {digest.graph}; a global round has {digest.edge_rounds} edge rounds, and rounds are "
-    about += f"named global.edge. With all edges on, mixing leaves at most {zeta} = {digest.zeta:.3g} of disagreement."
-    sentences = [about]
+    text = f"{count} sites, graph {digest.graph}; a global round has {digest.edge_rounds} edge rounds, and rounds are "
+    text += f"named global.edge. With all edges on, mixing leaves at most {zeta} = {digest.zeta:.3g} of disagreement."
+    sentences = [text]
     ratios = [mixing.after / mixing.before for mixing in digest.mixings if mixing.before and mixing.after is not None]
     if ratios:
         sentences.append(f" Measured: {min(ratios):.3g} to {max(ratios):.3g}.")
@@ -52,9 +52,9 @@ def _introduction(digest: SitesDigest) -> list[str]:
 
 
 def _refused_models(digest: SitesDigest) -> list[Markup]:
-    each = [f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models]
-    more = f" And {len(each) - MOST_NAMED} more." if len(each) > MOST_NAMED else ""
-    return [element("p", element("strong", " ".join(each[:MOST_NAMED]) + more))] if each else []
+    sentences = [f"At {site.site}, {refused.line}." for site in digest.sites for refused in site.refused_models]
+    more = f" And {len(sentences) - MOST_NAMED} more." if len(sentences) > MOST_NAMED else ""
+    return [element("p", element("strong", " ".join(sentences[:MOST_NAMED]) + more))] if sentences else []
 
 
 def _site_table(digest: SitesDigest) -> Markup:
@@ -81,8 +81,8 @@ def _site_table(digest: SitesDigest) -> Markup:
 
 
 def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
-    may = None if site.share_joules is None else site.share_joules + site.moved_joules
-    moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and may is not None else ""
+    allowed_joules = None if site.share_joules is None else site.share_joules + site.moved_joules
+    moved_text = f", {site.moved_joules:+.3g} J moved" if site.moved_joules and allowed_joules is not None else ""
     return [
         f"{site.site}, {site.devices} devices",
         formatting.format_share(site.accuracy),
@@ -90,7 +90,7 @@ def _row(digest: SitesDigest, site: SiteDigest) -> list[str]:
         f"{site.rounds} of {digest.rounds}, {site.outcome}",
         formatting.format_amount(_amount(site.seconds), "seconds"),
         formatting.format_amount(site.joules, "joules"),
-        _joules(may) + moved_text,
+        _joules(allowed_joules) + moved_text,
         *[formatting.format_amount(_amount(value), "seconds") for value in (site.gossip_s, site.transfer_s)],
         *[formatting.format_amount(Amount(value=value), "bytes") for value in (site.bytes_up, site.bytes_down)],
         str(site.decided),
@@ -106,8 +106,8 @@ def _joules(value: float | None) -> str:
     return formatting.format_amount(Amount(value=value), "joules")
 
 
-def _total(every: Iterable[SiteDigest], name: str, kind: str) -> str:
-    return formatting.format_amount(Amount(value=sum(getattr(site, name) for site in every)), kind)
+def _total(all_sites: Iterable[SiteDigest], name: str, kind: str) -> str:
+    return formatting.format_amount(Amount(value=sum(getattr(site, name) for site in all_sites)), kind)
 
 
 def _names(digest: SitesDigest) -> list[str]:
@@ -190,8 +190,8 @@ def _site_chart(
     ranges = [(float(mixing.round), sorted(of_sites(mixing).values())) for mixing in mixings if of_sites(mixing)]
     band = [] if names else [(at, values[0], values[-1]) for at, values in ranges]
     curves.append(ChartLine(ALL, len(names), [_point(mixing, value) for mixing, value in all_of], band))
-    may = [(mixing, value) for mixing in mixings if (value := allowed(mixing)) is not None]
-    curves.append(ChartLine(ALLOWED, len(names) + 1, [_point(mixing, value) for mixing, value in may]))
+    budget = [(mixing, value) for mixing in mixings if (value := allowed(mixing)) is not None]
+    curves.append(ChartLine(ALLOWED, len(names) + 1, [_point(mixing, value) for mixing, value in budget]))
     heights = [point.y for curve in curves for point in curve.points] + [y for _, *ends in band for y in ends]
     return _draw_chart(digest, title, curves, heights)
 
@@ -213,10 +213,10 @@ def _draw_chart(digest: SitesDigest, title: str, curves: Sequence[ChartLine], he
 def _disagreement_chart(digest: SitesDigest) -> Markup:
     """Return the disagreement of models before and after mixing, where the journals of all sites are known."""
     curves, first = list[ChartLine](), len(_names(digest))
-    for place, when in enumerate(("before", "after")):
+    for index, when in enumerate(("before", "after")):
         heights = [(mixing, getattr(mixing, when)) for mixing in digest.mixings]
         points = [_point(mixing, value) for mixing, value in heights if value is not None]
-        curves.append(ChartLine(f"{when} mixing", first + place, points))
+        curves.append(ChartLine(f"{when} mixing", first + index, points))
     title = "disagreement of edge models, before (upper) and after mixing"
     return _draw_chart(digest, title, curves, [point.y for curve in curves for point in curve.points])
 

@@ -210,5 +210,5 @@ def _device_table(run: Digest) -> Markup:
         ]
         for device in run.devices
     ]
-    columns = [place for place in range(len(head)) if place == 0 or any(row[place] != NOTHING for row in rows)]
-    return table([head[place] for place in columns], [[row[place] for place in columns] for row in rows])
+    columns = [index for index in range(len(head)) if index == 0 or any(row[index] != NOTHING for row in rows)]
+    return table([head[index] for index in columns], [[row[index] for index in columns] for row in rows])

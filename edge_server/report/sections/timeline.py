@@ -37,13 +37,14 @@ def timeline(run: Digest) -> Markup:
     if not spans or max(span.end for span in spans.values()) <= 0:
         return element("p", "No round has ended.")
     lanes = [device.device for device in run.devices]
-    few = len(lanes) <= MOST_LANES and len(run.tasks) <= MOST_TASKS
+    is_small = len(lanes) <= MOST_LANES and len(run.tasks) <= MOST_TASKS
     note = f"{len(lanes)} devices in {len(run.rounds)} rounds are too many to show each; only rounds are drawn."
     names = [*activities(run), "waiting"]
     keys = [(part, PART_LABELS.get(part, part)) for part in names] + [("unknown", "not attributed")]
-    svg = _drawing(run, spans, lanes if few else [], names)
+    svg = _drawing(run, spans, lanes if is_small else [], names)
     return join(
-        legend(*keys) if few else element("p", note, class_="note"), element("div", svg, class_="wide", tabindex="0")
+        legend(*keys) if is_small else element("p", note, class_="note"),
+        element("div", svg, class_="wide", tabindex="0"),
     )
 
 
@@ -83,7 +84,7 @@ def _drawing(run: Digest, spans: Mapping[int, TimeSpan], lanes: Sequence[str], n
         _rules(x, bottom, f"{clock_kind(run)} time of the rounds, {unit}"),
         *_lane_names(["rounds", *lanes], start_x),
         *(_round(round_, spans[round_.round], x, size) for round_ in run.rounds if round_.round in spans),
-        *_parts(run, spans, {lane: place for place, lane in enumerate(lanes, 1)}, names, (x, size)),
+        *_parts(run, spans, {lane: index for index, lane in enumerate(lanes, 1)}, names, (x, size)),
     ]
     return element(
         "svg",
@@ -104,8 +105,8 @@ def _rules(x: Axis, bottom: float, name: str) -> Markup:
 
 def _lane_names(lanes: Sequence[str], start_x: float) -> list[Markup]:
     return [
-        element("text", lane[:LABEL_LETTERS], x=start_x - 6, y=TOP + place * LANE + BAR - 2, text_anchor="end")
-        for place, lane in enumerate(lanes)
+        element("text", lane[:LABEL_LETTERS], x=start_x - 6, y=TOP + index * LANE + BAR - 2, text_anchor="end")
+        for index, lane in enumerate(lanes)
     ]
 
 

@@ -217,29 +217,29 @@ def _slowest_s(group: Mapping[str, SiteRun], number: int) -> float:
 
 
 def _edge(group: Mapping[str, SiteRun], pair: tuple[str, str], name: Callable[[int], str]) -> EdgeDigest:
-    ways = [(group[site], neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
-    on = [{number for number, gossip in run.gossips.items() if neighbour in gossip.on} for run, neighbour in ways]
+    directions = [(group[site], neighbour) for site, neighbour in (pair, pair[::-1]) if site in group]
+    on = [{number for number, gossip in run.gossips.items() if neighbour in gossip.on} for run, neighbour in directions]
     off = [
         {number: gossip.off[neighbour] for number, gossip in run.gossips.items() if neighbour in gossip.off}
-        for run, neighbour in ways
+        for run, neighbour in directions
     ]
-    either = set[int]().union(*off)
+    off_rounds = set[int]().union(*off)
     received_bytes = sum(
-        gossip.bytes_down.get(neighbour, 0) for run, neighbour in ways for gossip in run.gossips.values()
+        gossip.bytes_down.get(neighbour, 0) for run, neighbour in directions for gossip in run.gossips.values()
     )
     sent_bytes = (
-        sum(gossip.bytes_up.get(neighbour, 0) for run, neighbour in ways for gossip in run.gossips.values())
-        if ways[1:] == []
+        sum(gossip.bytes_up.get(neighbour, 0) for run, neighbour in directions for gossip in run.gossips.values())
+        if directions[1:] == []
         else 0
     )
     return EdgeDigest(
         one=pair[0],
         other=pair[1],
-        on=len(set[int]().union(*on) - either),
-        off=len(either),
+        on=len(set[int]().union(*on) - off_rounds),
+        off=len(off_rounds),
         causes=dict(sorted(Counter(cause for causes in off for cause in causes.values()).items())),
-        rounds=[name(number) for number in sorted(either)],
-        unlike=[name(number) for number in sorted(either & set[int]().union(*on))],
+        rounds=[name(number) for number in sorted(off_rounds)],
+        unlike=[name(number) for number in sorted(off_rounds & set[int]().union(*on))],
         bytes=received_bytes + sent_bytes,
     )
 
@@ -276,8 +276,8 @@ def _coordination(group: Mapping[str, SiteRun], name: Callable[[int], str]) -> l
 
 def _causes(runs: Iterable[SiteRun]) -> dict[int, str]:
     """Return the cause of each term, preferably from the site that began it; others only record having heard of it."""
-    begun = [record for run in runs for record in run.records if isinstance(record, TermBegan)]
-    ordered = sorted(begun, key=lambda record: record.cause != HEARD)
+    terms = [record for run in runs for record in run.records if isinstance(record, TermBegan)]
+    ordered = sorted(terms, key=lambda record: record.cause != HEARD)
     return {record.term: record.cause for record in ordered}
 
 
@@ -292,7 +292,9 @@ def _value_spreads(group: Mapping[str, SiteRun]) -> dict[str, list[Spread]]:
                     if isinstance(value, int | float):
                         by_name.setdefault(name, []).append(float(value))
             for name, values in by_name.items():
-                few = sorted(values)
-                spread = Spread(round=opening.round, site=site, least=few[0], median=quantile(few, 0.5), most=few[-1])
+                ordered = sorted(values)
+                spread = Spread(
+                    round=opening.round, site=site, least=ordered[0], median=quantile(ordered, 0.5), most=ordered[-1]
+                )
                 spreads.setdefault(name, []).append(spread)
     return spreads

@@ -116,17 +116,17 @@ def schedule(kills: int, seed: int, tables: Sequence[Marks] = (MARKS,)) -> list[
     random = Random(f"chaos/{seed}")  # noqa: S311 - a draw, not a secret
     at_marks = [True] * (kills // 2) + [False] * (kills - kills // 2)
     random.shuffle(at_marks)
-    decks: list[list[tuple[Kind, Mark]]] = [[] for _ in tables]
+    mark_decks: list[list[tuple[Kind, Mark]]] = [[] for _ in tables]
     turns = cycle(range(len(tables)))
     drawn = []
     for at_mark in at_marks:
         victim, mark, wait_s = random.choice(kinds), None, random.uniform(0, MOMENT_WITHIN_S)
         if at_mark:
             table = next(turns)
-            if not decks[table]:
-                decks[table] = [(kind, candidate) for kind, marks in tables[table].items() for candidate in marks]
-                random.shuffle(decks[table])
-            (victim, mark), wait_s = decks[table].pop(), MARK_WITHIN_S * random.random() ** 3
+            if not mark_decks[table]:
+                mark_decks[table] = [(kind, candidate) for kind, marks in tables[table].items() for candidate in marks]
+                random.shuffle(mark_decks[table])
+            (victim, mark), wait_s = mark_decks[table].pop(), MARK_WITHIN_S * random.random() ** 3
             wait_s *= mark.by != process_of(victim)
         drawn.append(Kill(victim, random.randrange(1 << 16), mark, wait_s, random.uniform(0, AWAY_WITHIN_S)))
     return drawn

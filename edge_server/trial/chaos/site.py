@@ -186,8 +186,8 @@ class Site:
         assert self.broker
         fleet = self._fleet
         async with (
-            emulate_link(self.local.plan, fleet[index], self.broker) as reached,
-            run_agent(self.local, self.place, reached, fleet, index) as process,
+            emulate_link(self.local.plan, fleet[index], self.broker) as emulated_broker,
+            run_agent(self.local, self.place, emulated_broker, fleet, index) as process,
         ):
             yield process
 
@@ -215,14 +215,14 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def sweep(place: Path) -> list[int]:
+def sweep(folder: Path) -> list[int]:
     """Kill the remaining processes of a site, such as trainers of killed agents; return their process ids."""
     swept = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or ()
         is_ours = "-m" in command and any(module in command for module in MODULES)
-        is_ours |= str(place / "mosquitto.conf") in command
-        if is_ours and process.pid != os.getpid() and any(argument.startswith(f"{place}/") for argument in command):
+        is_ours |= str(folder / "mosquitto.conf") in command
+        if is_ours and process.pid != os.getpid() and any(argument.startswith(f"{folder}/") for argument in command):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
                 swept.append(process.pid)

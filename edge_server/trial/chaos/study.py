@@ -144,8 +144,8 @@ class ChaosStudy:
 
     def is_mark(self, kill: Kill, site: Site, line: LogLine) -> bool:
         """Return True if a log line from `site` is the mark of a kill."""
-        where, device = self.place_of(kill)
-        return (line.by, line.phase) == kill.mark and site is where and line.name in (SERVER, device)
+        target_site, device = self.place_of(kill)
+        return (line.by, line.phase) == kill.mark and site is target_site and line.name in (SERVER, device)
 
     def place_of(self, kill: Kill) -> tuple[Site, str]:
         """Return the site and device that a kill targets; for a coordinator, its site."""
@@ -208,8 +208,10 @@ class ChaosStudy:
             max(STALL_S, 2 * (plan.round.deadline_s + plan.cohort.wait_s), between_s) if code is None else END_S
         )
         if self.clock() - self._moved.get(site.local.site, 0.0) > patience_s:
-            what = f"the server ended with exit code {code}" if code is not None else f"nothing for {patience_s:.0f} s"
-            raise TaskFailed(f"run {site.local.run} does not end: {what}; see {site.place / SERVER}.log")
+            reason = (
+                f"the server ended with exit code {code}" if code is not None else f"nothing for {patience_s:.0f} s"
+            )
+            raise TaskFailed(f"run {site.local.run} does not end: {reason}; see {site.place / SERVER}.log")
 
     def _stir(self) -> None:
         self._moved = dict.fromkeys((site.local.site for site in self.sites), self.clock())
@@ -222,16 +224,16 @@ class ChaosStudy:
         records = {site.local.site: read(site.local.folder) for site in self.sites}
         expected = await asyncio.to_thread(self.expected, records)
         for site in self.sites:
-            mine, site_records, plan = site.local.site, records[site.local.site], site.local.plan
+            site_name, site_records, plan = site.local.site, records[site.local.site], site.local.plan
             models = [record.round for record in closed_rounds(site_records) if record.outcome == "aggregated"]
             final = checkpoints.load(site.local.folder / "checkpoints", models[-1]) if models else State()
             result = audit_run(
                 *(site.local.run, site_records, site.logs.said),
                 rounds=plan.rounds,
                 final=final,
-                expected=expected[mine],
+                expected=expected[site_name],
             )
             if plan.sites:
-                result = audit_sites(result, plan, mine, records)
+                result = audit_sites(result, plan, site_name, records)
             self.accounts.append(result)
             self.tell(result)

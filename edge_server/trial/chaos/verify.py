@@ -67,8 +67,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         """True if nothing was lost, and nothing was done or counted twice."""
-        lost = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
-        return not any((*lost, self.edges_off, self.undecided, self.overdrawn)) and self.difference == 0.0
+        losses = self.updates - self.accepted, self.counted_twice, self.trained_twice, self.rounds_lost
+        return not any((*losses, self.edges_off, self.undecided, self.overdrawn)) and self.difference == 0.0
 
 
 def audit_run(
@@ -88,8 +88,8 @@ def audit_run(
         if not isinstance(record, RoundOpened | UpdateAccepted) or 0 < record.round <= rounds
     ]
     counted = Counter((record.round, record.device) for record in relevant if isinstance(record, UpdateAccepted))
-    anew = Counter(record.round for record in records if isinstance(record, Rewound) and record.reopened)
-    retrained, repeated, twice = count_retrainings(log_lines, run, anew)
+    restarts = Counter(record.round for record in records if isinstance(record, Rewound) and record.reopened)
+    retrained, repeated, twice = count_retrainings(log_lines, run, restarts)
     return Account(
         run=run,
         updates=sum(len(record.assignments) for record in relevant if isinstance(record, RoundOpened)),
@@ -114,7 +114,7 @@ def audit_sites(account: Account, plan: Plan, site: str, records: Mapping[str, S
     assert sites
     edges = {(record.round, record.site): record.on for record in site_records if isinstance(record, EdgeSettled)}
     due = [number for number in range(1, plan.rounds + 1) if sites.is_mixed(number)]
-    near = neighbours_of(site, graph_edges(sites))
+    neighbours = neighbours_of(site, graph_edges(sites))
     coordinator_decisions, site_decisions = decisions_by_term(records), decisions(site_records, plan.rounds)
     alone = [
         decision
@@ -124,7 +124,7 @@ def audit_sites(account: Account, plan: Plan, site: str, records: Mapping[str, S
     others = {number: decision for number, decision in site_decisions.items() if decision not in alone}
     return msgspec.structs.replace(
         account,
-        edges_off=sum(not edges.get((number, peer)) for number in due for peer in near),
+        edges_off=sum(not edges.get((number, peer)) for number in due for peer in neighbours),
         undecided=sum(
             not _matches(decision, coordinator_decisions.get((decision.coordinator, number, decision.term)))
             for number, decision in others.items()
@@ -184,7 +184,7 @@ def _matches(part: Decision, complete: Decision | None) -> bool:
     )
 
 
-def count_retrainings(log_lines: Iterable[LogLine], run: str, anew: Mapping[int, int]) -> tuple[int, int, int]:
+def count_retrainings(log_lines: Iterable[LogLine], run: str, restarts: Mapping[int, int]) -> tuple[int, int, int]:
     """Return how many trainings were repeated because their trainer died, their round restarted, or for neither reason.
 
     A trainer died during a training if the next trainer of its device starts (`importing`) before that training was
@@ -192,19 +192,19 @@ def count_retrainings(log_lines: Iterable[LogLine], run: str, anew: Mapping[int,
 
     Args:
         log_lines: Phases from all processes' logs, in order for each process.
-        anew: Restarts by split round.
+        restarts: Restarts by split round.
     """
     under_way: dict[str, tuple[str, str]] = {}
     died: dict[tuple[str, str], bool] = {}
-    again = Counter[tuple[str, str]]()
+    repeats = Counter[tuple[str, str]]()
     retrained = repeated = twice = 0
     for line in log_lines:
         if line.by == "trainer" and line.phase == "training" and line.facts["run"] == run:
             key = under_way[line.name] = line.name, line.facts["round"]
             retrained += died.get(key) is True
             if died.get(key) is False:
-                is_anew = again[key] < anew.get(int(key[1]), 0)
-                again[key] += is_anew
+                is_anew = repeats[key] < restarts.get(int(key[1]), 0)
+                repeats[key] += is_anew
                 repeated, twice = repeated + is_anew, twice + (not is_anew)
             died[key] = False
         elif line.by == "trainer" and line.phase in ("committed", "failed"):
@@ -219,4 +219,4 @@ def max_difference(state: State, other: State) -> float:
     if {key: leaf.shape for key, leaf in state.tree.items()} != {key: leaf.shape for key, leaf in other.tree.items()}:
         return math.inf
     differences = [float((leaf.double() - other.tree[key].double()).abs().max()) for key, leaf in state.tree.items()]
-    return max((math.inf if math.isnan(each) else each for each in differences), default=math.inf)
+    return max((math.inf if math.isnan(value) else value for value in differences), default=math.inf)
