@@ -315,7 +315,7 @@ def plan(options: argparse.Namespace) -> int:
 
 def _check_plan(options: argparse.Namespace) -> int:
     with loading():
-        from edge_server.cli.plan.check import check_parts, check_plan  # noqa: PLC0415
+        from edge_server.cli.plan.check import check_plan, format_check  # noqa: PLC0415
 
     processes.configure("warning", options.verbose)
     data_root = folders.default_data_root()
@@ -329,7 +329,7 @@ def _check_plan(options: argparse.Namespace) -> int:
     if options.format == "json":
         _print_json(checked)
     else:
-        write_text(sys.stdout, *check_parts(checked))
+        write_text(sys.stdout, *format_check(checked))
     return 0
 
 

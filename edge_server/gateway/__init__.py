@@ -1,1 +1,1 @@
-"""A site's own authority and what it makes: certificates, the broker's files, enrolment, revocation."""
+"""Gateway of a site: certificates, broker files, enrolment, packages, revocation."""

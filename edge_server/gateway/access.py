@@ -142,7 +142,7 @@ def _denials(prefix: str, account: str, exempt: set[str]) -> Iterator[str]:
             )
 
 
-def may(role: Role, account: str, verb: Verb, place: str, channel: str) -> bool:
+def is_allowed(role: Role, account: str, verb: Verb, place: str, channel: str) -> bool:
     """Check whether the table lets an account publish or receive on a channel of its site.
 
     Args:
@@ -161,7 +161,7 @@ def _covers_place(rule_place: str, role: Role, account: str, place: str) -> bool
     return place == rule_place
 
 
-def table() -> str:
+def rights_table() -> str:
     """Return the table of rights in Markdown, as PROTOCOL.md contains it."""
     rows = [f"| `…/<site>/` | {' | '.join(HEADS)} |", "|---" * (1 + len(ROLES)) + "|"]
     for rule in RULES:

@@ -73,7 +73,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Issued:
+class IssuedCertificate:
     """A signed certificate.
 
     Attributes:
@@ -166,7 +166,9 @@ def make_site(root_key: bytes, root_cert: bytes, name: str, now: datetime, years
     return key, _sign(builder, signer, signer.public_key())
 
 
-def issue(ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, days: float, now: datetime) -> Issued:
+def issue(
+    ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, days: float, now: datetime
+) -> IssuedCertificate:
     """Sign a certificate by a site CA.
 
     Args:
@@ -194,7 +196,7 @@ def issue(ca_key: bytes, ca_cert: bytes, public_key: bytes, subject: Subject, da
         names = x509.SubjectAlternativeName([_alternative(address) for address in subject.addresses])
         builder = builder.add_extension(names, critical=False)
     data = _sign(builder, signer, signer.public_key())
-    return Issued(data, x509.load_pem_x509_certificate(data).serial_number, end)
+    return IssuedCertificate(data, x509.load_pem_x509_certificate(data).serial_number, end)
 
 
 def sign_self(key: bytes, subject: Subject, ca_cert: bytes) -> bytes:

@@ -130,7 +130,7 @@ def read_chain(ca: Path) -> bytes:
     return site + (before if before != site else b"") + roots[-1]
 
 
-def offered_chain(ca: Path) -> bytes:
+def cross_signed_chain(ca: Path) -> bytes:
     """Return the authorities that boards download, PEM, with the cross-signed certificate before the newest root.
 
     Args:
@@ -140,7 +140,7 @@ def offered_chain(ca: Path) -> bytes:
     return b"".join(others) + _read(ca / CROSS) + newest
 
 
-def signers_chain(ca: Path) -> bytes:
+def signer_chain(ca: Path) -> bytes:
     """Return the chain for the package signer's certificate, PEM: the site CA as signed by each root.
 
     The root user of each board decides when it accepts packages of the next root.

@@ -45,12 +45,12 @@ from edge_server.gateway.site_folder import (
     LOCAL_PAIRS,
     PAIRS,
     SiteFolder,
-    authorities,
     gateway_addresses,
     is_local_pair,
     local_certificates,
     pair_chain,
     site_acl,
+    valid_authorities,
 )
 from edge_server.gateway.state import FILE, SiteState, lock_site, read_state, revoked_serials
 from edge_server.plan.server_config import load
@@ -276,7 +276,7 @@ def _broker_files(context: _Context) -> Iterator[Finding]:
             yield _good(name, "is unchanged")
         else:
             yield _bad(name, "differs from what the site's state requires", f"{RECREATE}; {RELOAD}")
-    expected = [(cert, revoked_serials(state, authority_id(cert))) for _, cert in authorities(site)]
+    expected = [(cert, revoked_serials(state, authority_id(cert))) for _, cert in valid_authorities(site)]
     if are_revocation_lists(site.path / "crl.pem", expected):
         yield _good("crl.pem", "is signed by the CA, lists all revoked certificates, and is valid as long as the CA")
     else:

@@ -97,7 +97,7 @@ def _update_state(site: SiteFolder, settings: SiteSettings) -> SiteState:
     before = read_state(site.path) if path.is_file() else None
     if before and settings.name and before.site != settings.name:
         raise ConfigError(f"{site.path} is site {before.site!r}; choose another --folder for {settings.name!r}")
-    state = before or SiteState(site=settings.name, addresses=own_addresses(), port=DEFAULT_PORT)
+    state = before or SiteState(site=settings.name, addresses=local_addresses(), port=DEFAULT_PORT)
     state = msgspec.structs.replace(
         state,
         addresses=tuple(dict.fromkeys(settings.addresses)) or state.addresses,
@@ -112,7 +112,7 @@ def _update_state(site: SiteFolder, settings: SiteSettings) -> SiteState:
     return state
 
 
-def own_addresses() -> tuple[str, ...]:
+def local_addresses() -> tuple[str, ...]:
     """Return the names by which this machine is probably reached: its mDNS name and its host name."""
     name = socket.gethostname()
     addresses = []

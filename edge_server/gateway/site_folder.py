@@ -39,7 +39,7 @@ from edge_server.gateway.certificate_files import (
     find_leaf,
     read_chain,
     read_roots,
-    signers_chain,
+    signer_chain,
     split_certificates,
 )
 from edge_server.gateway.enrolment.accounts import as_accounts
@@ -211,7 +211,7 @@ def make_chains(site: SiteFolder) -> None:
 
 def pair_chain(site: SiteFolder, name: str) -> bytes:
     """Return the CA chain that follows the certificate of one of `PAIRS` in its file, PEM."""
-    return signers_chain(site.ca("")) if name == "packages" else site.ca("site.crt").read_bytes()
+    return signer_chain(site.ca("")) if name == "packages" else site.ca("site.crt").read_bytes()
 
 
 def sign(site: SiteFolder, state: SiteState, subject: Subject, spki: bytes, now: datetime) -> tuple[SiteState, bytes]:
@@ -316,7 +316,7 @@ def local_certificates(site: SiteFolder) -> bytes:
     return b"".join(site.gateway(f"{pair}.crt").read_bytes() for pair in LOCAL_PAIRS)
 
 
-def authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
+def valid_authorities(site: SiteFolder) -> list[tuple[bytes, bytes]]:
     """Return key and certificate of every valid CA: the site's, and the previous one during a rotation.
 
     Raises:
@@ -348,7 +348,7 @@ def make_broker_files(site: SiteFolder, state: SiteState) -> None:
     """
     make_local_pairs(site, state.site)
     site.put(site.path / "acl", site_acl(state).encode())
-    lists = [(key, cert, revoked_serials(state, authority_id(cert))) for key, cert in authorities(site)]
+    lists = [(key, cert, revoked_serials(state, authority_id(cert))) for key, cert in valid_authorities(site)]
     path = site.path / "crl.pem"
     if not are_revocation_lists(path, [(cert, serials) for _, cert, serials in lists]):
         site.put(path, b"".join(authority.revocations(key, cert, serials) for key, cert, serials in lists))

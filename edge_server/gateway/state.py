@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.gateway.authority import Issued, Role
+from edge_server.gateway.authority import IssuedCertificate, Role
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.enrolment.accounts import Accounts, SignedCertificate, SiteAccount, as_accounts, write_accounts
 from shared.config import read
@@ -128,7 +128,7 @@ def lock_site(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def with_certificate(
-    state: SiteState, name: str, issued: Issued, *, authority: str, key: str, role: Role = "device"
+    state: SiteState, name: str, issued: IssuedCertificate, *, authority: str, key: str, role: Role = "device"
 ) -> SiteState:
     """Return a site's state with one more certificate of an account.
 

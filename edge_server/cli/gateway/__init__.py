@@ -1,1 +1,1 @@
-"""Commands that make and keep a site: its authority, its boards' certificates, its broker."""
+"""Commands for the gateway of a site."""

@@ -20,7 +20,7 @@ from edge_server.gateway.authority import check_device_name
 from edge_server.gateway.enrolment.address import Address, read_address, write_address
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger, read_ledger
 from edge_server.gateway.enrolment.service import EnrolmentService, service_context
-from edge_server.gateway.enrolment.site import EnrolmentSite, address_of
+from edge_server.gateway.enrolment.site import EnrolmentSite, gateway_address
 from edge_server.gateway.enrolment.tokens import (
     EnrolmentEndpoint,
     TokenRecord,
@@ -58,7 +58,7 @@ def enrol(options: argparse.Namespace) -> int:
     """
     site = EnrolmentSite(options.folder)
     if options.list:
-        show_tokens(read_ledger_of(site), site.utc_s())
+        show_tokens(read_site_ledger(site), site.utc_s())
     elif options.revoke:
         revoke_token(site, options.revoke)
     else:
@@ -66,7 +66,7 @@ def enrol(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_ledger_of(site: EnrolmentSite) -> EnrolmentLedger:
+def read_site_ledger(site: EnrolmentSite) -> EnrolmentLedger:
     """Return the enrolment ledger of a site.
 
     Raises:
@@ -110,7 +110,7 @@ def issue_tokens(site: EnrolmentSite, options: argparse.Namespace) -> None:
 
 
 def _address(state: SiteState, requested: str) -> str:
-    address = requested or address_of(state)
+    address = requested or gateway_address(state)
     if address not in state.addresses:
         names = ", ".join(state.addresses)
         raise ConfigError(f"--address {address}: not in the gateway's certificate ({names}); boards would reject it")

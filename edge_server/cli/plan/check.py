@@ -82,7 +82,7 @@ def _with_sites(result: PlanCheck, sites: SitesPlan, names: list[str]) -> PlanCh
     return msgspec.structs.replace(result, graph=sites.graph, edge_rounds=sites.edge_rounds, zeta=factor, sites=each)
 
 
-def check_parts(result: PlanCheck) -> Iterator[TextTable | str]:
+def format_check(result: PlanCheck) -> Iterator[TextTable | str]:
     """Yield the summary's lines and table."""
     yield f"{result.plan} is valid: {result.rounds} rounds of {result.algorithm}, {result.devices} devices named"
     if not result.sites:

@@ -104,7 +104,7 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
     function = option_function(builder)
     hints, notes = get_type_hints(function), builder_meanings(function)
     keys = []
-    for name, option in own_options(builder).items():
+    for name, option in builder_options(builder).items():
         default = format_default(option.default, msgspec.NODEFAULT)
         if option.kind is option.VAR_KEYWORD:
             name, default = "NAME_OPTION", ABSENT  # noqa: PLW2901 - any key of that form
@@ -113,7 +113,7 @@ def option_keys(builder: Callable[..., object]) -> list[Key]:
     return keys
 
 
-def own_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
+def builder_options(builder: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a builder, without those of early stopping, which have a section of their own."""
     hidden = STOPPING_OPTIONS if can_stop_early(builder) else ()
     return {name: option for name, option in inspect.signature(builder).parameters.items() if name not in hidden}

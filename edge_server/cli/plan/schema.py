@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
-from edge_server.cli.plan.reference import CHOICES, builder_meanings, option_function, own_options
+from edge_server.cli.plan.reference import CHOICES, builder_meanings, builder_options, option_function
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen, OptimizerPlan
 from shared.config_reference import DIALECT, describe, every_struct
@@ -72,7 +72,7 @@ def _options(builder: Callable[..., object]) -> dict[str, Any]:
     hints, notes = get_type_hints(function), builder_meanings(function)
     properties: dict[str, Any] = {}
     others: object = False
-    for name, option in own_options(builder).items():
+    for name, option in builder_options(builder).items():
         if option.kind is option.VAR_KEYWORD:
             others = SCALARS
             continue

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edge_server.gateway.enrolment.rate_limit import MOST_SOURCES, group_of
+from edge_server.gateway.enrolment.rate_limit import MOST_SOURCES, source_group
 from shared.runtime.clock import Clock, monotonic
 
 STALLED_MEMORY_S = 60.0
@@ -38,14 +38,14 @@ class StalledSources:
 
     def add(self, source: str) -> None:
         """Add a source whose connection ended without an answer."""
-        self.since_s.pop(group_of(source), None)
-        self.since_s[group_of(source)] = self.clock()
+        self.since_s.pop(source_group(source), None)
+        self.since_s[source_group(source)] = self.clock()
         if len(self.since_s) > MOST_SOURCES:
             self.since_s.popitem(last=False)
 
     def forget(self, source: str) -> None:
         """Remove a source that was answered."""
-        self.since_s.pop(group_of(source), None)
+        self.since_s.pop(source_group(source), None)
 
     def __contains__(self, group: str) -> bool:
         return self.clock() - self.since_s.get(group, -math.inf) < STALLED_MEMORY_S
@@ -100,7 +100,7 @@ class FairSlots:
             source: Address of the newcomer.
             evict: Called if this slot is taken away later, when it no longer counts.
         """
-        counts, address, source = self.by_source, source, group_of(source)
+        counts, address, source = self.by_source, source, source_group(source)
         if counts[source] >= self.most_each:
             return None
         if len(self.slots) >= self.most:

@@ -35,7 +35,7 @@ class RateLimit:
         Args:
             source: IP address, of which an IPv6 /64 counts as one, or device name.
         """
-        group, now = group_of(source), self._clock()
+        group, now = source_group(source), self._clock()
         attempts, at = self.attempts.pop(group, (self._burst, now))
         attempts = min(self._burst, attempts + (now - at) * self._per_s)
         may = attempts >= 1.0
@@ -46,12 +46,12 @@ class RateLimit:
 
     def give_back(self, source: str) -> None:
         """Undo a counted attempt."""
-        group = group_of(source)
+        group = source_group(source)
         if entry := self.attempts.get(group):
             self.attempts[group] = (min(self._burst, entry[0] + 1.0), entry[1])
 
 
-def group_of(source: str) -> str:
+def source_group(source: str) -> str:
     """Return the source that an address counts as: an IPv4 address, an IPv6 /64, or a device's name."""
     try:
         address = ip_address(source.partition("%")[0])

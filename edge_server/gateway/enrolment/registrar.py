@@ -20,7 +20,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from msgspec.structs import replace
 
-from edge_server.gateway.authority import Issued, read_request
+from edge_server.gateway.authority import IssuedCertificate, read_request
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.rate_limit import RateLimit
 from edge_server.gateway.enrolment.tokens import Alarm, TokenRecord, find_token, is_reuse, refusal_reason, with_alarm
@@ -135,7 +135,7 @@ class Registrar:
 
     site: Callable[[], SiteInfo]
     edit: Callable[[], AbstractContextManager[EnrolmentLedger]]
-    issue: Callable[[bytes, str], Issued | None]
+    issue: Callable[[bytes, str], IssuedCertificate | None]
     find_holder: Callable[[str], Holder | None]
     is_denied: Callable[[str], bool]
     utc_s: Callable[[], float]
@@ -252,7 +252,7 @@ class Registrar:
             raise _RequestRefused("revoked" if holder else "unknown")
         return holder
 
-    def _sign(self, public: bytes, device: str) -> Issued:
+    def _sign(self, public: bytes, device: str) -> IssuedCertificate:
         issued = self.issue(public, device)
         if issued is None:
             raise _RequestRefused("revoked")

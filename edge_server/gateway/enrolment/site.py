@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edge_server.gateway.authority import Issued, Subject, fingerprint, issue
-from edge_server.gateway.certificate_files import authority_id, newest_root, offered_chain
+from edge_server.gateway.authority import IssuedCertificate, Subject, fingerprint, issue
+from edge_server.gateway.certificate_files import authority_id, cross_signed_chain, newest_root
 from edge_server.gateway.enrolment.accounts import FILE as ACCOUNTS
 from edge_server.gateway.enrolment.accounts import as_accounts
 from edge_server.gateway.enrolment.ledger import FILE as LEDGER
@@ -74,7 +74,7 @@ class EnrolmentSite:
         """
         state = read_state(self.folder)
         self._read("ca", "chain.pem")
-        return SiteInfo(state.site, offered_chain(self.folder / "ca"), address_of(state), state.port)
+        return SiteInfo(state.site, cross_signed_chain(self.folder / "ca"), gateway_address(state), state.port)
 
     def root_digest(self) -> bytes:
         """Return the SHA-256 of the newest root's DER, which tokens contain.
@@ -85,7 +85,7 @@ class EnrolmentSite:
         self._read("ca", "root.crt")
         return fingerprint(newest_root(self.folder / "ca"))
 
-    def issue(self, public: bytes, device: str) -> Issued | None:
+    def issue(self, public: bytes, device: str) -> IssuedCertificate | None:
         """Sign a device's certificate, after recording it so that it can be revoked.
 
         Return None where the device or this key is revoked; a caller's earlier check may be outdated.
@@ -158,7 +158,7 @@ class EnrolmentSite:
             raise ConfigError(f"{path}: {error.strerror}; {what}") from error
 
 
-def address_of(state: SiteState) -> str:
+def gateway_address(state: SiteState) -> str:
     """Return the gateway's address for boards.
 
     Raises:

@@ -251,7 +251,7 @@ def _signer(site: SiteFolder) -> tuple[bytes, bytes]:
 
 def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> None:
     """Copy a file atomically, unless the target has this content already."""
-    if target.is_file() and digest_of(target) == digest:
+    if target.is_file() and file_sha256(target) == digest:
         return
     partial = target.with_name(f".{target.name}.part")
     try:
@@ -262,7 +262,7 @@ def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> Non
             if owner := owner_ids(site.server_user):
                 os.chown(partial, *owner)
             sync(partial)
-            if digest_of(partial) != digest:
+            if file_sha256(partial) != digest:
                 raise ConfigError(f"{source}: changed while it was read; add it again")
             partial.replace(target)
             sync(target.parent)
@@ -270,7 +270,7 @@ def _copy_file(site: SiteFolder, source: Path, target: Path, digest: str) -> Non
         partial.unlink(missing_ok=True)
 
 
-def digest_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -329,7 +329,7 @@ def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
         _make_folder(site, place)
         wheels, new = {wheel.file: wheel for wheel in index.wheels}, []
         for path in paths:
-            wheel = WheelFile(file=path.name, sha256=digest_of(path), size=path.stat().st_size)
+            wheel = WheelFile(file=path.name, sha256=file_sha256(path), size=path.stat().st_size)
             before = wheels.get(path.name)
             if before and before.sha256 != wheel.sha256:
                 raise ConfigError(
@@ -361,7 +361,7 @@ def find_package_faults(site: Path) -> Iterator[tuple[str, str]]:
             continue
         for build in manifest.builds:
             path = folder / build.file
-            if not path.is_file() or path.stat().st_size != build.size or digest_of(path) != build.sha256:
+            if not path.is_file() or path.stat().st_size != build.size or file_sha256(path) != build.sha256:
                 yield f"{PACKAGES}/{build.file}", "is missing, or differs from what was signed"
     for wheel in index.wheels:
         path = folder / WHEELS / wheel.file

@@ -38,7 +38,7 @@ from edge_server.gateway.certificate_files import (
     is_replacing_root,
     key_in,
     newest_root,
-    signers_chain,
+    signer_chain,
     split_certificates,
 )
 from edge_server.gateway.enrolment.ledger import read_ledger
@@ -238,7 +238,7 @@ def _copy_to_releases(site: SiteFolder) -> None:
     if not read_index(site.path).releases:
         return
     with edit_index(site) as index:
-        copies = signers_chain(site.ca(""))
+        copies = signer_chain(site.ca(""))
         releases = []
         for release in index.releases:
             chain = split_certificates(release.certificates.encode())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_server.gateway.packages.store import digest_of, find_version, packages_folder, read_index
+from edge_server.gateway.packages.store import file_sha256, find_version, packages_folder, read_index
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.inference.release import ParameterSpec, ReleasePart, sha256_of
 from shared.protocol.packages import AGENT, PackageManifest, write_signed
@@ -94,7 +94,7 @@ class StoredAgent:
         """
         for name, part in self.manifest.parts.items():
             path = self.folder / name
-            if not path.is_file() or digest_of(path) != part.sha256:
+            if not path.is_file() or file_sha256(path) != part.sha256:
                 remedy = "`edge-server packages remove VERSION`, then `packages add` it anew"
                 raise CorruptFile(f"{path} is gone, or not what was signed; {remedy}")
 

@@ -91,7 +91,7 @@ class Gateway:
         yield ledger
         self.ledger = ledger
 
-    def issue(self, public: bytes, device: str) -> authority.Issued:
+    def issue(self, public: bytes, device: str) -> authority.IssuedCertificate:
         _, _, key, cert = authorities(self.made)
         self.issued.append((public, device))
         subject = authority.Subject(device, "device", "roof")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from edge_server.fleet.view import watch_site
-from edge_server.gateway.access import GENERATION, OWN, ROLES, RULES, Role, acl, may, table
+from edge_server.gateway.access import GENERATION, OWN, ROLES, RULES, Role, acl, is_allowed, rights_table
 from edge_server.gateway.state import read_state
 from edge_server.release.rollout.drive import CLIENT
 from shared.errors import Unreachable
@@ -55,7 +55,7 @@ ALL = "overseer"
 
 
 def test_the_page_has_the_table_that_the_access_list_is_made_from() -> None:
-    assert table() in PAGE.read_text()
+    assert rights_table() in PAGE.read_text()
 
 
 def test_every_channel_of_the_protocol_is_in_it_by_the_same_speakers() -> None:
@@ -72,10 +72,12 @@ def test_every_channel_of_the_protocol_is_in_it_by_the_same_speakers() -> None:
 
 
 def test_a_device_has_no_more_than_its_own_and_what_is_everybodys() -> None:
-    assert may("device", "pi-03", "publish", "pi-03", "update")
-    assert not may("device", "pi-03", "publish", "pi-03", "task")
-    assert not may("device", "pi-03", "receive", "pi-04", "task")
-    assert not any(may("device", "pi-03", "publish", place, channel) for place in PLACES[1:] for channel in CHANNELS)
+    assert is_allowed("device", "pi-03", "publish", "pi-03", "update")
+    assert not is_allowed("device", "pi-03", "publish", "pi-03", "task")
+    assert not is_allowed("device", "pi-03", "receive", "pi-04", "task")
+    assert not any(
+        is_allowed("device", "pi-03", "publish", place, channel) for place in PLACES[1:] for channel in CHANNELS
+    )
     assert all(rule.place == OWN or rule.device <= {"receive"} for rule in RULES)
 
 
@@ -129,7 +131,7 @@ def allowed(guest: Guest, verb: str, where: tuple[str, str, str], generation: in
     site, place, channel = where
     if place == "_probe" and channel == str(generation):
         channel = GENERATION
-    return site == "roof" and may(guest.role, guest.account, verb, place, channel)  # type: ignore[arg-type]
+    return site == "roof" and is_allowed(guest.role, guest.account, verb, place, channel)  # type: ignore[arg-type]
 
 
 async def took(guest: Guest, where: tuple[str, str, str]) -> bool:

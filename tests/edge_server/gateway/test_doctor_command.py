@@ -10,7 +10,7 @@ import pytest
 
 from edge_server.cli.gateway import examine, services
 from edge_server.fleet import broker
-from edge_server.gateway.authority import Issued
+from edge_server.gateway.authority import IssuedCertificate
 from edge_server.gateway.state import SiteState, with_certificate
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.server_config import ServerConfig
@@ -139,7 +139,7 @@ def test_what_can_be_mended_without_harm_is(tmp_path):
 
 @pytest.mark.parametrize(("days", "state_and_days"), [(400, None), (20, ("advice", 20)), (-3, ("advice", 3))])
 def test_ends_of_certificates_that_are_near(days, state_and_days):
-    issued = Issued(b"", 7, now() + timedelta(days=days))
+    issued = IssuedCertificate(b"", 7, now() + timedelta(days=days))
     state = with_certificate(SiteState(site="roof"), "pi-03", issued, authority="1", key="2")
     found = {one.about: one for one in examine.examine_certificates(state, now())}
     assert "certificates" in found
