@@ -59,10 +59,10 @@ def parse(data: bytes, kind: type[T], path: Path) -> T:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text ({error}); save it as UTF-8") from error
     except msgspec.ValidationError as error:
         faults = _all_faults(text, kind, is_json=is_json) or [str(error)]
-        lines = [f"{path}: {_rephrase(one_line(fault), kind, text, is_json=is_json)}" for fault in faults]
+        lines = [f"{path}: {_rephrase(escape_unprintable(fault), kind, text, is_json=is_json)}" for fault in faults]
         raise ConfigError("\n".join(lines)) from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {one_line(error)}; correct that line") from error
+        raise ConfigError(f"{path}: {escape_unprintable(error)}; correct that line") from error
     except RecursionError:
         raise ConfigError(f"{path}: arrays or tables are nested too deeply; flatten them") from None
     except OverflowError:
@@ -95,7 +95,7 @@ def _all_faults(text: str, kind: type, *, is_json: bool) -> list[str]:
     return find_faults(value, kind)
 
 
-def one_line(error: object) -> str:
+def escape_unprintable(error: object) -> str:
     """Escape unprintable characters: keys may hold anything."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(error))
 

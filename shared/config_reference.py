@@ -87,7 +87,7 @@ def struct_keys(struct: type[msgspec.Struct]) -> list[KeyGroup]:
 
 def _add_struct(groups: list[KeyGroup], struct: type[msgspec.Struct], heading: str, described: dict[type, str]) -> None:
     """Add a struct's keys, then sections for the structs in it; repeated structs refer to their first section."""
-    notes, below, keys = meanings(struct), [], []
+    notes, below, keys = attribute_docs(struct), [], []
     if tag := struct.__struct_config__.tag:
         keys.append(Key("kind", f'"{tag}"', "", REQUIRED, "Selects the kind of this table."))
     prefix = "" if heading == TOP else heading.strip("[]").partition("]")[0] + "."
@@ -107,7 +107,7 @@ def _add_struct(groups: list[KeyGroup], struct: type[msgspec.Struct], heading: s
 
 def field_keys(struct: type[msgspec.Struct]) -> list[Key]:
     """Describe the keys of one struct."""
-    notes = meanings(struct)
+    notes = attribute_docs(struct)
     return [_key(field, notes.get(field.name, "")) for field in msgspec.structs.fields(struct)]
 
 
@@ -186,7 +186,7 @@ def summary(documented: object) -> str:
     return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
-def meanings(kind: type) -> dict[str, str]:
+def attribute_docs(kind: type) -> dict[str, str]:
     """Return the documentation of a class's attributes by name, including those of its bases."""
     parts = [docstring_entries(base.__dict__.get("__doc__")) for base in reversed(kind.__mro__)]
     return {name: text for part in parts for name, text in part}
@@ -248,7 +248,7 @@ def every_struct(hint: Any) -> set[type[msgspec.Struct]]:
 def describe(definition: dict[str, Any], struct: type) -> None:
     """Replace the struct's docstring in a schema by one description per key."""
     definition["description"] = summary(struct)
-    notes = meanings(struct)
+    notes = attribute_docs(struct)
     for name, entry in definition["properties"].items():
         if name in notes:
             entry["description"] = notes[name]

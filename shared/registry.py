@@ -60,7 +60,7 @@ def build(registry: Mapping[str, Callable[..., T]], spec: Spec, what: str) -> T:
         raise ConfigError(
             f"{what} {spec.name!r} has no option {unknown[0]!r}; known: {', '.join(parameters) or 'none'}{hint}"
         )
-    if endless := [name for name, value in spec.options.items() if _is_endless(value)]:
+    if endless := [name for name, value in spec.options.items() if _is_not_finite(value)]:
         value = spec.options[endless[0]]
         raise ConfigError(f"{what} {spec.name!r}: {endless[0]} is {value}; give a number, a large one in place of inf")
     truths = {name: value for name, value in spec.options.items() if isinstance(value, bool)}
@@ -92,7 +92,7 @@ def _find_wrong_type(options: Mapping[str, object], parameters: Mapping[str, ins
     return ""
 
 
-def _is_endless(value: object) -> bool:
+def _is_not_finite(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -160,4 +160,4 @@ def import_builder(name: str) -> Callable[..., Any]:
         raise ConfigError(f"model {name!r}: {module_name} has no function {function!r}; correct the name")
     if not by_name and getattr(builder, "__module__", None) != module_name:
         raise ConfigError(f"model {name!r}: {function} is not defined in {module_name} itself; list it by its name")
-    return builder  # type: ignore[no-any-return]  # `callable` told
+    return builder  # type: ignore[no-any-return]  # checked by `callable`

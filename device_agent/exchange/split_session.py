@@ -25,7 +25,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Policy, Receiver, room
+from shared.transfer.receiver import Policy, Receiver, push_credit
 from shared.transfer.sender import Sender
 from shared.transport.base import Delivery, Inbox, Transport
 
@@ -147,7 +147,7 @@ class _Session:
             step=self._step,
             params=self._up.transfer,
             pushed=pushed,
-            room=room(self.pace, self.way.policy.window),
+            room=push_credit(self.pace, self.way.policy.window),
         )
         name = topic(self.way.site, self.way.device, "features")
         telling = self.way.transport.publish(name, wire.encode(header))

@@ -20,7 +20,7 @@ from shared.errors import EnrolmentFailed, WireError
 from shared.protocol.enrolment import MOST_HEAD, Refusal, body_length, decode_json, parse_head, parse_http_date
 from shared.runtime import backports
 from shared.runtime.text_table import printable_text
-from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, context
+from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, build_context
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Gateway:
         said = b"" if body is None else msgspec.json.encode(body)
         method = "GET" if body is None else "POST"
         try:
-            reply = await self._ask(method, path, said, context(tls, dates=self.clock.may_judge()))
+            reply = await self._ask(method, path, said, build_context(tls, dates=self.clock.may_judge()))
         except ssl.SSLCertVerificationError as error:
             raise await self._explain(error, tls) from error
         if reply.utc_s is not None:
@@ -133,7 +133,7 @@ class Gateway:
                 code=OTHER_CA,
             )
         try:
-            reply = await self._ask("GET", "/ca.pem", b"", context(tls, dates=False))
+            reply = await self._ask("GET", "/ca.pem", b"", build_context(tls, dates=False))
         except ssl.SSLCertVerificationError as other:  # another one answers now
             return (
                 await self._explain(other, tls) if other.verify_code not in (NOT_YET_VALID, EXPIRED) else self._away("")

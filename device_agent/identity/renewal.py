@@ -36,7 +36,7 @@ from shared.protocol.enrolment import RenewAnswer, RenewRequest, TrustedRoot, de
 from shared.runtime.executor import in_thread
 from shared.runtime.folder_lock import hold_lock
 from shared.transport.base import Broker
-from shared.transport.tls import context, explain, handshake
+from shared.transport.tls import build_context, explain, handshake
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def _shake_hands(broker: Broker, dates: bool) -> str:  # noqa: FBT001 - a thread
     assert tls is not None
     try:
         sock = socket.create_connection((broker.host, broker.port), timeout=PATIENCE_S)
-        with handshake(context(tls, dates=dates), sock, tls.server_name or broker.host, PATIENCE_S) as secured:
+        with handshake(build_context(tls, dates=dates), sock, tls.server_name or broker.host, PATIENCE_S) as secured:
             return _verdict(secured)
     except Unreachable as error:
         return str(error)

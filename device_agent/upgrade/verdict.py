@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from device_agent.upgrade.record import UpgradeRecord, Wanted
-from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event, FailedRelease, follow
+from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event, FailedRelease, next_phase
 from shared.runtime.text_table import printable_text
 
 MOST_BOOTS, MOST_STARTS = 3, 2
@@ -99,10 +99,10 @@ def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRec
         record: Before; not of a trial.
         current: The version that runs.
     """
-    state = follow(record.state, "superseded") if record.state in PENDING else record.state
+    state = next_phase(record.state, "superseded") if record.state in PENDING else record.state
     return msgspec.structs.replace(
         record,
-        state=follow(state, "offered"),
+        state=next_phase(state, "offered"),
         from_=current,
         to=wanted.version,
         previous=_kept_previous(record, current),
@@ -138,7 +138,7 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
         failure = FailedRelease(release=record.to, attempt=record.attempt, reason=reason)
         others = [one for one in record.failed if one.release != record.to]
         change |= {"failed": (*others, failure)[-MOST_REMEMBERED:]}
-    state = follow(record.state, event)
+    state = next_phase(record.state, event)
     return msgspec.structs.replace(record, state=state, reason=reason, **change)
 
 

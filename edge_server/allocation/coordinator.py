@@ -19,7 +19,7 @@ from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.devices import expanded
 from edge_server.plan.sections import OptimizerPlan
-from shared.config import one_line
+from shared.config import escape_unprintable
 from shared.errors import ConfigError
 from shared.protocol.messages import Report
 from shared.spelling import guess
@@ -60,7 +60,7 @@ def options_of(table: OptimizerPlan) -> Any:
     try:
         return msgspec.convert(table.options, chosen.options)
     except msgspec.ValidationError as error:
-        problem, _, key = one_line(error).partition(" - at `$.")
+        problem, _, key = escape_unprintable(error).partition(" - at `$.")
         where = f"options.{key.strip('`')} of {table.name}" if key else f"options of {table.name}"
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(chosen.options))
         remedy = f"correct its spelling (known: {known})" if "unknown field" in problem else "correct the value"

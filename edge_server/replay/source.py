@@ -21,7 +21,7 @@ from edge_server.rounds.evaluation.running_statistics import choose_batches, set
 from edge_server.sites.overview import find_site
 from shared.algorithms import ALGORITHMS
 from shared.data.cache import DataCache
-from shared.data.sources.arrays import count_trained_on
+from shared.data.sources.arrays import count_training
 from shared.errors import ConfigError, NoSuchRun
 from shared.registry import build
 
@@ -126,7 +126,7 @@ def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int
     cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
         data = share(plan, fleet, index)
-        sizes[device.name] = count_trained_on(cache.count(data), data)
+        sizes[device.name] = count_training(cache.count(data), data)
     return sizes
 
 

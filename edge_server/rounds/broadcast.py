@@ -20,7 +20,7 @@ from shared.protocol import wire
 from shared.protocol.messages import BLOCK_BYTES, Leave, Transfer, Want
 from shared.protocol.topics import EVERYONE, topic
 from shared.runtime.clock import Clock
-from shared.transfer.sender import Sender, WaitingPieces
+from shared.transfer.sender import PieceQueue, Sender
 from shared.transport.base import Transport
 
 T = TypeVar("T", bound=Mapping[str, object])
@@ -40,7 +40,7 @@ loses every other frame needs less; endless requests would take server time and 
 class _Member:
     """Requests of one device: pending and served pieces, and the highest block requested."""
 
-    pending: WaitingPieces = field(default_factory=WaitingPieces)
+    pending: PieceQueue = field(default_factory=PieceQueue)
     served: set[int] = field(default_factory=set)
     reached: int = -1
 

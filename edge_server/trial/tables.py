@@ -30,7 +30,7 @@ from edge_server.journal.run_clock import RESTARTED
 from edge_server.journal.runs import RunSummary, name_rounds
 from shared.protocol.measurements import JOULES, SKIPPED, Cost, joule_parts
 from shared.protocol.units import BYTES, choose_unit
-from shared.runtime.text_table import TextColumn, TextTable, fits
+from shared.runtime.text_table import TextColumn, TextTable, fits_width
 
 MAX_DEVICE_COLUMNS = 8
 MOST_NAMED, MOST_MISSED, MOST_FAILED = 20, 5, 2
@@ -97,7 +97,7 @@ def rounds_table(records: Sequence[AnyRecord], *, each_device: bool = False, wid
     columns = [TextColumn(heading, right=True) for heading in (*headings, *traffic)]
     table = TextTable(columns, rows, "Rounds", caption, seam=len(headings))
     wider = _with_terms(table, closed)
-    return wider if width is None or fits(wider, width) else table
+    return wider if width is None or fits_width(wider, width) else table
 
 
 def _with_terms(table: TextTable, closed: Sequence[RoundClosed]) -> TextTable:
@@ -360,7 +360,7 @@ def runs_table(summaries: Sequence[RunSummary], width: int | None = None) -> Tex
     for column_count in range(len(headings), 1, -1):
         columns = [TextColumn(heading) for heading in headings[:column_count]]
         table = TextTable(columns, [row[:column_count] for row in rows], "Runs, the newest first")
-        if width is None or fits(table, width):
+        if width is None or fits_width(table, width):
             break
     return table
 

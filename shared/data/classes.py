@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from shared.data.name_text import describe_invisible, find_lookalikes, normalise_name, show_name
-from shared.data.sources.csv_lines import labels_of, split_paths
-from shared.data.sources.npz_names import names_in_file
+from shared.data.sources.csv_lines import read_labels, split_paths
+from shared.data.sources.npz_names import read_class_names
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.messages import MAX_CLASSES
@@ -33,7 +33,7 @@ _SYSTEM_FOLDER = re.compile(r"found\.\d{3}")
 """Folder in which Windows stores the fragments that it recovers when it checks a disk."""
 MAX_DIGITS = 9
 """Longer numbers count as names."""
-NAMED = 12
+MAX_LISTED = 12
 """Classes that a message lists."""
 _FRACTION = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
 
@@ -53,15 +53,15 @@ def class_names(spec: Data) -> tuple[str, ...] | None:
         case "folder":
             return normalise_class_names(find_class_folders(path, spec)[1])
         case "csv":
-            return _number_names(_labels_in_table(spec), spec, path, f"column {spec.label_column!r}")
+            return _numbered_names(_labels_in_table(spec), spec, path, f"column {spec.label_column!r}")
         case "npz":
-            return _number_names(names_in_file(path), spec, path, "the array of labels")
+            return _numbered_names(read_class_names(path), spec, path, "the array of labels")
         case _:
             return ()
 
 
-def _number_names(labels: Collection[str], spec: Data, path: Path, place: str) -> tuple[str, ...]:
-    return normalise_class_names(names_of(number_labels(labels, spec, path, place))) if labels else ()
+def _numbered_names(labels: Collection[str], spec: Data, path: Path, place: str) -> tuple[str, ...]:
+    return normalise_class_names(order_names(number_labels(labels, spec, path, place))) if labels else ()
 
 
 def _labels_in_table(spec: Data) -> set[str]:
@@ -69,14 +69,14 @@ def _labels_in_table(spec: Data) -> set[str]:
     path, sibling = split_paths(spec)
     labels = set[str]()
     for table in filter(None, (path, sibling)):
-        for label in labels_of(table, spec):
+        for label in read_labels(table, spec):
             labels.add(label)
             if len(labels) > MAX_CLASSES:
                 raise ConfigError(f"{path}: column {spec.label_column!r} has over {MAX_CLASSES} classes")
     return labels
 
 
-def names_of(numbers: dict[str, int]) -> tuple[str, ...]:
+def order_names(numbers: dict[str, int]) -> tuple[str, ...]:
     """Sort names by their number; empty where every name is the number itself."""
     if all(name == str(number) for name, number in numbers.items()):
         return ()
@@ -228,11 +228,11 @@ def with_classes(data: Data, names: Sequence[str]) -> Data:
 
 
 def format_class_names(names: Sequence[str], escaped: Collection[str] = ()) -> str:
-    """Format class names for a message, at most `NAMED` of them; those in `escaped` with escapes."""
+    """Format class names for a message, at most `MAX_LISTED` of them; those in `escaped` with escapes."""
     if not names:
         return "numbers without names"
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(show_name(name, escaped=name in escaped) for name in names[:NAMED]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(show_name(name, escaped=name in escaped) for name in names[:MAX_LISTED]) + more
 
 
 def contrast(names: Sequence[str], others: Sequence[str]) -> tuple[str, str]:
@@ -241,22 +241,22 @@ def contrast(names: Sequence[str], others: Sequence[str]) -> tuple[str, str]:
     Names that print alike are escaped; of long lists only the difference is shown.
     """
     lists = (names, others)
-    alone = [[name for name in first if name not in set(other)] for first, other in (lists, lists[::-1])]
-    escaped = find_lookalikes(*alone)
-    if max(map(len, lists)) <= NAMED:
+    unique = [[name for name in first if name not in set(other)] for first, other in (lists, lists[::-1])]
+    escaped = find_lookalikes(*unique)
+    if max(map(len, lists)) <= MAX_LISTED:
         return format_class_names(names, escaped), format_class_names(others, escaped)
-    if not any(alone):  # the same names in another order
+    if not any(unique):  # the same names in another order
         place = next((at for at, (name, other) in enumerate(zip(*lists, strict=False)) if name != other), 0)
         texts = [
             f"{len(entries)} names, number {place} is {format_class_names(entries[place : place + 1])}"
             for entries in lists
         ]
     else:
-        texts = [_show_alone(entries, only, escaped) for entries, only in zip(lists, alone, strict=True)]
+        texts = [_format_difference(entries, only, escaped) for entries, only in zip(lists, unique, strict=True)]
     return texts[0], texts[1]
 
 
-def _show_alone(names: Sequence[str], only: Sequence[str], escaped: Collection[str]) -> str:
-    if len(names) <= NAMED:
+def _format_difference(names: Sequence[str], only: Sequence[str], escaped: Collection[str]) -> str:
+    if len(names) <= MAX_LISTED:
         return format_class_names(names, escaped)
     return f"{len(names)} names, of which only in this list: {format_class_names(only, escaped) if only else 'none'}"

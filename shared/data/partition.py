@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 
 MAX_DRAWS = 1000
 """Draws of class shares before `min_examples` counts as impossible; each takes microseconds."""
-NAMED = 8
+MAX_LISTED = 8
 """Clients that an error lists."""
 
 Index: TypeAlias = NDArray[np.int64]
@@ -28,7 +28,7 @@ Shares: TypeAlias = list[Index] | dict[str, Index]
 """Every device's examples: by part, or by client."""
 
 
-def take(examples: Arrays, partition: Partition) -> Arrays:
+def take_share(examples: Arrays, partition: Partition) -> Arrays:
     """Return one device's share of the examples.
 
     Raises:
@@ -125,7 +125,6 @@ def split_shards(labels: Index, *, parts: int, shards_per_device: int = 2, seed:
 
     Args:
         labels: int64 of shape (N,).
-        shards_per_device: Runs per part.
 
     Returns:
         Ascending indices, one a part; each of 0 .. N - 1 is in exactly one.
@@ -178,7 +177,7 @@ def draw_balanced(labels: Index, drawn: Drawn) -> Index:
     return _sort_index(np.concatenate(chosen))
 
 
-def all_but(count: int, index: Index) -> Index:
+def exclude_indices(count: int, index: Index) -> Index:
     """Return the indices 0 .. count - 1 without those of `index`, ascending."""
     mask = np.ones(count, dtype=np.bool_)
     mask[index] = False
@@ -216,6 +215,6 @@ def _split_by_client(examples: Arrays) -> dict[str, Index]:
 def _pick_client(shares: dict[str, Index], client: str) -> Index:
     if client not in shares:
         names = sorted(shares)
-        several = ", ".join([*names[:NAMED], "..."] if len(names) > NAMED else names)
+        several = ", ".join([*names[:MAX_LISTED], "..."] if len(names) > MAX_LISTED else names)
         raise ConfigError(f"partition client: no example of client {client!r}; clients: {several}")
     return shares[client]

@@ -7,8 +7,8 @@ import numpy as np
 
 from shared.data.classes import format_class_names
 from shared.data.name_text import show_name
-from shared.data.partition import take
-from shared.data.sources.arrays import Arrays, ReadPart, count_held_out, count_trained_on
+from shared.data.partition import take_share
+from shared.data.sources.arrays import Arrays, ReadPart, count_held_out, count_training
 from shared.data.sources.read import read_part
 from shared.data.spec import Data
 from shared.runtime.memory import MIB, available_bytes
@@ -43,7 +43,7 @@ def summarise(spec: Data) -> Summary:
     arrays, labels, extent = part.arrays, part.labels, ""
     if is_whole and spec.partition is not None:
         extent = f" (this device's share of {len(part.labels)})"
-        arrays = take(arrays, spec.partition)
+        arrays = take_share(arrays, spec.partition)
         labels = arrays.labels
     notes = [*part.notes, *_find_warnings(spec, labels, part.arrays, is_whole=is_whole)]
     if not is_whole:
@@ -60,7 +60,7 @@ def _describe(spec: Data, arrays: Arrays, labels: np.ndarray[tuple[int], np.dtyp
     if not spec.is_labelled:
         return f" without labels{values}"
     held_out = count_held_out(len(labels), spec.holdout)
-    usage = f"; {count_trained_on(len(labels), spec)} to train on, {held_out} held out" if held_out else ""
+    usage = f"; {count_training(len(labels), spec)} to train on, {held_out} held out" if held_out else ""
     return f" of {_count_classes(labels, spec.classes or part.arrays.classes)}{values}{usage}"
 
 

@@ -1,6 +1,6 @@
-"""ONNX graph for evaluation on devices, sent once per run; each round binds new parameters.
+"""ONNX graph for evaluation on devices; parameters are bound each round.
 
-A few kilobytes; a device stores it under its digest and requests it only if it is missing.
+A few kilobytes, sent once per run; a device stores it under its digest and requests it only if it is missing.
 """
 
 from __future__ import annotations

@@ -404,7 +404,7 @@ class Skip(SessionMessage, frozen=True, kw_only=True):
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """In place of a gradient, for a split device half: its step, the `steps`-th in all, went on without it."""
+    """Passed to a split device half in place of a gradient: its step went on without it, the `steps`-th one so far."""
 
     steps: int
 
@@ -415,10 +415,9 @@ def mix(seed: int, number: int, device: str) -> int:
 
 
 def split_epoch(examples: int, batch_size: int, *, merges_single: bool) -> tuple[int, int]:
-    """Return the number of full batches in an epoch, and the examples of its last batch; 0 where all are full.
+    """Return the number of full batches in an epoch and the size of its last batch, 0 if none is smaller.
 
-    Args:
-        merges_single: See `Assignment.merges_single`.
+    `merges_single` is that of `Assignment`.
     """
     full, remainder = divmod(examples, batch_size)
     if merges_single and remainder == 1 and full and batch_size > 1:

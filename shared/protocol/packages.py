@@ -1,4 +1,4 @@
-"""Signed manifests of agent packages; a board installs only packages signed by its own site.
+"""Signed manifests of agent packages; a board trusts only its own site.
 
 A manifest names one version of the agent and a package for each kind of board. Its bytes, prefixed by `PREFIX`, are
 signed by ECDSA over P-256 with SHA-256. The signer's certificate serves only this purpose (organisational unit
@@ -55,7 +55,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
         file: File name, without a folder.
         python: Supported Python versions, such as `3.11` or `3.11 3.12`.
         sha256: Hash of its content, hexadecimal.
-        size: Size in bytes.
+        size: Size of the file in bytes.
     """
 
     file: str
@@ -131,7 +131,7 @@ class SignedManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest with signature and certificate chain.
 
     Attributes:
-        manifest: The signed bytes.
+        manifest: Encoded PackageManifest, exactly the signed bytes.
         signature: Signature over `PREFIX` and these bytes, DER.
         certificates: The signer's first, then the intermediates up to the root; PEM.
     """
@@ -289,20 +289,22 @@ def _trusted_signer(
         raise WireError(
             f"{problem}: if this board's site has a new root, run `device-agent upgrade trust`", reason="certificate"
         )
-    names, key = _names(signer), signer.public_key()
+    names, key = _unique_names(signer), signer.public_key()
     is_signer = names.get("OU") == SIGNER_UNIT and names.get("CN") == SIGNER_NAME and _may_sign_code(signer)
     if not is_signer or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise WireError(f"{names.get('CN', 'nobody')!r} of the site may not sign packages", reason="certificate")
+        raise WireError(
+            f"{names.get('CN', 'nobody')!r} of the site has no right to sign packages", reason="certificate"
+        )
     return key, names.get("O", "")
 
 
-def _names(certificate: x509.Certificate) -> Mapping[str, str]:
+def _unique_names(certificate: x509.Certificate) -> Mapping[str, str]:
     """Return a certificate's subject names by kind; empty if a kind is repeated."""
-    names = dict(_each_name(certificate))
-    return names if len(names) == len(list(_each_name(certificate))) else {}
+    names = dict(_subject_names(certificate))
+    return names if len(names) == len(list(_subject_names(certificate))) else {}
 
 
-def _each_name(certificate: x509.Certificate) -> Iterator[tuple[str, str]]:
+def _subject_names(certificate: x509.Certificate) -> Iterator[tuple[str, str]]:
     for attribute in certificate.subject:
         yield attribute.rfc4514_attribute_name, str(attribute.value)
 

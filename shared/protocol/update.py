@@ -68,7 +68,7 @@ ENDED: frozenset[Phase] = frozenset({"committed", "rolled-back", "refused", "sup
 """Phases in which a board stays until a new offer."""
 
 
-def follow(phase: Phase, event: Event) -> Phase:
+def next_phase(phase: Phase, event: Event) -> Phase:
     """Return the phase after an event.
 
     Raises:
@@ -110,7 +110,7 @@ class FailedRelease(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         release: SHA-256 of its manifest.
-        attempt: The last attempt.
+        attempt: Number of its last attempt.
     """
 
     release: str
@@ -203,7 +203,7 @@ def take_offer(record: UpdateRecord, offer: NewVersion, at: float) -> UpdateReco
     """
     return msgspec.structs.replace(
         record,
-        phase=follow(record.phase, "offered"),
+        phase=next_phase(record.phase, "offered"),
         candidate=offer.version,
         release=offer.release,
         deployment=offer.deployment,
@@ -236,7 +236,7 @@ def advance(record: UpdateRecord, event: Event, at: float, reason: str = "", *, 
         change["starts"] = 0
     if event == "back" and record.phase != "trial":
         change |= {"candidate": record.committed, "committed": record.previous, "previous": 0}
-    phase = follow(record.phase, event)
+    phase = next_phase(record.phase, event)
     return msgspec.structs.replace(record, phase=phase, reason=reason[:REASON_CHARS], since=at, **change)
 
 

@@ -39,13 +39,13 @@ class _Watch:
 
 
 _watch: _Watch | None = None
-_starting = threading.Lock()
+_start_lock = threading.Lock()
 
 
-def _watching() -> _Watch:
+def _get_watch() -> _Watch:
     global _watch  # noqa: PLW0603 - one thread per process, started with the first run
     if _watch is None or not _watch.thread.is_alive():  # a fork has no threads
-        with _starting:
+        with _start_lock:
             if _watch is None or not _watch.thread.is_alive():
                 _watch = _Watch()
     return _watch
@@ -64,7 +64,7 @@ def bounded_run(session: Any, outputs: Sequence[str], inputs: Mapping[str, Any],
     """
     from onnxruntime import RunOptions  # noqa: PLC0415 - its import takes a third of a second
 
-    options, runs = RunOptions(), _watching().runs
+    options, runs = RunOptions(), _get_watch().runs
     began = time.monotonic()
     runs[id(options)] = began + MOST_RUN_S, options
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def count_usable_cpus(root: Path = Path("/")) -> int:
-    """Return how many threads of this process can run at the same time, at least one; half a CPU counts as one.
+    """Count the threads of this process that can run at the same time, at least one; half a CPU counts as one.
 
     Args:
         root: Folder that contains `proc` and `sys`.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.errors import Unwritable
 
-KEEP_ASIDE = 3
+MAX_CORRUPT_FILES = 3
 """Corrupt files per folder that are retained for inspection."""
 
 _READ_ONLY = "it is read-only: look for disk errors in the kernel's log, then mount it writable"
@@ -107,10 +107,10 @@ class explain_disk_errors:  # noqa: N801 - read as a verb; a generator costs thr
 
 def disk_error(path: Path, number: int) -> Unwritable:
     """Make the error for an errno of `REMEDIES`."""
-    return Unwritable(f"{path}: {os.strerror(number)}, {_free(path)}; {REMEDIES[number]}")
+    return Unwritable(f"{path}: {os.strerror(number)}, {_describe_free_space(path)}; {REMEDIES[number]}")
 
 
-def _free(path: Path) -> str:
+def _describe_free_space(path: Path) -> str:
     try:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         disk = os.statvfs(existing)
@@ -131,7 +131,7 @@ def unused_name(path: Path, why: str = "corrupt") -> Path:
     return unused
 
 
-def drop_oldest(paths: Iterable[Path], keep: int = KEEP_ASIDE) -> None:
+def drop_oldest(paths: Iterable[Path], keep: int = MAX_CORRUPT_FILES) -> None:
     """Remove files and folders except the `keep` renamed last."""
     for path in sorted(paths, key=lambda entry: entry.stat().st_ctime_ns)[:-keep]:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Run blocking work on a thread, or inline in replays; background tasks for a block."""
+"""Run blocking work on a thread, or inline in replays; background tasks."""
 
 from __future__ import annotations
 

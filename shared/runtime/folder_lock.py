@@ -1,4 +1,4 @@
-"""Exclusive lock on a folder, by flock on a file in it and on the folder itself."""
+"""Exclusive folder lock, by flock on a file and on the folder."""
 
 from __future__ import annotations
 

@@ -61,14 +61,14 @@ def find_interpreter(python: str = "") -> Interpreter:
         executable = shutil.which(python)
         if executable is None:
             raise ConfigError(f"trainer.python: {python}: no such program; name a Python of 3.10 to 3.14 with PyTorch")
-        return _other(executable)
+        return _foreign_interpreter(executable)
     noted = noted_interpreter()
     if not noted or Path(noted).name == OWN:
         return Interpreter()
     if shutil.which(noted) is None:
         cause = f"this system's Python is {OWN[6:]} now, and `device-agent setup` brought libraries for {noted}"
         raise ConfigError(f"{cause}; run `sudo device-agent setup train` (or infer) again, everything else stays")
-    return _other(noted)
+    return _foreign_interpreter(noted)
 
 
 def noted_interpreter() -> str:
@@ -86,7 +86,7 @@ def _extras() -> Path:
     return Path(pth_path().read_text().strip())
 
 
-def _other(python: str) -> Interpreter:
+def _foreign_interpreter(python: str) -> Interpreter:
     """Describe another interpreter, with our modules on its path: from a clone, or from a package's folder."""
     if Path(python).samefile(sys.executable) and sys.prefix == sys.base_prefix:
         return Interpreter()

@@ -54,7 +54,7 @@ def require_room(count: int, path: Path) -> None:
     """Refuse data that does not fit in memory, before allocating any.
 
     Args:
-        count: Bytes needed.
+        count: Number of bytes needed.
         path: File that needs them, for the error.
 
     Raises:
@@ -71,8 +71,8 @@ def require_expansion(count: int, stored: int, path: Path, remedy: str) -> None:
     """Refuse a decompression bomb before it is decompressed.
 
     Args:
-        count: Decompressed bytes.
-        stored: Compressed bytes.
+        count: Size after decompression, in bytes.
+        stored: Size of the compressed file, in bytes.
         path: File name for the error.
         remedy: Advice for legitimate data that is this uniform.
 

@@ -82,7 +82,7 @@ def write_text(stream: TextIO, *parts: TextTable | str) -> None:
     stream.flush()
 
 
-def fits(table: TextTable, width: int) -> bool:
+def fits_width(table: TextTable, width: int) -> bool:
     """Check whether every row of a table fits on one line without folding."""
     columns = range(len(table.columns))
     widths = (

@@ -119,7 +119,6 @@ def pieces(want: Want, transfer: Transfer, most_bytes: int) -> list[tuple[int, i
     """Cut requested blocks into runs, one per frame, at most `MAX_WINDOW` of them.
 
     Args:
-        want: The receiver's request.
         most_bytes: The sender's limit of a frame.
 
     Raises:

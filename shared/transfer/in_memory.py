@@ -1,6 +1,6 @@
-"""Received payload in memory, for features and gradients: a file would cost a disk write per step.
+"""Received payload in memory, for features and gradients.
 
-For payloads that should outlive their process, see `to_file`.
+A file would cost a disk write per step; for payloads that should outlive their process, see `to_file`.
 """
 
 from __future__ import annotations

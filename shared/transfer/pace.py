@@ -145,7 +145,7 @@ class Pace:
         self.frame_bytes = max(self.frame_bytes // 2 // BLOCK_BYTES * BLOCK_BYTES, smallest)
 
     def window(self, most: int) -> int:
-        """Return how many frames may be in flight: at most `most`, at least two; few after a timeout."""
+        """Return the most frames that may be in flight, from two to `most`; few after a timeout."""
         if self._is_silent:
             return min(most, SILENT_WINDOW)
         if not self._frame_s:
@@ -153,7 +153,7 @@ class Pace:
         return max(2, min(most, int(WINDOW_S / self._frame_s)))
 
     def room(self, most: int) -> int:
-        """Return how many frames of the next payload may be sent unrequested: none while the pace is unknown."""
+        """Return the number of frames that may be pushed of the next payload: none while the pace is unknown."""
         return self.window(most) if self._slowest_s is not None else 0
 
     def silent_s(self, now: float) -> float:

@@ -2,8 +2,8 @@
 
 One engine for models, updates, features and gradients, from one sender or from many that share a budget. It does no
 IO: frames and the time are inputs, and the caller sends the returned `Want`. Bytes go into a sink, a file (`to_file`)
-or memory (`in_memory`). The sender may send as much of the next payload unrequested as `room` allows; the remaining
-blocks are requested, and requested again after a timeout.
+or memory (`in_memory`). The sender may send as much of the next payload unrequested as `push_credit` allows; the
+remaining blocks are requested, and requested again after a timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_WINDOW = 1
 EXPECTED_WINDOWS = 4
 """Windows of one sender, requested and not yet received, that are remembered."""
 
-ON_ITS_WAY_S = 1.5
+TRANSIT_S = 1.5
 """Longest time for which a request may be in transit when a message of its receiver crosses it."""
 
 
@@ -81,7 +81,6 @@ class Policy:
         """Return the pace of a sender from which nothing has arrived yet.
 
         Args:
-            now: Monotonic seconds.
             frame_bytes: The sender's largest frame.
             small: Start with small frames: a broker disconnects a client whose frame outlasts the keep-alive interval.
         """
@@ -97,7 +96,7 @@ class Receiver(Generic[S]):
     Args:
         sink: Creates the sink, or reopens that of an earlier process; called again for a payload that arrived damaged.
         pace: Pace of this sender; may outlive the payload, so that the next transfer starts with it.
-        now: Monotonic seconds.
+        now: Current time in monotonic seconds.
         pushed: Blocks that arrive unrequested.
 
     Attributes:
@@ -199,7 +198,7 @@ class Receiver(Generic[S]):
         It sends in order, so frames that it was asked for a while ago would have arrived before that message: if none
         did, none will. Then a little is requested, each time it repeats the offer.
         """
-        if self.pace.silent_s(now) >= ON_ITS_WAY_S and not self._flows:
+        if self.pace.silent_s(now) >= TRANSIT_S and not self._flows:
             self.pace.doubt(now)
             self._forget()
 
@@ -361,6 +360,6 @@ class Allowance:
         return is_expected
 
 
-def room(pace: Pace, window: int) -> Room:
+def push_credit(pace: Pace, window: int) -> Room:
     """Return the credit for unrequested blocks of the next payload: `window` frames, if the link's pace allows."""
     return Room(blocks=pace.room(window) * (pace.frame_bytes // BLOCK_BYTES), frame_bytes=pace.frame_bytes)

@@ -97,7 +97,7 @@ class Sender:
             yield self.frame(start, stop)
 
 
-class WaitingPieces:
+class PieceQueue:
     """Queue of pieces for one receiver: at most a window, without overlaps.
 
     A new request in frames of another size replaces overlapping pieces of an earlier one.

@@ -154,7 +154,7 @@ async def find_lacks(
             trial.connection.close()
 
 
-def _lack(what: str, finding: str) -> Lack:
+def _make_lack(what: str, finding: str) -> Lack:
     return Lack(what, finding, SETTINGS[what])
 
 
@@ -165,25 +165,25 @@ async def _find_small_lack(trial: _Trial) -> Lack | None:
     token = os.urandom(TOKEN_BYTES)
     refused = refused or await trial.publish(token)
     if refused:
-        return _lack(QOS, f"a message of QoS 1 to {trial.topic} is refused: {refused}")
+        return _make_lack(QOS, f"a message of QoS 1 to {trial.topic} is refused: {refused}")
     if not await trial.wait_for(token):
-        return _lack(QOS, f"a message to {trial.topic} was acknowledged and not delivered")
+        return _make_lack(QOS, f"a message to {trial.topic} was acknowledged and not delivered")
     return None
 
 
 async def _try_size(trial: _Trial, size: int) -> Lack | None:
     """Send a message of the size in use; if it does not arrive, find a size that does."""
-    problem = await _carry(trial, size)
+    problem = await _try_payload(trial, size)
     if not problem:
         return None
     passing = size >> 1
-    while passing >= LEAST_TRIED and await _carry(trial, passing):
+    while passing >= LEAST_TRIED and await _try_payload(trial, passing):
         passing >>= 1
     most = f"messages of {passing >> 10} KiB pass" if passing >= LEAST_TRIED else "nor do smaller ones pass"
-    return _lack(SIZE, f"a message of {size >> 10} KiB {problem}; {most}")
+    return _make_lack(SIZE, f"a message of {size >> 10} KiB {problem}; {most}")
 
 
-async def _carry(trial: _Trial, size: int) -> str:
+async def _try_payload(trial: _Trial, size: int) -> str:
     """Return why a message of a size does not arrive; empty where it does."""
     await trial.reconnect()
     payload = os.urandom(TOKEN_BYTES).ljust(size, b"\0")
@@ -196,14 +196,14 @@ async def _try_retain(trial: _Trial) -> Lack | None:
     await trial.reconnect()
     token = os.urandom(TOKEN_BYTES)
     if refused := await trial.publish(token, retain=True):
-        return _lack(RETAIN, f"a retained message is refused: {refused}")
+        return _make_lack(RETAIN, f"a retained message is refused: {refused}")
     await trial.wait_for(token)
     trial.received.clear()
     refused = await trial.subscribe()
     retained = not refused and await trial.wait_for(token)
     await trial.reconnect()
     await trial.publish(b"", retain=True)
-    return None if retained else _lack(RETAIN, "a message was accepted and not retained")
+    return None if retained else _make_lack(RETAIN, "a message was accepted and not retained")
 
 
 async def _try_will(trial: _Trial) -> Lack | None:
@@ -214,10 +214,10 @@ async def _try_will(trial: _Trial) -> Lack | None:
     try:
         connection = await trial.connect(token)
     except Unreachable as error:
-        return _lack(WILL, f"a connection with a will is refused: {error}")
+        return _make_lack(WILL, f"a connection with a will is refused: {error}")
     connection.break_off()
     await trial.connect()
     await trial.subscribe()
     published = await trial.wait_for(token)
     await trial.publish(b"", retain=True)
-    return None if published else _lack(WILL, "a connection broke off, and its will was not published")
+    return None if published else _make_lack(WILL, "a connection broke off, and its will was not published")

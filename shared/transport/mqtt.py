@@ -53,7 +53,7 @@ STEADY_S = 5.0
 
 log = logging.getLogger(__name__)
 CONNECT_S = 10.0
-HEAL_S = 1.0
+CORRECTION_DELAY_S = 1.0
 """Delay between a false status of ours and its correction."""
 
 GOODBYE_S = 2.0
@@ -61,8 +61,8 @@ MOST_TOPICS = 1024
 MOST_WAITING_BYTES = 256 << 20
 """Queue limit of one subscription; further messages are dropped, as a broker drops what it cannot deliver."""
 
-ONE_EACH = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
-BRIEF = 2
+UNIQUE_NAME = "no two may have the same site and device name; rename one (`device` in its configuration), or stop it"
+BRIEF_CONNECTIONS = 2
 """Brief connections in a row that suggest a second client with our id, if the broker gives no reason."""
 
 
@@ -151,7 +151,7 @@ class MqttTransport:
             return
         async with self.subscribe(self._presence.topic) as inbox:
             async for _, status in inbox:
-                await asyncio.sleep(HEAL_S)
+                await asyncio.sleep(CORRECTION_DELAY_S)
                 last = [status, *(status for _, status in inbox.drain())][-1]
                 if last == self._presence.birth or not self.connected.is_set():
                     continue
@@ -268,11 +268,11 @@ class MqttTransport:
             longest_s = longest_wait(longest_s, anew=anew)
             if reason == TAKEN_OVER:
                 longest_s = LAST_S  # connecting disconnects the other one
-                self._tell_once(TAKEN_OVER, f"another client is connected as {self.client_id}: {ONE_EACH}")
-            elif brief >= BRIEF:
+                self._tell_once(TAKEN_OVER, f"another client is connected as {self.client_id}: {UNIQUE_NAME}")
+            elif brief >= BRIEF_CONNECTIONS:
                 how = f"the broker has closed {brief} connections in a row soon after they were made"
                 self._tell_once(
-                    TAKEN_OVER, f"{how}: probably another client is connected as {self.client_id} too; {ONE_EACH}"
+                    TAKEN_OVER, f"{how}: probably another client is connected as {self.client_id} too; {UNIQUE_NAME}"
                 )
             await asyncio.sleep(jitter.uniform(0.0, longest_s))
 

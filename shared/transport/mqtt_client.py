@@ -1,4 +1,4 @@
-"""paho client with size limits: oversized packets are skipped unread, small ones read in batches.
+"""paho client with size limits: skips oversized packets, batches small reads.
 
 A packet that is too large is read and dropped: acknowledged, but never delivered. Disconnecting would not help, since
 the broker repeats unacknowledged and retained messages on every new connection. MQTT 5 could announce the largest
@@ -35,7 +35,7 @@ Admits: TypeAlias = Callable[[str, int], bool]
 
 LEAST_BYTES = 1 << 16
 """Smaller packets are accepted without asking `Admits`: it would cost more than the packet."""
-KEPT_BYTES = 1 << 10
+RETAINED_BYTES = 1 << 10
 """Part of a skipped packet, after its topic, that is retained: its number and properties, as far as they are read."""
 CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
 """Read-ahead sizes: for small packets, and after a large one, where another is likely, whose bytes should be received
@@ -102,14 +102,14 @@ class BoundedClient(mqtt.Client):
         **options: Any,
     ) -> None:
         self.most_bytes, self.admits, self.reads_ahead, self.closed = most_bytes, admits, reads_ahead, closed
-        self.passed_by = self.read_bytes = 0
+        self.skipped_packets = self.read_bytes = 0
         self.is_unreadable = False
         self._named = set[str]()
         self._ahead, self._ahead_bytes = memoryview(b""), CHUNK_BYTES
         self.trouble: OSError | None = None
         self.read_waits_for_room = self.write_waits_for_bytes = False
         self.secured: ssl.SSLSocket | None = None
-        self._decrypted, self._met_behind = memoryview(b""), cast("OSError | None", None)
+        self._decrypted, self._deferred_error = memoryview(b""), cast("OSError | None", None)
         self._server_name, self._patience_s = "", 0.0
         self._is_admitted: bool | None = None
         self._topic_end = 1 << 16  # MQTT writes a topic in 64 KiB at most
@@ -119,7 +119,6 @@ class BoundedClient(mqtt.Client):
         """Use TLS from the next connection on.
 
         Args:
-            context: Trust and certificates.
             server_name: Expected name in the broker's certificate.
             patience_s: Timeout of the handshake in seconds.
         """
@@ -142,7 +141,7 @@ class BoundedClient(mqtt.Client):
         return bool(self._in_packet["command"])
 
     @property
-    def is_passing(self) -> bool:
+    def is_skipping(self) -> bool:
         """The current packet is being skipped."""
         return bool(self._in_packet["remaining_length"] > self.most_bytes) or self._is_admitted is False
 
@@ -165,9 +164,9 @@ class BoundedClient(mqtt.Client):
         elif is_large:
             if self._is_admitted is None and packet["packet"]:
                 self._is_admitted = self._admit(packet["command"], packet["packet"], packet["remaining_length"])
-            if self.is_passing:
-                del packet["packet"][self._topic_end + KEPT_BYTES :]
-            if self.is_passing or not packet["packet"]:
+            if self.is_skipping:
+                del packet["packet"][self._topic_end + RETAINED_BYTES :]
+            if self.is_skipping or not packet["packet"]:
                 bufsize = min(bufsize, CHUNK_BYTES)
         if packet["have_remaining"]:
             self._ahead_bytes = HEAD_BYTES if is_large else CHUNK_BYTES
@@ -198,8 +197,8 @@ class BoundedClient(mqtt.Client):
 
     def _decrypt(self, secured: ssl.SSLSocket, size: int) -> memoryview:
         """Decrypt record after record, which OpenSSL returns one at a time, until `size` bytes or no record is left."""
-        if self._met_behind:
-            raise self._met_behind
+        if self._deferred_error:
+            raise self._deferred_error
         if not self._decrypted:
             self._decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.read_waits_for_room = False
@@ -212,7 +211,7 @@ class BoundedClient(mqtt.Client):
             if not count:
                 raise BlockingIOError from wanting
         except OSError as trouble:
-            self.trouble = self._met_behind = trouble  # raised after the data before it is consumed
+            self.trouble = self._deferred_error = trouble  # raised after the data before it is consumed
             if not count:
                 raise
         return room[:count]
@@ -275,15 +274,15 @@ class BoundedClient(mqtt.Client):
         try:
             if self._protocol == mqtt.MQTTv5:
                 at = 2 + int.from_bytes(packet[:2], "big") + 2 * bool(command & CONFIRMED)
-                strip_properties(packet, at, with_payload=not self.is_passing)
+                strip_properties(packet, at, with_payload=not self.is_skipping)
             return super()._handle_publish()
         except (MQTTException, ValueError, IndexError, struct.error):
             self.is_unreadable = True
             raise
 
-    def take_passed(self, topic: str) -> None:
+    def count_skipped(self, topic: str) -> None:
         """Count a skipped packet; log the first of each topic."""
-        self.passed_by += 1
+        self.skipped_packets += 1
         if topic in self._named or len(self._named) >= MOST_NAMED:
             return
         self._named.add(topic)

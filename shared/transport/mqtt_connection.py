@@ -1,8 +1,8 @@
-"""One MQTT connection on the asyncio event loop; the only user of the MQTT client.
+"""One MQTT connection on the asyncio event loop.
 
-The client's own threads are not used: the loop reads when the socket is readable. Data are written at once, and only
-what the socket does not accept waits for the loop. With TLS a readable socket says little: decrypted data wait in no
-socket, and reading may have to wait for room to write, as writing for data to read.
+This is the only user of the MQTT client, whose own threads are not used: the loop reads when the socket is readable.
+Data are written at once, and only what the socket does not accept waits for the loop. With TLS a readable socket says
+little: decrypted data wait in no socket, and reading may have to wait for room to write, as writing for data to read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from shared.transport.packet_limit import MOST_RECEIVED_BYTES, PayloadWatch
 from shared.transport.refusals import explain_hang_up, explain_refusal
 from shared.transport.send_queue import SendQueue
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import context, explain
+from shared.transport.tls import build_context, explain
 
 MISC_S = 1.0
-BREATH, BREATH_BYTES = 64, 256 << 10
+BATCH_PACKETS, BATCH_BYTES = 64, 256 << 10
 """Packets, and about as many bytes, that are handled before the event loop gets its turn: unhandled data take memory,
 and a frame that is used at once is still in the processor's cache."""
 MQTT_5 = 5
@@ -148,7 +148,8 @@ class Connection:
             if login := read_login(broker):
                 client.username_pw_set(login.user, login.password)
             if broker.tls:
-                client.secure(context(broker.tls, dates=self._dates), broker.tls.server_name or broker.host, patience_s)
+                context = build_context(broker.tls, dates=self._dates)
+                client.secure(context, broker.tls.server_name or broker.host, patience_s)
             client.connect(broker.host, broker.port, broker.keepalive_s, **extra)
         finally:
             self._dials = False
@@ -281,15 +282,15 @@ class Connection:
     def read(self) -> None:
         """Handle received data, a bounded number of packets at a time."""
         client = self.client
-        until = client.read_bytes + BREATH_BYTES
+        until = client.read_bytes + BATCH_BYTES
         try:
-            for _ in range(BREATH):
+            for _ in range(BATCH_PACKETS):
                 self._traffic.begins(anew=not client.is_within)
                 client.loop_read()
                 if not client.has_more or client.read_bytes >= until:
                     break
             if client.has_more:
-                self._loop.call_soon(self._read_on)
+                self._loop.call_soon(self._continue_reading)
         except (
             OSError,
             ValueError,
@@ -299,7 +300,7 @@ class Connection:
             self._lose(UNREADABLE if self.client.is_unreadable else str(error))
         self._write()
 
-    def _read_on(self) -> None:
+    def _continue_reading(self) -> None:
         if self.client.has_more and self.client.socket():
             self.read()
 
@@ -383,8 +384,8 @@ class Connection:
             topic = message.topic
         except UnicodeDecodeError:  # not every broker refuses such a topic; it has no subscriber
             return
-        if self.client.is_passing:
-            self.client.take_passed(topic)
+        if self.client.is_skipping:
+            self.client.count_skipped(topic)
         else:
             self._incoming.take(topic, bytes(message.payload))
 

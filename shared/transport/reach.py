@@ -1,4 +1,4 @@
-"""Check whether a broker accepts us: by TCP and TLS alone, or by an MQTT connection."""
+"""Check whether a broker accepts us, by TCP and TLS or MQTT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.transport.base import Broker
 from shared.transport.mqtt_connection import MQTT_5, NO_ANSWER, Connection, Incoming
 from shared.transport.refusals import HUNG_UP
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import context, explain, handshake
+from shared.transport.tls import build_context, explain, handshake
 
 PATIENCE_S = 5.0
 NO_QOS_1 = "hangs up at a message of QoS 1"
@@ -28,7 +28,7 @@ def find_distrust(broker: Broker, patience_s: float = PATIENCE_S, *, dates: bool
     try:
         with socket.create_connection((broker.host, broker.port), patience_s) as sock:
             if broker.tls:
-                tls_context, name = context(broker.tls, dates=dates), broker.tls.server_name or broker.host
+                tls_context, name = build_context(broker.tls, dates=dates), broker.tls.server_name or broker.host
                 handshake(tls_context, sock, name, patience_s).close()
     except Unreachable as error:
         return str(error)

@@ -70,7 +70,7 @@ class SessionProbe:
             publish: Publishes a probe; returns when the broker has acknowledged it.
         """
         before = connection.confirmed
-        await self._delivery(connection, before, min(LONGEST_S, self.every_s * 2.0**self._unanswered))
+        await self._wait_for_delivery(connection, before, min(LONGEST_S, self.every_s * 2.0**self._unanswered))
         if connection.confirmed > before or connection.lost.done():
             return False
         try:
@@ -78,13 +78,13 @@ class SessionProbe:
         except Unreachable as error:
             log.debug("the session is not probed now: %s", error)
             return False
-        await self._delivery(connection, before, self.patience_s)
+        await self._wait_for_delivery(connection, before, self.patience_s)
         if connection.confirmed > before:
             self._has_worked, self._unanswered = True, 0
             return False
         return not connection.lost.done() and self._note_silence()
 
-    async def _delivery(self, connection: Deliveries, before: int, patience_s: float) -> None:
+    async def _wait_for_delivery(self, connection: Deliveries, before: int, patience_s: float) -> None:
         """Wait for a QoS 1 message; the transmission time of one large message does not count."""
         loop = asyncio.get_running_loop()
         until, delivered = loop.time() + patience_s, connection.delivered

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shared.runtime.clock import Clock, monotonic
 
-ASKED_BYTES = 256
+BUFFER_BYTES = 256
 LEAST_BYTES = 128
 """Smaller packets carry no payload that matters: an acknowledgement, or the answer to a ping."""
 
@@ -54,10 +54,7 @@ def parse_tcp_info(info: bytes, connection: int, address: str, at: float) -> Cou
     """Parse a `struct tcp_info`; None where the kernel is too old for it.
 
     Args:
-        info: Result of `getsockopt`.
-        connection: Connection number.
-        address: Local IP address.
-        at: Monotonic seconds of the measurement.
+        info: Bytes returned by `getsockopt`; the other arguments become fields of the result.
     """
     if len(info) < _OLDEST_BYTES:
         return None
@@ -147,6 +144,6 @@ class Traffic:
         if not self._socket:
             return b""
         try:
-            return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ASKED_BYTES)
+            return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BUFFER_BYTES)
         except (OSError, AttributeError):  # closed, or a system other than Linux
             return b""

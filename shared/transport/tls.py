@@ -22,11 +22,11 @@ from shared.transport.refusals import MAY_BE_FULL
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME."""
-TOO_OPEN = stat.S_IRWXO | stat.S_IWGRP
+UNSAFE_MODE = stat.S_IRWXO | stat.S_IWGRP
 """Mode bits that a secret's file must not have."""
 
 NOT_YET_VALID, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
-UNSUITED = 26
+WRONG_PURPOSE = 26
 """X509_V_ERR_* of OpenSSL's x509_vfy.h; nearly all others mean that the chain does not end at our CA."""
 
 HUNG_UP = (
@@ -79,7 +79,7 @@ def resolve_tls_paths(tls: Tls, folder: Path) -> Tls:
     return msgspec.structs.replace(tls, **paths)
 
 
-def context(tls: Tls, *, dates: bool) -> ssl.SSLContext:
+def build_context(tls: Tls, *, dates: bool) -> ssl.SSLContext:
     """Build the context of a connection: TLS 1.2 at least, chain and name checked.
 
     Args:
@@ -113,8 +113,8 @@ def _load_ca(context: ssl.SSLContext, ca: str) -> None:
 
 
 def _load_key_pair(context: ssl.SSLContext, tls: Tls) -> None:
-    _require_readable(tls.cert, "cert", "name the file of this machine's certificate, or enrol it anew")
-    _require_readable(tls.key, "key", "name the file of the certificate's key, or enrol this machine anew")
+    _require_readable(tls.cert, "cert", "name the file of this machine's certificate, or enrol it again")
+    _require_readable(tls.key, "key", "name the file of the certificate's key, or enrol this machine again")
     if too_open := check_file_mode(Path(tls.key)):
         raise Untrusted(f"tls.key: {too_open}")
     try:
@@ -147,7 +147,7 @@ def check_file_mode(path: Path) -> str:
         OSError: It does not exist.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
-    if not mode & TOO_OPEN:
+    if not mode & UNSAFE_MODE:
         return ""
     return f"{path} has mode {mode:04o}, so that others can read it or put another in its place: `chmod 600 {path}`"
 
@@ -224,7 +224,7 @@ def _explain_distrust(error: ssl.SSLCertVerificationError, tls: Tls, name: str) 
                 f"the broker's certificate is not for {name}: set `host`, or `server_name` of [broker] tls, to a name "
                 "in it; if there is none, this is not the right broker"
             )
-        case code if code == UNSUITED:
+        case code if code == WRONG_PURPOSE:
             return "the broker's certificate is not one for a server: give the broker its own"
     whom = f"the CA in {tls.ca}" if tls.ca else "a CA that this system trusts"
     return (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.runtime.support.table import System as Kind
-from shared.runtime.support.table import find_row, read_l4t, read_lack, read_table
+from shared.runtime.support.table import find_row, read_l4t, read_missing_feature, read_table
 from tests.machine import shared
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_boards_are_as_they_were_recorded(page, tmp_path):
         (root / "etc").mkdir()
         (root / "proc/cpuinfo").write_text(files.get("proc_cpuinfo.txt", ""))
         if "proc_cpuinfo.txt" in files:
-            assert read_lack(root) == board.lacks, board.name
+            assert read_missing_feature(root) == board.lacks, board.name
         if releases := [text for name, text in files.items() if name.startswith("etc_nv_tegra_release")]:
             (root / "etc/nv_tegra_release").write_text(releases[0])
             assert read_l4t(root) == board.l4t, board.name

@@ -47,7 +47,7 @@ from shared.runtime.executor import background, inline
 from shared.transfer import frames as chunks
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Policy, Receiver, room
+from shared.transfer.receiver import Policy, Receiver, push_credit
 from shared.transfer.sender import Sender
 from shared.transport.base import Inbox
 from shared.transport.memory import MemoryTransport
@@ -142,7 +142,7 @@ class Server:
                 answers=offer.params.digest,
                 params=self.down.transfer,
                 pushed=pushed,
-                room=room(self.pace, WINDOW),
+                room=push_credit(self.pace, WINDOW),
             )
         )
         await self._send(frames)

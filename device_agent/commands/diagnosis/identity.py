@@ -13,7 +13,7 @@ from device_agent.identity.clock_floor import BoardClock, utc_text
 from device_agent.identity.credentials import CURRENT, FOLDER, Membership, read_membership
 from shared.errors import EnrolmentFailed, NoData, Untrusted
 from shared.transport.base import Broker
-from shared.transport.tls import check_file_mode, context
+from shared.transport.tls import build_context, check_file_mode
 
 DAY_S = 86_400.0
 LEFT = 1 / 6
@@ -139,7 +139,7 @@ def check_service(told: Mapping[str, str]) -> Check:
 def _examine_pair(broker: Broker) -> Check:
     assert broker.tls
     try:
-        context(broker.tls, dates=False)
+        build_context(broker.tls, dates=False)
     except Untrusted as error:
         finding, _, remedy = str(error).rpartition(": ")
         return Check(name="pair", state="bad", finding=finding, remedy=remedy)

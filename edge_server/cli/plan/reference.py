@@ -25,11 +25,11 @@ from shared.config_reference import (
     ABSENT,
     Key,
     KeyGroup,
+    attribute_docs,
     docstring_entries,
     field_keys,
     format_default,
     format_type,
-    meanings,
     struct_keys,
     summary,
     unit_of,
@@ -129,7 +129,7 @@ def option_function(builder: Callable[..., object]) -> Callable[..., object]:
 def builder_meanings(function: Callable[..., object]) -> dict[str, str]:
     """Return the meaning of each argument of a builder, including those of the docstrings that it refers to."""
     referred = [
-        meanings(linked).items() if isinstance(linked, type) else docstring_entries(linked.__doc__)
+        attribute_docs(linked).items() if isinstance(linked, type) else docstring_entries(linked.__doc__)
         for linked in _linked_objects(function)
     ]
     return {name: text for part in [*referred, docstring_entries(function.__doc__)] for name, text in part}

@@ -18,7 +18,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Allowance, Policy, Receiver, room
+from shared.transfer.receiver import Allowance, Policy, Receiver, push_credit
 from shared.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class Intake:
 
     def room(self, device: str) -> Room:
         """Return what a device may send unasked of its next features; that much is expected of it then."""
-        told = room(self._pace(device), self._window)
+        told = push_credit(self._pace(device), self._window)
         self._expect(device).ask((0, told.blocks))
         return told
 

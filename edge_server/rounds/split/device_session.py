@@ -16,7 +16,7 @@ from shared.protocol.messages import Features
 from shared.tensors.tree import Tree
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.receiver import Receiver
-from shared.transfer.sender import Sender, WaitingPieces
+from shared.transfer.sender import PieceQueue, Sender
 
 PATIENCE = 2
 """Consecutive deadlines that one device may cost the others."""
@@ -99,7 +99,7 @@ class DeviceSession:
     features: Tree | None = None
     size: float = 0.0
     gradient: Sender | None = None
-    pending: WaitingPieces = field(default_factory=WaitingPieces)
+    pending: PieceQueue = field(default_factory=PieceQueue)
 
     def follow(self, event: Event) -> None:
         """Move to the state after an event.

@@ -22,7 +22,7 @@ from shared.runtime.clock import Clock
 from shared.transfer import frames
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import Pace
-from shared.transfer.receiver import Allowance, Policy, Receiver, room
+from shared.transfer.receiver import Allowance, Policy, Receiver, push_credit
 from shared.transfer.sender import Sender
 from shared.transport.base import Transport
 
@@ -88,7 +88,7 @@ class StepPayloads:
         self._expect(session.device).ask((0, self._room(session.device).blocks))
 
     def _room(self, device: str) -> Room:
-        return room(self.pace(device), self.window)
+        return push_credit(self.pace(device), self.window)
 
     def _expect(self, device: str) -> Allowance:
         """Return the account of what was requested from a device."""

@@ -16,7 +16,7 @@ NO_LABEL = -1
 """Label of an example that has none; no loss accepts it."""
 FLOAT_BYTES = 4
 """Size of an input value."""
-WORDS = 1 << 32
+UINT32_VALUES = 1 << 32
 HOLDOUT_SEED = 0
 """Seed that selects the examples held out for evaluation."""
 
@@ -93,7 +93,7 @@ def shuffled_order(count: int, seed: int) -> NDArray[np.int64]:
         count: Below 2^32 / 20, above which torch draws otherwise.
         seed: Below 2^32, the range of `RandomState`.
     """
-    draws = np.random.RandomState(seed).randint(0, WORDS, size=max(0, count - 1), dtype=np.uint32)
+    draws = np.random.RandomState(seed).randint(0, UINT32_VALUES, size=max(0, count - 1), dtype=np.uint32)
     jumps = (draws % np.arange(count, 1, -1)).tolist()
     order = list(range(count))
     for place, jump in enumerate(jumps):
@@ -112,7 +112,7 @@ def count_held_out(count: int, share: float) -> int:
     return min(max(1, round(count * share)), max(0, count - 1)) if share else 0
 
 
-def count_trained_on(count: int, data: Data) -> int:
+def count_training(count: int, data: Data) -> int:
     """Count a device's examples that are neither held out nor reserved for validation."""
     remaining = count - count_held_out(count, data.holdout)
     return remaining - count_held_out(remaining, data.validation)

@@ -1,4 +1,4 @@
-"""CSV tables with a header row: one example per line, columns for class and client.
+"""CSV tables with a header row, one example per line.
 
 The path is one file, or a folder with `train.csv` and `test.csv`. Classes that are integers from 0 keep their numbers,
 so that devices which lack a class still agree. Other classes are numbered in the order of their names, those of both
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.data.classes import names_of, number_labels
+from shared.data.classes import number_labels, order_names
 from shared.data.name_text import normalise_name
 from shared.data.sources.arrays import Arrays, ReadPart, as_inputs, no_labels
-from shared.data.sources.csv_lines import find_columns, labels_of, read_lines, require_text, split_paths
+from shared.data.sources.csv_lines import find_columns, read_labels, read_lines, require_text, split_paths
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_room
@@ -51,10 +51,10 @@ def read_part(spec: Data, most: int | None = None) -> ReadPart:
     if not spec.reads_labels:
         return ReadPart(Arrays.from_inputs(inputs, people), no_labels(len(inputs)))
     labels = list(map(normalise_name, labels))
-    all_labels = set(labels) if sibling is None or spec.classes else {*labels, *labels_of(sibling, spec)}
+    all_labels = set(labels) if sibling is None or spec.classes else {*labels, *read_labels(sibling, spec)}
     number = number_labels(all_labels, spec, path, f"column {spec.label_column!r}")
     numbers = np.array([number[label] for label in labels], dtype=np.int64)
-    return ReadPart(Arrays(inputs, numbers, people, classes=names_of(number)), numbers)
+    return ReadPart(Arrays(inputs, numbers, people, classes=order_names(number)), numbers)
 
 
 def _read_table(path: Path, spec: Data, most: int | None) -> tuple[int, array[float], list[str], list[str]]:

@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 MAX_ROW_CHARS = 1 << 24
 """Limit of a row; a longer one, or a file without line ends, is not read to its end."""
 SEPARATORS = (";", "\t", "|", ",")
-MOST_NAMED = 12
+MAX_LISTED = 12
 _PANDAS_INDEX = re.compile(r"Unnamed: \d+")
 """Name that pandas gives to a column without a name, such as an index written by `to_csv`."""
 
@@ -131,8 +131,8 @@ def _require_names(features: Mapping[int, str], path: Path) -> None:
 
 
 def _format_names(header: list[str]) -> str:
-    more = f" and {len(header) - MOST_NAMED} more" if len(header) > MOST_NAMED else ""
-    return ", ".join(header[:MOST_NAMED]) + more
+    more = f" and {len(header) - MAX_LISTED} more" if len(header) > MAX_LISTED else ""
+    return ", ".join(header[:MAX_LISTED]) + more
 
 
 def _find_separator(header: list[str], name: str, spec: Data) -> str:
@@ -158,7 +158,7 @@ def require_text(cell: str, path: Path, line: int, column: str) -> str:
     return cell
 
 
-def labels_of(path: Path, spec: Data) -> Iterator[str]:
+def read_labels(path: Path, spec: Data) -> Iterator[str]:
     """Yield the normalised label of every line.
 
     Raises:

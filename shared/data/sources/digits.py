@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 from shared.runtime.extras import install_command
 
 SIDE = 8
-INKIEST = 16
+MAX_INK = 16
 """A pixel counts the inked ones of 16."""
 SPLIT_SEED = 0
 TRAIN_SHARE = 0.8
@@ -34,7 +34,7 @@ def read(spec: Data) -> Arrays:
     try:
         columns = None if spec.reads_labels else range(SIDE * SIDE)
         table = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2, usecols=columns)
-        pictures = (table[:, : SIDE * SIDE] / np.float32(INKIEST)).reshape(-1, 1, SIDE, SIDE)
+        pictures = (table[:, : SIDE * SIDE] / np.float32(MAX_INK)).reshape(-1, 1, SIDE, SIDE)
         labels = table[:, -1].astype(np.int64) if spec.reads_labels else None
     except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
         raise ConfigError(f"{path}: damaged ({error}); reinstall: {install_command('demo')}") from error

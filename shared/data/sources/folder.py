@@ -115,7 +115,7 @@ def _list_classes(root: Path, spec: Data) -> Listing:
     listing = Listing(place, classes=classes)
     for entry in os.scandir(place):
         if not entry.is_dir():
-            listing.skipped[f"{_kind_of(entry.name)} outside class folders"] += 1
+            listing.skipped[f"{_describe_kind(entry.name)} outside class folders"] += 1
         elif is_system_folder(entry.name) and entry.name not in classes:
             listing.skipped[f"system folder {entry.name}"] += 1
     folders = list_class_folders(place)  # without a class that only the other split has
@@ -152,11 +152,11 @@ def _find_pictures(folder: Path, skipped: Counter[str], *, skips_folders: bool =
         elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
             paths.append(folder / entry.name)
         else:
-            skipped[_kind_of(entry.name)] += 1
+            skipped[_describe_kind(entry.name)] += 1
     return sorted(paths)
 
 
-def _kind_of(name: str) -> str:
+def _describe_kind(name: str) -> str:
     if name.startswith("."):
         return HIDDEN
     suffix = Path(name).suffix.lower()

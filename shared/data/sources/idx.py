@@ -152,7 +152,7 @@ def _fill(file: io.BufferedIOBase, buffer: memoryview, path: Path, *, is_whole: 
             raise ConfigError(f"{path}: ends {len(buffer) - filled} bytes early; replace the file")
         filled += count
     if is_whole and file.read(1):
-        raise ConfigError(f"{path}: goes on after the {filled} bytes that its header claims; replace the file")
+        raise ConfigError(f"{path}: continues after the {filled} bytes that its header claims; replace the file")
 
 
 def _read_clients(folder: Path, spec: Data, labels: NDArray[Any]) -> tuple[str, ...]:

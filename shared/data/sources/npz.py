@@ -19,10 +19,10 @@ from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from shared.data.classes import names_of, number_labels
+from shared.data.classes import number_labels, order_names
 from shared.data.name_text import normalise_name
 from shared.data.sources.arrays import FLOAT_BYTES, Arrays, ReadPart, as_inputs, no_labels
-from shared.data.sources.npz_names import find_label_arrays, names_in
+from shared.data.sources.npz_names import find_label_arrays, read_array_names
 from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.runtime.memory import require_expansion, require_room
@@ -226,9 +226,9 @@ def _read_labels(file: _File, name: str) -> tuple[NDArray[np.int64], tuple[str, 
     names = [normalise_name(text.decode() if isinstance(text, bytes) else str(text)) for text in texts]
     if not all(names):
         raise ConfigError(f"{file.path}: {name} holds an empty name; name the class of each example")
-    others = (names_in(file.path, other) for other in find_label_arrays(file.arrays.files) if other != name)
+    others = (read_array_names(file.path, other) for other in find_label_arrays(file.arrays.files) if other != name)
     numbers = number_labels(set(names).union(*others), file.spec, file.path, f"array {name}")
-    return np.array([numbers[text] for text in names], dtype=np.int64)[places.reshape(-1)], names_of(numbers)
+    return np.array([numbers[text] for text in names], dtype=np.int64)[places.reshape(-1)], order_names(numbers)
 
 
 def _read_clients(file: _File, name: str) -> NDArray[np.str_]:

@@ -31,7 +31,7 @@ def find_label_arrays(names: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in ("y", "label") if name in names)[:1]
 
 
-def names_in_file(path: Path) -> set[str]:
+def read_class_names(path: Path) -> set[str]:
     """Read the class names of all splits of a file; empty where its labels are not strings.
 
     Raises:
@@ -44,10 +44,10 @@ def names_in_file(path: Path) -> set[str]:
             arrays = [name.removesuffix(".npy") for name in file.namelist()]
     except (*DAMAGE, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: is missing or no .npz file ({error}); correct path or replace it") from error
-    return set[str]().union(*(names_in(path, name) for name in find_label_arrays(arrays)))
+    return set[str]().union(*(read_array_names(path, name) for name in find_label_arrays(arrays)))
 
 
-def names_in(path: Path, name: str) -> set[str]:
+def read_array_names(path: Path, name: str) -> set[str]:
     """Read the class names of an array, normalised; empty where it does not hold strings.
 
     Raises:

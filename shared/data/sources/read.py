@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shared.data.classes import require_number
-from shared.data.partition import all_but, draw_balanced, take
+from shared.data.partition import draw_balanced, exclude_indices, take_share
 from shared.data.sources import csv, digits, folder, idx, npz
 from shared.data.sources.arrays import Arrays, ReadPart, select_held_out, shuffled_order
 from shared.data.spec import Data
@@ -39,7 +39,7 @@ def read_share(spec: Data) -> Arrays:
         ConfigError: A file is missing, damaged or not as expected, or the partition does not fit it.
     """
     examples = read_whole(spec)
-    share = examples if spec.partition is None else take(examples, spec.partition)
+    share = examples if spec.partition is None else take_share(examples, spec.partition)
     return share if spec.is_labelled else share.without_labels()
 
 
@@ -62,7 +62,7 @@ def read_whole(spec: Data) -> Arrays:
     if spec.drawn:
         examples = examples.subset(draw_balanced(examples.labels, spec.drawn))
     if spec.without:
-        examples = examples.subset(all_but(len(examples), draw_balanced(examples.labels, spec.without)))
+        examples = examples.subset(exclude_indices(len(examples), draw_balanced(examples.labels, spec.without)))
     return examples
 
 

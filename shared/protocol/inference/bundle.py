@@ -1,4 +1,4 @@
-"""Layout of a release bundle: the parts and tensors that a board lacks, in one payload.
+"""Layout of a release bundle: missing parts and tensors in one payload.
 
 Addressing is by content: a part or tensor that the board already has under its SHA-256 is not sent. Both sides derive
 the layout from the manifest alone, so that boards which lack the same share one transmission.
@@ -152,8 +152,8 @@ def build_lacks(device: str, deployment: str, lacking: Lacking) -> Lacks:
     return Lacks(
         device=device,
         deployment=deployment,
-        parts=_raw(lacking.parts),
-        tensors=_raw(lacking.tensors),
+        parts=_to_bytes(lacking.parts),
+        tensors=_to_bytes(lacking.tensors),
         header=lacking.header,
     )
 
@@ -170,5 +170,5 @@ def parse_lacks(message: Lacks) -> Lacking:
     return Lacking(parts, tensors, header=message.header or bool(tensors))
 
 
-def _raw(digests: Iterable[str]) -> tuple[bytes, ...]:
+def _to_bytes(digests: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(digest) for digest in sorted(digests))

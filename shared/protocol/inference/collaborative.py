@@ -1,4 +1,4 @@
-"""Messages of collaborative inference: a device sends features at the cut, the server its outputs.
+"""Messages of collaborative inference: features up, outputs down.
 
 They carry no labels and no examples: only the outputs of the device's half of the network leave the device.
 """
@@ -67,7 +67,7 @@ class TopAnswer(Message, frozen=True, kw_only=True):
             where the request is refused.
         reason: Category of a refusal: `busy`, `unknown-release`, `other-release`, `oversized`, `codec`, `dtype`,
             `shape`, `not-finite`, `late`, `failed`, or that of a damaged payload; empty where it is not refused.
-        detail: Message for people.
+        detail: Reason of a refusal as a message for people.
         timing: Seconds spent at the server.
         room: Credit for unrequested blocks of the next request's features.
     """

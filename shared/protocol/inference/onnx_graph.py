@@ -40,7 +40,7 @@ def require_no_files(model: bytes, parameters: Collection[str], what: str) -> No
     """Refuse a graph that would make ONNX Runtime read a file.
 
     Args:
-        model: Serialized ModelProto.
+        model: Serialized ModelProto, without its external data.
         parameters: Names of the parameters passed in at loading.
         what: Name of the graph, for the error.
 
@@ -71,7 +71,7 @@ def _external_tensors(model: memoryview) -> Iterator[str]:
         kind, data, depth = pending.pop()
         if depth > MOST_DEPTH:
             raise ValueError("messages too deep")
-        for number, value in _fields(data):
+        for number, value in _read_fields(data):
             count += 1
             if count > MOST_FIELDS:
                 raise ValueError("too many fields")
@@ -87,23 +87,23 @@ def _external_tensors(model: memoryview) -> Iterator[str]:
 def _external_name(tensor: memoryview) -> str | None:
     """Return a tensor's name if its values are external; else None."""
     name, is_outside = "", False
-    for number, value in _fields(tensor):
+    for number, value in _read_fields(tensor):
         if number == NAME and isinstance(value, memoryview):
             name = bytes(value).decode(errors="replace")
         is_outside |= number == EXTERNAL_DATA or (number == DATA_LOCATION and value == EXTERNAL)
     return name if is_outside else None
 
 
-def _fields(data: memoryview) -> Iterator[Field]:
+def _read_fields(data: memoryview) -> Iterator[Field]:
     """Yield the fields of a Protocol Buffers message: integers, and the bytes of length-delimited fields."""
     at = 0
     while at < len(data):
-        tag, at = _varint(data, at)
+        tag, at = _read_varint(data, at)
         kind, value = tag & 7, cast("int | memoryview", 0)
         if kind == VARINT:
-            value, at = _varint(data, at)
+            value, at = _read_varint(data, at)
         elif kind == BYTES:
-            size, at = _varint(data, at)
+            size, at = _read_varint(data, at)
             value, at = data[at : at + size], at + size
         elif kind in FIXED:
             value, at = data[at : at + FIXED[kind]], at + FIXED[kind]
@@ -114,7 +114,7 @@ def _fields(data: memoryview) -> Iterator[Field]:
         yield tag >> 3, value
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         value |= (data[at] & 0x7F) << shift

@@ -36,7 +36,7 @@ class ReleasePart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sha256: Hash of its bytes, 64 hexadecimal digits.
-        size: Size in bytes.
+        size: Size of the file in bytes.
     """
 
     sha256: Sha256
@@ -48,7 +48,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name in the graph.
-        dtype: Always `float32`.
+        dtype: `float32`, the only type so far.
         shape: The first extent is the batch: -1, any number of examples.
     """
 

@@ -1,4 +1,4 @@
-"""Messages of a rollout: offer, request of missing parts, bundle, status of a board's models.
+"""Rollout messages: offer, missing parts, bundle, model status.
 
 Nothing of a release is pushed: the board requests by digest the parts, or single tensors, that none of its releases
 has, and fetches them as one payload. It reports what it serves in a retained message.
@@ -64,7 +64,7 @@ class Offer(Message, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Counted from 1: a board retries a refused release only if this is larger.
-        manifest: Output of `shared.protocol.inference.release.write_manifest`.
+        manifest: JSON, as `shared.protocol.inference.release.write_manifest` encodes it.
         soak_s: Duration of the new version's trial in seconds.
         max_drop: Allowed loss of accuracy on the board's own examples.
         max_latency_ms: Longest p95 of one inference; 0 for one and a half times the previous version's.
@@ -85,7 +85,7 @@ class Ahead(Message, frozen=True, kw_only=True):
 
     Attributes:
         deployment: Deployment of the future offer.
-        manifest: Output of `shared.protocol.inference.release.write_manifest`.
+        manifest: JSON, as `shared.protocol.inference.release.write_manifest` encodes it.
     """
 
     deployment: Word

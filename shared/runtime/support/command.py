@@ -13,7 +13,7 @@ from shared.runtime.support import units
 from shared.runtime.support.fetch import Say
 from shared.runtime.support.install import WHEELS, find_extras, folder_name, install, is_current, require_disk
 from shared.runtime.support.table import (
-    WANTED,
+    PACKAGES,
     Choice,
     Purpose,
     choose,
@@ -51,7 +51,6 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
 
     Args:
         options: Parsed options of `add_arguments`.
-        say: Receives progress messages.
 
     Raises:
         ConfigError: This system is not supported, has too little memory or disk, or files are unavailable.
@@ -63,7 +62,7 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
             say(f"{wheel.sha256}  {wheel.file}")
         return 0
     extras, name = find_extras(), folder_name(choice, purpose)
-    say(f"{choice.row.systems}: {WANTED[purpose]}, {len(choice.wheels)} files, {choice.bytes / 1e6:.0f} MB")
+    say(f"{choice.row.systems}: {PACKAGES[purpose]}, {len(choice.wheels)} files, {choice.bytes / 1e6:.0f} MB")
     if choice.row.note:
         say(choice.row.note)
     if is_current(extras, name) or (purpose == "infer" and _has_training_wheels(extras)):
@@ -74,7 +73,7 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
     require_disk(extras, choice, downloads=not options.folders)
     os.umask(0o022)  # the service's user must be able to read the files
     install(choice, purpose, extras, list(_sources(options, choice, extras)), say, ca=str(options.ca or ""))
-    say(f"{WANTED[purpose]}: installed; {_restart_service(SERVICES[purpose])}")
+    say(f"{PACKAGES[purpose]}: installed; {_restart_service(SERVICES[purpose])}")
     return 0
 
 

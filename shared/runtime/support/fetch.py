@@ -38,7 +38,9 @@ PART = ".part"
 ABSENT = (http.client.NOT_FOUND, http.client.FORBIDDEN, http.client.GONE)
 """Answers of an index without the project; object stores such as PyTorch's index answer 403."""
 MOST_WORDS = 400
-AWAY = "connect this system to the internet, or bring the files that --list names in a folder and name it by --from"
+OFFLINE_REMEDY = (
+    "connect this system to the internet, or bring the files that --list names in a folder and name it by --from"
+)
 
 
 def download_wheels(wheels: Sequence[Wheel], into: Path, sources: Sequence[str], say: Say, ca: str = "") -> None:
@@ -89,9 +91,6 @@ def _fetch_wheel(wheel: Wheel, place: Path, sources: Sequence[str], say: Say, ca
 def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     """Find the address of a wheel's file at an index; empty where it has no such file.
 
-    Args:
-        ca: See `download_wheels`.
-
     Raises:
         Unreachable: The index does not answer.
     """
@@ -104,9 +103,9 @@ def find_url(index: str, wheel: Wheel, ca: str = "") -> str:
     except urllib.error.HTTPError as error:
         if error.code in ABSENT:
             return ""
-        raise Unreachable(f"{page}: {_describe_error(error)}; {AWAY}") from error
+        raise Unreachable(f"{page}: {_describe_error(error)}; {OFFLINE_REMEDY}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{page}: {_describe_error(error)}; {AWAY}") from error
+        raise Unreachable(f"{page}: {_describe_error(error)}; {OFFLINE_REMEDY}") from error
     href = find_on_page(text, wheel.file)
     try:
         return urllib.parse.urljoin(base, href) if href else ""

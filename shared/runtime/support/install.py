@@ -64,7 +64,7 @@ def require_disk(extras: Path, choice: Choice, *, downloads: bool) -> None:
         ConfigError: The disk has too little space.
     """
     place = next(folder for folder in (extras, *extras.parents) if folder.exists())
-    free, needs = shutil.disk_usage(place).free, choice.unpacked + SPARE_BYTES + choice.bytes * downloads
+    free, needs = shutil.disk_usage(place).free, choice.unpacked_bytes + SPARE_BYTES + choice.bytes * downloads
     if free < needs:
         remedy = "free some space, or put the files on another disk and name it by --from"
         raise ConfigError(f"{extras}: needs {needs // MIB} MiB and {free // MIB} MiB are free; {remedy}")
@@ -73,10 +73,7 @@ def require_disk(extras: Path, choice: Choice, *, downloads: bool) -> None:
 def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[str], say: Say, *, ca: str = "") -> None:
     """Download wheels and replace the installed ones.
 
-    Args:
-        sources: See `download_wheels`.
-        say: Receives progress messages.
-        ca: See `download_wheels`.
+    The arguments are those of `download_wheels`.
 
     Raises:
         ConfigError: A wheel is missing or wrong, or this user may not write there.
@@ -87,7 +84,7 @@ def install(choice: Choice, purpose: Purpose, extras: Path, sources: Sequence[st
         download_wheels(choice.wheels, extras / WHEELS, sources, say, ca)
         new = extras / NEW
         shutil.rmtree(new, ignore_errors=True)
-        say(f"unpacking {choice.unpacked / 1e6:.0f} MB")
+        say(f"unpacking {choice.unpacked_bytes / 1e6:.0f} MB")
         for wheel in choice.wheels:
             unpack(extras / WHEELS / wheel.file, new)
         (new / NOTE).write_text(f"{choice.interpreter}\n")
@@ -142,7 +139,6 @@ def activate(extras: Path, new: Path, name: str) -> None:
 
     Args:
         new: Folder on the same disk.
-        name: Its final name.
     """
     for folder, _, _ in os.walk(new):
         Path(folder).chmod(0o755)

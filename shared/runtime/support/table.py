@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from shared.errors import ConfigError
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 Purpose: TypeAlias = Literal["train", "infer", "server"]
 
-WANTED = {"train": "PyTorch and ONNX Runtime", "infer": "ONNX Runtime", "server": "PyTorch, CVXPY and ONNX"}
+PACKAGES = {"train": "PyTorch and ONNX Runtime", "infer": "ONNX Runtime", "server": "PyTorch, CVXPY and ONNX"}
 LEAST_MEMORY_MB = {"train": 900, "infer": 350, "server": 1500}
 """Least memory of the whole system: importing torch takes 250 MB, and a step of a small network as much again."""
 
@@ -148,19 +148,19 @@ class Choice:
         return sum(wheel.bytes for wheel in self.wheels)
 
     @property
-    def unpacked(self) -> int:
+    def unpacked_bytes(self) -> int:
         """Total size of all contents, in bytes."""
         return sum(wheel.unpacked for wheel in self.wheels)
 
 
 def read_table() -> SupportTable:
     """Read the support table of this version."""
-    return msgspec.toml.decode((HERE / "table.toml").read_bytes(), type=SupportTable)
+    return msgspec.toml.decode((FOLDER / "table.toml").read_bytes(), type=SupportTable)
 
 
 def read_wheels() -> WheelFile:
     """Read the wheel list of this version."""
-    return msgspec.toml.decode((HERE / "wheels.toml").read_bytes(), type=WheelFile)
+    return msgspec.toml.decode((FOLDER / "wheels.toml").read_bytes(), type=WheelFile)
 
 
 def this_system(root: Path = Path("/")) -> System:
@@ -169,10 +169,10 @@ def this_system(root: Path = Path("/")) -> System:
     if machine == "aarch64" and not IS_64_BIT:
         machine = "armv8l"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return System(machine, python, read_l4t(root), read_lack(root) if machine == "aarch64" else "")
+    return System(machine, python, read_l4t(root), read_missing_feature(root) if machine == "aarch64" else "")
 
 
-def read_lack(root: Path) -> str:
+def read_missing_feature(root: Path) -> str:
     """Return `atomics` if a CPU of the board lacks them, since libraries then die by SIGILL; else empty."""
     try:
         text = (root / "proc/cpuinfo").read_text(errors="replace")
@@ -234,6 +234,6 @@ def require_memory(purpose: Purpose, total_bytes: int | None = None) -> None:
     if total_bytes < least * MIB:
         other = "`device-agent setup infer` fits a board of 512 MB; " if purpose == "train" else ""
         raise ConfigError(
-            f"{WANTED[purpose]} need {least} MB of memory and this system has {total_bytes // MIB}; "
+            f"{PACKAGES[purpose]} need {least} MB of memory and this system has {total_bytes // MIB}; "
             f"{other}--anyway tries regardless"
         )

@@ -7,7 +7,7 @@ import pytest
 from edge_server.journal.records import RoundClosed
 from edge_server.trial.tables import MAX_DEVICE_COLUMNS, rounds_table, slowest_device
 from shared.protocol.measurements import Cost
-from shared.runtime.text_table import fits
+from shared.runtime.text_table import fits_width
 
 
 def closed(number: int, count: int) -> RoundClosed:
@@ -39,7 +39,7 @@ def test_more_devices_are_summarized(count):
         assert down * scale == pytest.approx(down_bytes, abs=0.051 * scale)
         assert up * scale == pytest.approx(up_bytes, abs=0.051 * scale)
     assert f"{count} devices" in str(table.caption)
-    assert fits(table, 120)
+    assert fits_width(table, 120)
 
 
 def test_each_device_has_a_column_where_asked_for():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.data.partition import split_dirichlet, split_evenly, split_shards, take
+from shared.data.partition import split_dirichlet, split_evenly, split_shards, take_share
 from shared.data.sources.arrays import Arrays
 from shared.data.spec import Client, Dirichlet, Even, Shards
 from shared.errors import ConfigError
@@ -124,7 +124,7 @@ def ten_classes(clients=None):
     ],
 )
 def test_devices_take_disjoint_parts_of_all(build):
-    taken = [take(ten_classes(), build(index)) for index in range(4)]
+    taken = [take_share(ten_classes(), build(index)) for index in range(4)]
     assert sorted(np.concatenate([part.inputs[:, 0] for part in taken]).tolist()) == list(range(len(TEN_CLASSES)))
     with pytest.raises(ValueError, match="index"):
         build(4)
@@ -139,7 +139,7 @@ class Unchecked(Even, frozen=True):
 @pytest.mark.parametrize("index", [-1, 2, 10**9])
 def test_an_index_out_of_range(index):
     with pytest.raises(ConfigError, match=naming(f"index {index}", 1)):
-        take(ten_classes(), Unchecked(parts=2, index=index))
+        take_share(ten_classes(), Unchecked(parts=2, index=index))
 
 
 def test_the_draws_are_those_of_other_devices():
@@ -155,17 +155,17 @@ def test_an_empty_part_is_refused():
     parts = [Dirichlet(alpha=1e-9, parts=2, index=index, min_examples=0) for index in range(2)]
     sizes = [len(part) for part in split_dirichlet(one_class.labels, alpha=1e-9, parts=2, seed=0)]
     assert sorted(sizes) == [0, 6]
-    assert len(take(one_class, parts[sizes.index(6)])) == 6
+    assert len(take_share(one_class, parts[sizes.index(6)])) == 6
     with pytest.raises(ConfigError, match=naming(f"part {sizes.index(0)}", 2)):
-        take(one_class, parts[sizes.index(0)])
+        take_share(one_class, parts[sizes.index(0)])
 
 
 def test_a_client_has_its_own_examples():
     clients = tuple(f"w{number % 20}" for number in range(len(TEN_CLASSES)))
-    mine = take(ten_classes(clients), Client(client="w7"))
+    mine = take_share(ten_classes(clients), Client(client="w7"))
     assert set(mine.clients) == {"w7"}
     assert len(mine) == len(TEN_CLASSES) // 20
     with pytest.raises(ConfigError, match=r"'nobody'.* w0, .*\.\.\."):
-        take(ten_classes(clients), Client(client="nobody"))
+        take_share(ten_classes(clients), Client(client="nobody"))
     with pytest.raises(ConfigError, match="client_column"):
-        take(ten_classes(), Client(client="w7"))
+        take_share(ten_classes(), Client(client="w7"))

@@ -24,7 +24,7 @@ from shared.protocol.update import (
     UpdateTerms,
     advance,
     count_start,
-    follow,
+    next_phase,
     read_record,
     take_offer,
     write_record,
@@ -64,7 +64,7 @@ def test_a_newer_offer_supersedes_any_state_but_a_trial():
     assert {phase for phase, row in TRANSITIONS.items() if "offered" in row} == {"none", *ENDED}
     for event in set(EVENTS) - TRANSITIONS["trial"].keys():
         with pytest.raises(ValueError, match=naming(repr(event), "trial")):
-            follow("trial", event)
+            next_phase("trial", event)
 
 
 def test_a_version_answers_from_its_switch_on_and_the_one_before_it_stays():

@@ -20,7 +20,7 @@ from shared.transfer import frames as chunks
 from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, Frame
 from shared.transfer.in_memory import MemorySink
 from shared.transfer.pace import FIRST_S, LAST_S, SMALLEST_FRAME_BYTES, Pace
-from shared.transfer.receiver import Policy, Receiver, room
+from shared.transfer.receiver import Policy, Receiver, push_credit
 from shared.transfer.sender import Sender
 from shared.transfer.to_file import FileSink
 
@@ -397,7 +397,7 @@ def test_time_between_two_payloads_is_no_silence(begin: Begin) -> None:
         for data in SENDER.push(ALL, ROOMY)[1]:
             receiver.take(chunks.decode(data), now + 0.1)
     assert pace.frame_bytes == FRAME_BYTES
-    assert room(pace, 16).blocks == 64
+    assert push_credit(pace, 16).blocks == 64
 
 
 def test_a_sender_copies_one_frame_at_a_time_and_a_receiver_nothing_twice(begin: Begin) -> None:

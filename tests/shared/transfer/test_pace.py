@@ -6,7 +6,7 @@ import pytest
 
 from shared.protocol.messages import BLOCK_BYTES, Room
 from shared.transfer.pace import SMALLEST_FRAME_BYTES, Pace
-from shared.transfer.receiver import Allowance, Policy, room
+from shared.transfer.receiver import Allowance, Policy, push_credit
 
 FRAME = 256 * 1024
 
@@ -200,11 +200,11 @@ def test_all_senders_together_have_no_more_under_way_than_the_budget(senders: in
 def test_a_receiver_has_room_once_it_knows_the_pace_and_no_more_than_three_seconds_of_it() -> None:
     """Derivation: frames of 16 KiB each second leave room for three; each 0.01 s, for all of the window."""
     slow, quick = Pace(2.0, 0.0, SMALLEST_FRAME_BYTES), Pace(2.0, 0.0, SMALLEST_FRAME_BYTES)
-    assert room(slow, 16) == Room(blocks=0, frame_bytes=SMALLEST_FRAME_BYTES)
+    assert push_credit(slow, 16) == Room(blocks=0, frame_bytes=SMALLEST_FRAME_BYTES)
     slow.note_frame(1.0, SMALLEST_FRAME_BYTES)
     quick.note_frame(0.01, SMALLEST_FRAME_BYTES)
-    assert room(slow, 16).blocks == 3 * 16
-    assert room(quick, 16).blocks == 16 * 16
+    assert push_credit(slow, 16).blocks == 3 * 16
+    assert push_credit(quick, 16).blocks == 16 * 16
 
 
 def test_while_nothing_comes_little_is_asked_for():

@@ -9,7 +9,7 @@ import pytest
 from shared.errors import WireError
 from shared.protocol.messages import BLOCK_BYTES, Room, Want
 from shared.transfer.frames import HEADER_BYTES, MAX_FRAME_BYTES, MAX_WINDOW
-from shared.transfer.sender import Sender, WaitingPieces
+from shared.transfer.sender import PieceQueue, Sender
 
 ROOMY = 8 << 20
 FRAME_BYTES = 4 * BLOCK_BYTES
@@ -70,7 +70,7 @@ def test_many_parts_are_sent_as_if_they_were_one() -> None:
 
 def test_a_wish_takes_the_place_of_what_overlaps_it_alone() -> None:
     """Of pieces of 4 that wait: one that begins within another, one that covers two, one that is asked for again."""
-    waiting = WaitingPieces()
+    waiting = PieceQueue()
     assert [waiting.add(start, start + 4) for start in (0, 4, 8, 12)] == 4 * [False], "nothing was in their place"
     assert not waiting.add(4, 8), "it is the same"
     assert waiting.add(6, 8)

@@ -12,7 +12,7 @@ import pytest
 from edge_server.fleet import broker
 from shared.transport.base import Broker, Inbox
 from shared.transport.mqtt import MqttTransport
-from shared.transport.mqtt_connection import BREATH, Connection, Incoming
+from shared.transport.mqtt_connection import BATCH_PACKETS, Connection, Incoming
 from shared.transport.packet_limit import MOST_PACKET_BYTES, MOST_RECEIVED_BYTES
 from shared.transport.tcp_info import Traffic
 from tests.benchmarks.flooder import connected, packet
@@ -87,7 +87,7 @@ def test_what_is_not_admitted_on_its_topic_passes_by(tmp_path, real, version):
                 assert heard.count(("a/good", frame)) == 20
                 assert {name for name, _ in asked} == {"a/flood", "a/good"}
                 assert all(len(frame) <= size <= len(frame) + 64 for _, size in asked)
-                assert device.connection.client.passed_by == 20
+                assert device.connection.client.skipped_packets == 20
                 assert device.connections == 1
 
     real(use())
@@ -167,11 +167,11 @@ def test_small_packets_are_read_many_at_a_time(real):
         taken = list[bytes]()
         incoming = Incoming(lambda _topic, data: taken.append(data), Traffic())
         connection = Connection(Broker(version=3), "device", None, incoming)
-        connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BREATH))
+        connection.client._sock = Line(unconfirmed("a/good", b"word", retained=False) * (2 * BATCH_PACKETS))
         connection.read()
-        assert len(taken) == BREATH
+        assert len(taken) == BATCH_PACKETS
         await asyncio.sleep(0)
-        assert len(taken) == 2 * BREATH
+        assert len(taken) == 2 * BATCH_PACKETS
 
     real(use())
 

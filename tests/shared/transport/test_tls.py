@@ -20,7 +20,7 @@ from shared.transport.mqtt import MqttTransport
 from shared.transport.mqtt_connection import Connection, Incoming
 from shared.transport.refusals import WANTS_TLS
 from shared.transport.tcp_info import Traffic
-from shared.transport.tls import EXPIRED, HUNG_UP, NO_TLS, NOT_YET_VALID, Tls, context
+from shared.transport.tls import EXPIRED, HUNG_UP, NO_TLS, NOT_YET_VALID, Tls, build_context
 from tests.edge_server.gateway.enrolments import Authority
 from tests.machine import configured
 from tests.naming import names_all, naming
@@ -233,10 +233,10 @@ def _make_folder(folder: Path, _other: Tls) -> None:
 )
 def test_files_that_cannot_be_used_are_named(tmp_path, other, spoil, named) -> None:
     own = Authority(tmp_path).issue("own")
-    context(own, dates=True)
+    build_context(own, dates=True)
     spoil(tmp_path, other.known_as("pi-03"))
     with pytest.raises(Untrusted, match=naming(*named)):
-        context(own, dates=True)
+        build_context(own, dates=True)
 
 
 def test_a_mended_pair_is_taken_without_a_restart(tmp_path, here, other, ports, real, caplog) -> None:

@@ -21,7 +21,7 @@ from shared.runtime.support.table import (
     choose,
     find_row,
     read_l4t,
-    read_lack,
+    read_missing_feature,
     read_table,
     read_wheels,
     require_memory,
@@ -154,7 +154,7 @@ def test_every_recorded_board_has_its_row(table, tmp_path):
         if "CPU implementer" not in text:
             continue
         (tmp_path / "proc/cpuinfo").write_text(text)
-        lacks = read_lack(tmp_path)
+        lacks = read_missing_feature(tmp_path)
         old |= {cpu.parent.name} if lacks else set()
         for release in cpu.parent.glob("etc_nv_tegra_release*.txt"):
             (tmp_path / "etc/nv_tegra_release").write_text(release.read_text())
