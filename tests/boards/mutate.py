@@ -17,7 +17,7 @@ from random import Random
 from device_agent.hardware.bounds import is_plausible
 from device_agent.probes.base import ProbeResult
 
-PARTIAL = re.compile(r"\d of \d")
+PARTIAL = re.compile(r";\D*\d+\D+\d+")
 """In the source of a reading that is a part of the board's: how many sensors of how many it lacks."""
 
 NO_FIGURES: tuple[str, ...] = (

@@ -116,10 +116,10 @@ def package_damages() -> Damages:
     """Return packages cut or changed at places that matter."""
     [data, _] = package_seeds()
     return {
-        "no package": (b"!<arch>\n", "refused: the package is damaged"),
-        "half of it": (data[: len(data) // 2], "refused: the package is damaged"),
-        "an archive of zeros": (data[:-100] + bytes(100), "refused: the package is damaged"),
-        "a part that is longer than all": (data.replace(b"4         `\n", b"9999999999`\n", 1), "refused: the package"),
+        "no package": (b"!<arch>\n", "refused: "),
+        "half of it": (data[: len(data) // 2], "refused: "),
+        "an archive of zeros": (data[:-100] + bytes(100), "refused: "),
+        "a part that is longer than all": (data.replace(b"4         `\n", b"9999999999`\n", 1), "refused: "),
     }
 
 

@@ -149,16 +149,19 @@ def test_a_class_folder_without_pictures_is_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("picture", "words"),
+    ("picture", "folder", "right"),
     [
-        ("archive/cat/0.png", "they lie deeper, in {root}/archive/cat; set path to {root}/archive"),
-        ("archive/data/train/cat/0.png", "set path to {root}/archive/data"),
-        ("0.png", "they lie in {root} itself; put each into a folder with the name of its class"),
+        ("archive/cat/0.png", "archive/cat", "archive"),
+        ("archive/data/train/cat/0.png", "archive/data/train/cat", "archive/data"),
+        ("0.png", "", ""),
     ],
 )
-def test_pictures_elsewhere_are_found_for_the_message(tmp_path, refused, picture, words):
+def test_pictures_elsewhere_are_found_for_the_message(tmp_path, refused, picture, folder, right):
+    """With the folder that `path` must name; where each picture must be moved there is none."""
     draw(tmp_path / picture, 1)
-    assert words.format(root=tmp_path) in refused(source="folder", path=str(tmp_path))
+    message = refused(source="folder", path=str(tmp_path))
+    assert names_all(message, tmp_path / folder, tmp_path / right)
+    assert ("path" in message.rpartition("; ")[2]) == bool(right)
 
 
 def test_unsorted_pictures_are_found_in_any_folder_but_those_of_the_system(tmp_path):

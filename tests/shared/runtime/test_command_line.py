@@ -13,6 +13,7 @@ import pytest
 from edge_server.__main__ import main
 from shared.runtime.extras import install_command
 from shared.spelling import guess
+from tests.naming import names_all
 
 SIDES = ("edge_server", "device_agent")
 WITHOUT = "import sys; sys.modules[{lacks!r}] = None; from {side}.__main__ import main; main()"
@@ -100,21 +101,21 @@ PRINT = "lambda: print(chr(177)) or 0"
 
 
 @pytest.mark.parametrize(
-    ("run", "redirection", "code", "words"),
+    ("run", "redirection", "code", "named"),
     [
-        (PRINT, ">&-", 7, "prog: standard output: Bad file descriptor; part of the output is lost\n"),
-        (PRINT, ">/dev/full", 7, "prog: No space left on device; "),
-        (PRINT, "| true", 0, ""),
-        ("lambda: print('x' * 10**6) or 0", "| true", 0, ""),
-        (PRINT, "<&-", 0, ""),
-        (PRINT, "2>&-", 0, ""),
-        ("lambda: sys.exit(print(1) or 3)", ">/dev/full", 7, "prog: No space left"),
-        ("lambda: open('/dev/null/x')", "", 7, "prog: /dev/null/x: Not a directory; check the path\n"),
-        ("lambda: open('/proc/1/no') and 0", "", 7, "prog: /proc/1/no: No such file or directory; check the path"),
-        ("lambda: int(sys.stdin.read() != '')", "<&-", 0, ""),
+        (PRINT, ">&-", 7, ["Bad file descriptor"]),
+        (PRINT, ">/dev/full", 7, ["No space left on device"]),
+        (PRINT, "| true", 0, []),
+        ("lambda: print('x' * 10**6) or 0", "| true", 0, []),
+        (PRINT, "<&-", 0, []),
+        (PRINT, "2>&-", 0, []),
+        ("lambda: sys.exit(print(1) or 3)", ">/dev/full", 7, ["No space left on device"]),
+        ("lambda: open('/dev/null/x')", "", 7, ["/dev/null/x", "Not a directory"]),
+        ("lambda: open('/proc/1/no') and 0", "", 7, ["/proc/1/no", "No such file or directory"]),
+        ("lambda: int(sys.stdin.read() != '')", "<&-", 0, []),
     ],
 )
-def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, words):
+def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, named):
     program = PRINTING.format(run=run).replace('"', "'")
 
     async def ask():
@@ -126,7 +127,8 @@ def test_what_the_system_refuses_is_a_line_and_a_code(run, redirection, code, wo
         return child.returncode, told.decode()
 
     found, told = asyncio.run(ask())
-    assert (found, told.startswith(words), len(told.splitlines())) == (code, True, int(bool(words))), told
+    assert (found, names_all(told, *named), len(told.splitlines())) == (code, True, int(bool(named))), told
+    assert told.startswith("prog: ") == bool(named)
 
 
 POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -164,4 +166,4 @@ def test_a_path_that_is_not_utf8_is_refused_in_a_line(tmp_path):
     for package, verb in (("device_agent", "doctor"), ("edge_server", "run")):
         code, out, err = ended(sys.executable, "-m", package, verb, "--config", path)
         assert (code, out) == (2, b"")
-        assert err.splitlines()[-1].endswith(rb"M\udcfcll.toml' is not UTF-8 text; rename the file or folder")
+        assert rb"M\udcfcll.toml" in err.splitlines()[-1]
