@@ -132,7 +132,7 @@ def _fetched(found: Answer | Download) -> str:
         return f"accepted: {found.kind}" if found.status == 200 else f"refused: {found.status}"
     place = packages_folder(_shelf().site)
     assert found.path in (place / PACKAGE, place / WHEELS / WHEEL)
-    assert 0 <= found.begin < found.begin + found.count <= FILE_BYTES == found.whole
+    assert 0 <= found.begin < found.begin + found.count <= FILE_BYTES == found.size
     os.close(open_file(found.path))
     assert all(line.isascii() and line.isprintable() for line in found.lines())
     return "accepted: a file"
