@@ -11,7 +11,7 @@ from device_agent.config import AgentConfig
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Charge, Reporter
-from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
 from device_agent.measurement.board import Board
 from device_agent.measurement.link_meter import LinkMeter
@@ -107,8 +107,8 @@ def _make_delivery(reporter: Reporter, outbox: Outbox, link: LinkMeter, seed: in
         Random(seed),  # noqa: S311 - spreads offers in time
         clock=reporter.clock,
         link=link,
-        sending=reporter.sending,
-        sent=reporter.settled,
+        on_upload_start=reporter.note_upload_start,
+        on_settled=reporter.note_upload,
     )
 
 
@@ -127,8 +127,8 @@ def _make_download(
     )
 
 
-def _make_splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> Splitting:
-    return Splitting(
+def _make_splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> SplitSessions:
+    return SplitSessions(
         transport,
         config.site,
         config.device,

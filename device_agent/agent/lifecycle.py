@@ -19,7 +19,7 @@ from device_agent.exchange import state_files as states
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
-from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
 from device_agent.measurement.calibration_file import Measuring
 from device_agent.trainer.interface import Job, Trainer
@@ -81,7 +81,7 @@ class Agent:
     outbox: Outbox
     download: Download
     delivery: Delivery
-    splitting: Splitting
+    splitting: SplitSessions
     data: Data
     states: Path
     frame_bytes: int
@@ -98,7 +98,7 @@ class Agent:
         """Serve tasks until cancelled."""
         async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
             await self.download.worker(self.outbox.check)
-            self.delivery.voided = self._redo_newest
+            self.delivery.on_void = self._redo_newest
             async with background(self._listen(tasks), self.delivery.run(), self.reporter.run()):
                 await self._work()
 
@@ -111,7 +111,7 @@ class Agent:
                 log.warning("dropped: %s", error)
                 continue
             if self._newest and not self._newest_differs(task):
-                self.download.told_again()
+                self.download.request_again()
             self._newest = task
             self.delivery.allow(task.assignment)
             # Asked now: the settlement of its update may be right behind it.
@@ -223,11 +223,11 @@ class Agent:
         job = Job(
             task=task,
             params=str(params),
-            state=str(states.before(self.states, task.run, task.round)),
+            state=str(states.state_before(self.states, task.run, task.round)),
             draft="",
             data=self.data,
             frame_bytes=self.frame_bytes,
-            cost=self.reporter.charged(cost, "download_joules", started, fetched),
+            cost=self.reporter.add_energy(cost, "download_joules", started, fetched),
             measuring=self.measuring,
             graph=str(graph or ""),
             keeps_own=self.keeps_own,

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from device_agent.config import load_file
-from device_agent.exchange.state_files import writable
+from device_agent.exchange.state_files import ensure_writable
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import Membership
 from device_agent.identity.join import Join
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     state_dir, device = _first(options.config) if is_new else _told(options.config)
     try:
         with as_owner(state_dir) if state_dir.is_dir() else nullcontext():
-            folder = writable(state_dir, "name a folder this user may write")
+            folder = ensure_writable(state_dir, "name a folder this user may write")
             found = backports.run(_join(token, device, folder))
     except EnrolmentFailed as error:
         sys.stderr.write(f"device-agent: {error}\n")

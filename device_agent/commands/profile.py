@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.commands.diagnosis import record_board
-from device_agent.exchange.state_files import writable
+from device_agent.exchange.state_files import ensure_writable
 from device_agent.measurement.tuning.apply import JOURNAL_NAME, format_step, hold_target
 from device_agent.measurement.tuning.plan import Run, Settings, Target, plan_steps
 from device_agent.measurement.tuning.settings import read_settings
@@ -121,7 +121,7 @@ def _apply(options: argparse.Namespace) -> int:
         raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
     target, journal = (
         _parse_target(options),
-        writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL_NAME,
+        ensure_writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL_NAME,
     )
     profile = load_for_board(options.root, options.profile)
     # From here on a stop waits until it is asked for below, so that the board is never left half way.

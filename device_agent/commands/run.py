@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from device_agent.agent.build import compose, compose_reporter
 from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig, TargetConfig, load
-from device_agent.exchange.agent_offers import AgentOffers, OwnVersion
+from device_agent.exchange.agent_offers import AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
 from device_agent.exchange.owner import claim
-from device_agent.exchange.state_files import writable
+from device_agent.exchange.state_files import ensure_writable
 from device_agent.hardware.tools import run_module
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
@@ -89,7 +89,7 @@ class AgentLife:
 
 async def serve(config: AgentConfig) -> None:
     """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
-    folder = writable(Path(config.state_dir), "name a folder this user may write")
+    folder = ensure_writable(Path(config.state_dir), "name a folder this user may write")
     serving = _compose_serving(config, folder)
     stopping, home = asyncio.Event(), find_home()
     proving = Proving(home, folder, running_version(home) if home else "")
@@ -133,7 +133,7 @@ async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing,
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
         async with _transport(config, folder, session).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
-            reporter.instance, reporter.heard = session.instance, life.heard
+            reporter.instance, reporter.published = session.instance, life.heard
             releases = serving.compose_releases(transport, session.instance)
             renewing = _renewing(config, folder)
             tops = serving.asking_tops(transport, session.instance)
@@ -152,7 +152,7 @@ def _upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, insta
         wants_on="lacks",
     )
     home = find_home()
-    return AgentOffers(download, folder, OwnVersion(home, running_version(home) if home else ""), instance)
+    return AgentOffers(download, folder, InstalledVersion(home, running_version(home) if home else ""), instance)
 
 
 def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
@@ -253,7 +253,7 @@ async def _run_agent(
     folder, (trainer, serving) = Path(config.state_dir), works
     async with _transport(config, folder, session).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
-        agent.reporter.instance, agent.reporter.heard = session.instance, life.heard
+        agent.reporter.instance, agent.reporter.published = session.instance, life.heard
         agent.busy = partial(hold_busy, folder)
         if serving and serving.own:
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set

@@ -106,7 +106,7 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     settings = choose_settings(*us, on_battery=on_battery)
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
-    process = InferenceProcess(settings, files.find, files.served(), folders=files.folders)
+    process = InferenceProcess(settings, files.find, files.select_served(), folders=files.folders)
     gates, own = GateProcess(folder, settings, config.data), None
     if not serve.split:
         is_judged = config.data is not None and config.data.holdout > 0 and serve.own_max_drop < 1

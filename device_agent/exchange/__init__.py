@@ -1,1 +1,1 @@
-"""What travels between a device and its server: tasks down, updates and features up, reports."""
+"""Exchange with the server: tasks down, updates and features up, reports."""

@@ -1,4 +1,4 @@
-"""The releases of a board at work: what it serves from its start, and what rollouts bring while it runs."""
+"""Releases served by a board: initial selection and rollouts at run time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from shared.runtime.executor import background
 log = logging.getLogger(__name__)
 
 FIGURES_S = 2.0
-"""For the inference process to say how a version does; what it does not say then is told the next time."""
+"""Time limit of the inference process for its metrics; late ones are reported the next time."""
 HEALTH = ("requests", "errors", "non_finite", "p50_s", "p95_s", "p99_s")
 
 
 @dataclass(frozen=True)
 class BoardFiles:
-    """Where the files of a release lie on a board: in its store, or in a folder that its operator named.
+    """Release files of a board, from its store or from folders of its operator.
 
     Attributes:
-        folders: By the names of their models.
+        folders: Operator's releases by model name.
     """
 
     store: BoardStore
@@ -42,51 +42,51 @@ class BoardFiles:
         """Return the files of a version.
 
         Raises:
-            ConfigError: There is none.
-            CorruptFile: A part of it is gone, or its manifest is damaged.
+            ConfigError: The board has no such version.
+            CorruptFile: A part is missing or the manifest is damaged.
         """
         if number in self.store.versions(name):
-            return self._stored(name, number)
-        one = self.folders.get(name)
-        if one is None or one.version != number:
-            raise ConfigError(f"neither a rollout nor a folder of serve.releases brought {name}/{number}")
-        return one
+            return self._read_stored(name, number)
+        files = self.folders.get(name)
+        if files is None or files.version != number:
+            raise ConfigError(f"{name}/{number} is neither in the store nor in a folder of serve.releases")
+        return files
 
-    def _stored(self, name: str, number: int) -> ReleaseFiles:
+    def _read_stored(self, name: str, number: int) -> ReleaseFiles:
         manifest = self.store.manifest(name, number)
         if missing := self.store.missing(manifest):
-            raise CorruptFile(f"{manifest.reference}: {', '.join(sorted(missing))} is gone from this board")
-        parts = {one: self.store.path(part.sha256) for one, part in manifest.parts.items()}
+            raise CorruptFile(f"{manifest.reference}: {', '.join(sorted(missing))} missing on this board")
+        parts = {part_name: self.store.path(part.sha256) for part_name, part in manifest.parts.items()}
         return ReleaseFiles(name, number, write_manifest(manifest), parts)
 
-    def served(self) -> dict[str, ReleaseFiles]:
-        """Return what is to answer from the start: what rollouts brought, and what only folders have."""
-        found = dict(self.folders)
+    def select_served(self) -> dict[str, ReleaseFiles]:
+        """Return the releases to serve at the start: from rollouts, else from folders."""
+        releases = dict(self.folders)
         for name in self.store.names():
-            with suppress(ConfigError, CorruptFile):  # the swap says so
+            with suppress(ConfigError, CorruptFile):  # the swap reports it
                 record = self.store.record(name)
                 for number in (record.serving, record.committed, record.previous):
-                    if number and (one := self._whole(name, number)):
-                        found[name] = one
+                    if number and (files := self._find_complete(name, number)):
+                        releases[name] = files
                         break
-        return found
+        return releases
 
-    def _whole(self, name: str, number: int) -> ReleaseFiles | None:
+    def _find_complete(self, name: str, number: int) -> ReleaseFiles | None:
         try:
-            return self._stored(name, number)
+            return self._read_stored(name, number)
         except (ConfigError, CorruptFile) as error:
             log.warning("not served: %s", error)
             return None
 
 
 class BoardReleases:
-    """A board's part in rollouts: its offers, its swap, and how what it serves does.
+    """A board's offers, its swap, and the metrics of what it serves.
 
     Args:
         download: Fetches parts, on the channels of releases.
-        gates: Try a release out.
-        instance: That of the process's Status.
-        folders: Versions that an operator's folders have, by the names of their models.
+        gates: Checks before a release is activated.
+        instance: Instance of this process's Status.
+        folders: Versions in operator folders, by model name.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BoardReleases:
     ) -> None:
         self._serving = serving
         self._offers = ReleaseOffers(
-            *(download, store), runtime=runtime_version(), instance=instance, health=self._health, folders=folders
+            *(download, store), runtime=runtime_version(), instance=instance, health=self._read_health, folders=folders
         )
 
         def has_folder(name: str, version: int) -> bool:
@@ -114,15 +114,15 @@ class BoardReleases:
         async with background(self._swap.run()):
             await self._offers.run()
 
-    async def _health(self, name: str, number: int) -> dict[str, float]:
-        """Return how a version does; nothing where nobody says so soon."""
-        found = Figures(name, number)
+    async def _read_health(self, name: str, number: int) -> dict[str, float]:
+        """Return the metrics of a version; empty if the inference process does not answer in time."""
+        figures = Figures(name, number)
         with suppress(FieldFleetError, TimeoutError):
             async with backports.timeout(FIGURES_S):
-                found = await self._serving.figures(name, number)
-        return {one: float(getattr(found, one)) for one in HEALTH} if found.requests else {}
+                figures = await self._serving.figures(name, number)
+        return {key: float(getattr(figures, key)) for key in HEALTH} if figures.requests else {}
 
 
 def runtime_version() -> str:
-    """Return the version of ONNX Runtime that is installed here, without importing it; empty for none."""
+    """Return the installed version of ONNX Runtime without importing it; empty if there is none."""
     return installed_version("onnxruntime", "onnxruntime-gpu")

@@ -1,4 +1,4 @@
-"""Fetch a payload, such as the parameters of a task, frame by frame into a file."""
+"""Download a payload, such as a task's parameters, frame by frame into a file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from shared.transport.base import Delivery, Inbox, Transport
 log = logging.getLogger(__name__)
 
 GRAPHS = "graphs"
-"""Folder of the graphs that tasks were evaluated by, under their digests."""
-AGAIN: Delivery = ("", b"")
-"""Comes between frames when the server has given the task once more: it is there, and may have lost what we asked."""
+"""Folder of evaluation graphs, named by digest."""
+TASK_REPEATED: Delivery = ("", b"")
+"""Inserted between frames when the server repeats the task: it is online and may have lost the requests."""
 
 
 @dataclass
 class Download:
-    """This device's way of getting payloads; one at a time.
+    """Downloads payloads, one at a time.
 
     Attributes:
-        transport: Where frames come from.
-        folder: Where payloads are spooled, in a file `spool`.
-        worker: Runs the check of the whole off the loop.
-        policy: How payloads are received, but for the size of frames, which the server decides for a group.
+        transport: Source of the frames.
+        folder: Folder of the spool file.
+        spool: Name of the spool file.
+        worker: Verifies complete payloads off the event loop.
+        policy: Limits of reception; the server sets the frame size of a group.
         link: Measures the link meanwhile.
-        frames_on, wants_on: Channels on which frames come and are asked for.
+        frames_on, wants_on: Channels of the frames and of the requests for them.
     """
 
     transport: Transport
@@ -56,16 +57,16 @@ class Download:
     spool: str = "params"
     frames_on: str = "model"
     wants_on: str = "want"
-    _before: Pace | None = None
+    _last_pace: Pace | None = None
     _inbox: Inbox | None = None
 
-    def told_again(self) -> None:
-        """Note that the server has given the task once more: what does not come is asked for anew."""
+    def request_again(self) -> None:
+        """Request missing frames again after the server repeated the task."""
         if self._inbox:
-            self._inbox.put(AGAIN)
+            self._inbox.put(TASK_REPEATED)
 
     async def fetch(self, task: Task) -> tuple[Path, int]:
-        """Return the file that holds the task's parameters, and the bytes that came for it.
+        """Return the file of the task's parameters, and the bytes received for it.
 
         Raises:
             WireError: As `receive`.
@@ -73,28 +74,28 @@ class Download:
         return await self.receive(task.params, f"parameters of round {task.round}", shared=task.shared)
 
     async def fetch_graph(self, graph: Transfer) -> tuple[Path, int]:
-        """Return the file of a graph, and the bytes that came for it: none of one that is kept here whole.
+        """Return the file of a graph, and the bytes received for it: 0 if it was stored already.
 
         Raises:
             WireError: As `receive`.
         """
         frames.check(graph, limit=self.policy.limit)  # its digest becomes the name of a file
-        kept = self.folder / GRAPHS / graph.digest.hex()
-        if await self.worker(_is_whole, kept, graph):
-            return kept, 0
+        stored = self.folder / GRAPHS / graph.digest.hex()
+        if await self.worker(_is_complete, stored, graph):
+            return stored, 0
         path, received = await self.receive(graph, "a graph's frames", shared=False)
-        await self.worker(_keep, path, kept)
-        return kept, received
+        await self.worker(_store_graph, path, stored)
+        return stored, received
 
     async def receive(self, transfer: Transfer, what: str, *, shared: bool) -> tuple[Path, int]:
-        """Return the file that holds a payload, and the bytes that came for it.
+        """Return the file of a payload, and the bytes received for it.
 
         Args:
-            what: What it is, for people.
-            shared: Whether its frames come on the topic common to all devices.
+            what: Description for the log.
+            shared: Whether its frames arrive on the topic common to all devices.
 
         Raises:
-            WireError: It is one that we refuse, or what comes is damaged every time.
+            WireError: The payload exceeds the limits, or every attempt was damaged.
         """
         sink = partial(FileSink, self.folder / self.spool)
         receiver = Receiver(transfer, sink, self.policy, self._pace(transfer, shared=shared), self.clock())
@@ -103,7 +104,7 @@ class Download:
                 with self.link.downloading():
                     while not receiver.complete:
                         shared = await self._receive(receiver, shared=shared)
-                if await self._is_right(receiver):
+                if await self._verify(receiver):
                     return receiver.sink.path, receiver.bytes_received
                 log.warning("%s were damaged", what)
         finally:
@@ -111,17 +112,17 @@ class Download:
             receiver.sink.close()
 
     def _pace(self, transfer: Transfer, *, shared: bool) -> Pace:
-        """Return how fast frames come: of the group's size on the shared topic, small ones first alone.
+        """Return the expected pace of frames: group-sized on the shared topic, small at first on the device's own.
 
-        Alone, a ping's answer must not wait behind a large frame.
+        On the device's own topic a ping's answer must not wait behind a large frame.
         """
         pace = replace(self.policy, frame_bytes=transfer.frame_bytes).pace(self.clock(), small=not shared)
-        if self._before:
-            pace.remember(self._before)
+        if self._last_pace:
+            pace.remember(self._last_pace)
         return pace
 
     async def _receive(self, receiver: Receiver[FileSink], *, shared: bool) -> bool:
-        """Take frames until all are here or the server wants us off the shared topic; return whether we may stay."""
+        """Receive frames until complete; return False if the server asked to leave the shared topic."""
         receiver.reroute(self._pace(receiver.transfer, shared=shared))
         patterns = [topic(self.site, self.device, self.frames_on)] + [
             topic(self.site, EVERYONE, self.frames_on)
@@ -132,21 +133,21 @@ class Download:
                 await self._ask(receiver)
                 try:
                     async with backports.timeout(receiver.remaining_s(self.clock())):
-                        if await self._told_to_leave(receiver, inbox):
+                        if await self._receive_until_leave(receiver, inbox):
                             return False
                 except TimeoutError:
                     receiver.time_out(self.clock())
         ceiling = receiver.pace.ceiling
-        if ceiling is not None and ceiling != (self._before and self._before.ceiling):
+        if ceiling is not None and ceiling != (self._last_pace and self._last_pace.ceiling):
             log.warning("%s", describe_ceiling("the server", ceiling))
-        self._before = receiver.pace
+        self._last_pace = receiver.pace
         return shared
 
-    async def _is_right(self, receiver: Receiver[FileSink]) -> bool:
-        """Check the whole off the loop; when cancelled, wait: the check still reads the file the next task writes.
+    async def _verify(self, receiver: Receiver[FileSink]) -> bool:
+        """Verify the payload off the event loop; when cancelled, wait, as the next task overwrites the file.
 
         Raises:
-            WireError: It is damaged as often as before, and is given up.
+            WireError: The last attempt was damaged, too.
         """
         checking = asyncio.ensure_future(self.worker(receiver.finish))
         try:
@@ -172,11 +173,11 @@ class Download:
             else:
                 return
 
-    async def _told_to_leave(self, receiver: Receiver[FileSink], inbox: Inbox) -> bool:
-        """Take deliveries until one brings something; tell whether the word to leave the shared topic came first."""
+    async def _receive_until_leave(self, receiver: Receiver[FileSink], inbox: Inbox) -> bool:
+        """Process deliveries until one makes progress; return True if the server asked to leave the shared topic."""
         while True:
             arrival = await anext(inbox)
-            if arrival is AGAIN:
+            if arrival is TASK_REPEATED:
                 receiver.note_waiting_sender(self.clock())
                 return False
             data = arrival[1]
@@ -190,13 +191,13 @@ class Download:
                 log.warning("dropped a frame: %s", error)
 
 
-def _is_whole(path: Path, transfer: Transfer) -> bool:
-    """Tell whether a file is there and holds what a transfer describes."""
+def _is_complete(path: Path, transfer: Transfer) -> bool:
+    """Return True for a file that matches a transfer's size and digest."""
     return path.exists() and path.stat().st_size == transfer.size and digest([view(path)]) == transfer.digest
 
 
-def _keep(path: Path, kept: Path) -> None:
-    """Put a graph that came beside those of other runs, of which the last few stay."""
-    kept.parent.mkdir(exist_ok=True)
-    path.replace(kept)
-    drop_oldest(kept.parent.iterdir())
+def _store_graph(path: Path, stored: Path) -> None:
+    """Move a received graph to the stored ones, of which the last few are retained."""
+    stored.parent.mkdir(exist_ok=True)
+    path.replace(stored)
+    drop_oldest(stored.parent.iterdir())

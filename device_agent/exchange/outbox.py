@@ -1,11 +1,10 @@
-"""Updates on disk until the server has settled them.
+"""Durable outbox of updates that the server has not acknowledged yet.
 
-An entry is a folder `<run>@<round>`: `update` (the message and its digest), `payload` (its bytes, if any), `state`
-(the device's state after this task, if it changed) and `own` (the model of its own, if the board serves it). It is
-written under another name and renamed once it is whole, so that training and its consequences happen together or not at
-all.
+An entry is a folder `<run>@<round>`: `update` (the message and its digest), `payload` (its bytes, if any), `state` (the
+device's state after this task, if it changed) and `own` (its personal model, if the board serves one). It is written
+under another name and renamed when complete, so that a training and its effects are committed together or not at all.
 
-An update is never dropped before it is settled: where there is no room, the next task fails. Reports of failures are
+An update is never dropped before it is acknowledged: if there is no room, the next task fails. Failure reports are
 dropped, oldest first.
 """
 
@@ -37,40 +36,40 @@ DIGEST_BYTES = 16
 LIMIT_BYTES = 4096 << 20
 PRIVATE = 0o700
 REPORTS = 100
-"""Failures that wait at most."""
+"""Most pending failure reports."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One update that waits for the server."""
+    """One pending update."""
 
     path: Path
     update: Update
 
     @property
     def payload(self) -> Path:
-        """Where the update's bytes are."""
+        """File of the update's bytes."""
         return self.path / PAYLOAD
 
     @cached_property
     def content(self) -> memoryview:
-        """A view of the update's bytes. Raises FileNotFoundError where they are gone."""
+        """View of the update's bytes. Raises FileNotFoundError if they are missing."""
         return to_file.view(self.payload)
 
 
 class Outbox:
-    """The folder of entries. Reads and writes small files only; payloads are left where they are.
+    """Folder of pending updates. Reads and writes small files only; payloads stay on disk.
 
     Args:
-        states: Where the device's states lie.
-        limit: Most bytes of updates that may wait.
+        states: Folder of the device's states.
+        limit: Most bytes of pending updates.
 
     Attributes:
         states, limit: As above.
-        own_changed: Called when a newer model of the device's own lies beside its states.
+        own_changed: Called when a newer personal model was stored beside the states.
 
     Raises:
-        Unwritable: The folders are not there and cannot be made.
+        Unwritable: The folders do not exist and cannot be created.
     """
 
     def __init__(self, folder: Path, states: Path, limit: int = LIMIT_BYTES) -> None:
@@ -78,66 +77,66 @@ class Outbox:
         self.own_changed: Callable[[], None] = lambda: None
         self._make_folders()
         try:
-            self._promote(*self._waiting())
+            self._promote(*self._entry_folders())
         except OSError as error:
-            log.warning("the state after the last task is taken over with the next one: %s", error)
+            log.warning("state of the last task not promoted, retried with the next task: %s", error)
 
     def check(self) -> None:
-        """Set aside every entry that is not as it was written. Reads all payloads: not for the event loop."""
+        """Quarantine every corrupt entry. Reads all payloads: not for the event loop."""
         for entry in self.entries():
             try:
                 if (params := entry.update.params) and payload.digest([entry.content]) != params.digest:
-                    self._set_aside(entry.path, WireError("digest of its payload does not hold", reason="digest"))
+                    self._set_aside(entry.path, WireError("payload does not match its digest", reason="digest"))
             except FileNotFoundError as error:
                 self._set_aside(entry.path, error)
 
     def reserve(self, size: int) -> None:
-        """Make sure that an update of `size` bytes may wait here beside the others.
+        """Check that an update of `size` bytes fits beside the pending ones.
 
         Raises:
-            TaskFailed: There are too many.
+            TaskFailed: The limit would be exceeded.
         """
-        waiting = sum(file.stat().st_size for path in self._waiting() for file in path.glob("*"))
-        if waiting + size > self.limit:
+        waiting_bytes = sum(file.stat().st_size for path in self._entry_folders() for file in path.glob("*"))
+        if waiting_bytes + size > self.limit:
             raise TaskFailed(
-                f"{self._folder}: {waiting / (1 << 20):.1f} MiB wait for the server, the next update may take "
-                f"{size / (1 << 20):.1f} more: raise outbox_mb ({self.limit >> 20}), or let it reach its server"
+                f"{self._folder}: {waiting_bytes / (1 << 20):.1f} MiB are pending and the next update may need "
+                f"{size / (1 << 20):.1f} more; raise outbox_mb ({self.limit >> 20}) or restore the link to the server"
             )
 
     def draft(self, run: str, number: int) -> Path:
-        """Return a new folder to write an entry into; no trainer may be at work any more.
+        """Return a new folder for an entry; call it only when no trainer is running.
 
-        A trainer may outlive its agent, so that only now, and not at the start, a draft that lies here is known to be
-        cut short, and every state that was committed is at hand.
+        A trainer may outlive its agent. So only now, not at the start, is a leftover draft known to be incomplete and
+        every committed state available.
 
         Raises:
-            Unwritable: The disk takes nothing more.
+            Unwritable: The disk is full or read-only.
         """
         self._make_folders()
         for partial in self._folder.glob(".*@*[0-9]"):
             shutil.rmtree(partial, ignore_errors=True)
-        self._promote(*self._waiting())
+        self._promote(*self._entry_folders())
         path = self._folder / f".{_name(run, number)}"
         with explain_disk_errors(path):
             path.mkdir()
         return path
 
     def commit(self, draft: Path) -> None:
-        """Make a written draft an entry, if the trainer has not done so itself, and take over its state.
+        """Turn a written draft into an entry, unless the trainer has done so, and promote its state.
 
         Raises:
-            Unwritable: The disk takes nothing more; the entry may be there all the same.
+            Unwritable: The disk is full or read-only; the entry may exist all the same.
         """
-        entry = committed(draft)
+        entry = entry_path(draft)
         if draft.exists():
             commit(draft)
         self._promote(entry)
 
     def add(self, update: Update) -> None:
-        """Add an update without payload, such as the report of a failure; of reports, the newest stay.
+        """Add an update without payload, such as a failure report; retain the newest reports.
 
         Raises:
-            Unwritable: The disk takes nothing more.
+            Unwritable: The disk is full or read-only.
         """
         reports = [entry for entry in self.entries() if entry.update.failure is not None]
         for entry in reports[: max(0, len(reports) - REPORTS + 1)]:
@@ -147,19 +146,14 @@ class Outbox:
         self.commit(draft)
 
     def has(self, run: str, number: int, start: bytes) -> bool:
-        """Tell whether the update of a round, trained from the parameters of digest `start`, waits here.
-
-        Args:
-            run: Name of the run.
-            start: Digest of what the update began from.
-        """
+        """Return True if the update of a round is pending that began from parameters of digest `start`."""
         path = self._folder / _name(run, number)
-        waiting = (entry.update for entry in self._read([path] if path.exists() else []))
-        return any((one.run, one.round, one.start) == (run, number, start) for one in waiting)
+        updates = (entry.update for entry in self._read([path] if path.exists() else []))
+        return any((update.run, update.round, update.start) == (run, number, start) for update in updates)
 
     def entries(self) -> list[Entry]:
-        """Return what waits, oldest round first; an entry whose message is not as it was written is set aside."""
-        return self._read(self._waiting())
+        """Return the pending updates, oldest round first; quarantine entries with a corrupt message."""
+        return self._read(self._entry_folders())
 
     def _read(self, paths: Iterable[Path]) -> list[Entry]:
         entries = []
@@ -168,46 +162,45 @@ class Outbox:
                 entries.append(Entry(path, read(path)))
             except (WireError, FileNotFoundError, NotADirectoryError) as error:
                 self._set_aside(path, error)
-            except OSError as error:  # of the moment, such as too many open files: no reason to give an update up
+            except OSError as error:  # may be temporary, such as too many open files: retain the update
                 log.warning("update %s cannot be read now: %s", path.name, error)
         return entries
 
     def forget(self, ended: Iterable[str]) -> None:
-        """Part with the states of runs that their server says are over, the newest first."""
-        states.forget(self.states, ended)
+        """Delete the states of runs that the server reports as ended, newest first."""
+        states.forget_ended(self.states, ended)
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry that the server has settled; one that cannot be removed is offered and settled again."""
-        gone = entry.path.with_name(f".{entry.path.name}")
-        shutil.rmtree(gone, ignore_errors=True)
+        """Remove an acknowledged entry; one that cannot be removed is offered and acknowledged again."""
+        removed = entry.path.with_name(f".{entry.path.name}")
+        shutil.rmtree(removed, ignore_errors=True)
         try:
             if not entry.path.exists() or read(entry.path) != entry.update:
-                return  # gone before, or a newer one of the same round took its place meanwhile
+                return  # already removed, or replaced by a newer update of the same round
             self._promote(entry.path)
             with explain_disk_errors(entry.path):
-                entry.path.rename(gone)
-                with suppress(FileNotFoundError):  # of an update without parameters
-                    (gone / PAYLOAD).replace(self._folder / SPARE)
+                entry.path.rename(removed)
+                with suppress(FileNotFoundError):  # an update without parameters has no payload
+                    (removed / PAYLOAD).replace(self._folder / SPARE)
         except (OSError, WireError) as error:
-            log.warning("update %s is settled but stays here: %s", entry.path.name, error)
-        shutil.rmtree(gone, ignore_errors=True)
+            log.warning("update %s is settled but cannot be removed: %s", entry.path.name, error)
+        shutil.rmtree(removed, ignore_errors=True)
 
-    def _waiting(self) -> list[Path]:
-        """Return the folders of entries, oldest round first; what begins with a dot is none."""
+    def _entry_folders(self) -> list[Path]:
+        """Return the folders of entries, oldest round first; names with a leading dot are not entries."""
         try:
-            with os.scandir(self._folder) as found:  # much sooner than `iterdir` where nothing waits, as nearly always
-                return [self._folder / name for name in sorted(one.name for one in found) if name[0] != "."]
+            with os.scandir(self._folder) as entries:  # faster than `iterdir` for an empty folder, the usual case
+                return [self._folder / name for name in sorted(entry.name for entry in entries) if name[0] != "."]
         except FileNotFoundError:
-            lost = "with what waited in it for the server"
-            log.warning("%s was deleted, %s; it is made anew", self._folder, lost)
+            log.warning("%s was deleted, and pending updates with it; creating it again", self._folder)
             self._make_folders()
             return []
 
     def _make_folders(self) -> None:
-        """Make the folders that are not there; nobody but this user looks into them.
+        """Create missing folders with access for this user only.
 
         Raises:
-            Unwritable: They cannot be made.
+            Unwritable: They cannot be created.
         """
         for folder in (self._folder, self.states):
             if _is_private(folder):
@@ -215,17 +208,17 @@ class Outbox:
             try:
                 with explain_disk_errors(folder):
                     folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
-                    if not _is_private(folder):  # of versions before
+                    if not _is_private(folder):  # created by an earlier version
                         folder.chmod(PRIVATE)
             except Unwritable:
                 raise
             except OSError as error:
                 raise Unwritable(
-                    f"{folder}: {error.strerror}; let this user write in state_dir, or name another"
+                    f"{folder}: {error.strerror}; make state_dir writable for this user or configure another"
                 ) from error
 
     def _set_aside(self, path: Path, cause: Exception) -> None:
-        """Put a corrupt entry where nobody reads it; the last few are kept for whoever looks."""
+        """Rename a corrupt entry so that it is ignored; the last few are retained for inspection."""
         aside = path.with_name(f".{path.name}.corrupt")
         shutil.rmtree(aside, ignore_errors=True)
         try:
@@ -237,12 +230,12 @@ class Outbox:
             log.warning("update %s is corrupt (%s) and cannot be set aside: %s", path.name, cause, error)
 
     def _promote(self, *entries: Path) -> None:
-        """Make the states and models that came with entries the device's own."""
+        """Move the states and personal models of entries to the device's states."""
         for entry in entries:
             if (entry / STATE).exists():
                 states.promote(entry / STATE, self.states)
             if (entry / OWN).exists():
-                states.promote_own(entry / OWN, self.states)
+                states.promote_own_model(entry / OWN, self.states)
                 self.own_changed()
 
 
@@ -251,18 +244,18 @@ def _name(run: str, number: int) -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    """Tell whether a folder is there that only this user looks into."""
+    """Return True for an existing folder with access for this user only."""
     try:
         mode = folder.stat().st_mode
     except OSError:
-        return False  # whoever makes it will hear why it cannot be seen
+        return False  # creating it reports the reason
     return stat.S_ISDIR(mode) and mode & 0o777 == PRIVATE
 
 
 def open_payload(draft: Path) -> BinaryIO:
-    """Open a draft's payload to be written; cut it where the writing ends.
+    """Open a draft's payload for writing; the caller truncates it at the end.
 
-    It begins as the last settled one, since overwriting a file in place costs half of making one.
+    Reuses the file of the last acknowledged update: overwriting in place costs half of creating a file.
     """
     path, spare = draft / PAYLOAD, draft.parent / SPARE
     with suppress(FileNotFoundError):
@@ -271,10 +264,10 @@ def open_payload(draft: Path) -> BinaryIO:
 
 
 def write(draft: Path, update: Update) -> None:
-    """Write an entry's message and make everything in the draft durable.
+    """Write an entry's message and sync everything in the draft to disk.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     message = wire.encode(update)
     with explain_disk_errors(draft):
@@ -288,28 +281,28 @@ def read(folder: Path) -> Update:
     """Return an entry's message.
 
     Raises:
-        WireError: It is not as it was written.
+        WireError: It does not match its digest.
         OSError: It cannot be read.
     """
     data = memoryview((folder / UPDATE).read_bytes())
     message, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
     if payload.digest([message]) != digest:
-        raise WireError("digest of its message does not hold", reason="digest")
+        raise WireError("message does not match its digest", reason="digest")
     return wire.decode_as(Update, bytes(message))
 
 
-def committed(draft: Path) -> Path:
-    """Return the path a draft has once it is an entry."""
+def entry_path(draft: Path) -> Path:
+    """Return the path of a draft after its commit."""
     return draft.with_name(draft.name.removeprefix("."))
 
 
 def commit(draft: Path) -> None:
-    """Rename a whole draft to its entry; an entry of the same name is replaced.
+    """Rename a complete draft to its entry, replacing an entry of the same name.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
-    entry = committed(draft)
+    entry = entry_path(draft)
     shutil.rmtree(entry, ignore_errors=True)
     with explain_disk_errors(draft):
         draft.rename(entry)

@@ -1,8 +1,8 @@
-"""Have the board serve the model of its own, where a method makes one, in place of the release's parameters.
+"""Serve the device's personal model in place of the release's parameters.
 
-The newest lies beside the device's states. A release whose network it is of is opened again with it; another one goes
-on as it is. One that is less accurate than the release on the device's held-out examples, by more than it may be, does
-not answer: what was found of the newest lies beside it.
+The newest personal model lies beside the device's states. A release of the same network is reloaded with it; other
+releases are unaffected. A model that is less accurate than the release on the device's held-out examples, by more than
+the allowed drop, is not served; the verdict on the newest model is stored beside it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from shared.runtime.executor import Worker, in_thread
 log = logging.getLogger(__name__)
 
 VERDICT = ".own_model.verdict"
-"""Beside the newest model; its name is none of a run's."""
+"""File beside the newest model; no run can have this name."""
 
 
 class OwnVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of a model of the device's own.
+    """Result of comparing a personal model with the release.
 
     Attributes:
-        reason: Why it is not to answer; empty where it may.
+        contents: Digest of the compared model.
+        reason: Why the model must not be served; empty if it may.
     """
 
     contents: str
@@ -40,13 +41,13 @@ class OwnVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnModelServing:
-    """Serves the newest model of the device's own.
+    """Serves the newest personal model.
 
     Args:
-        judge: Returns why it is not to answer for a release, empty where it may; None where it always may.
+        judge: Returns why the model must not replace a release, empty if it may; None accepts every model.
 
     Attributes:
-        changed: To be set when there is a newer one.
+        changed: Set it when a newer model was stored.
     """
 
     def __init__(
@@ -61,71 +62,77 @@ class OwnModelServing:
         self._process, self._judge, self._verdict = process, judge, _read_verdict(states / VERDICT)
         self._worker = worker
         self._served: OwnModel | None = None
-        self._said = ""
+        self._warned_run = ""
         process.own = self
 
     def path_for(self, files: ReleaseFiles) -> str:
-        """Return the file of parameters that answer in place of a release's; empty where its own do."""
-        own = self._served = self._newest()
-        is_refused = own is not None and own.contents == self._verdict.contents and bool(self._verdict.reason)
-        return str(self.path) if own and not is_refused and _is_of(own, files) else ""
+        """Return the parameter file to serve in place of a release's; empty for the release's own."""
+        model = self._served = self._read_newest()
+        is_refused = model is not None and model.contents == self._verdict.contents and bool(self._verdict.reason)
+        return str(self.path) if model and not is_refused and _matches_release(model, files) else ""
 
     async def run(self) -> None:
-        """Serve it, and every newer one, until cancelled."""
+        """Serve the current model and every newer one until cancelled."""
         while True:
             self.changed.clear()
             await self._process.ready.wait()
-            own = self._newest()
-            if own and (own != self._served or (self._judge and own.contents != self._verdict.contents)):
-                await self._serve(own)
+            model = self._read_newest()
+            if model and (model != self._served or (self._judge and model.contents != self._verdict.contents)):
+                await self._serve(model)
             await self.changed.wait()
 
-    async def _serve(self, own: OwnModel) -> None:
-        opened = False
+    async def _serve(self, model: OwnModel) -> None:
+        is_served = False
         for files in self._process.answering():
-            if not _is_of(own, files):
+            if not _matches_release(model, files):
                 continue
-            opened = True
-            await self._weigh(own, files)
+            is_served = True
+            await self._judge_once(model, files)
             try:
                 if await self._process.reload(files) and not self._verdict.reason:
-                    log.info("%s/%d answers with the model of run %s", files.name, files.version, own.run)
+                    log.info("%s/%d answers with the model of run %s", files.name, files.version, model.run)
             except ServingDied:
-                pass  # it is started again, with the newest
+                pass  # the restarted process loads the newest model
             except ServingRefused as error:
-                log.warning("%s/%d answers as before: %s", files.name, files.version, error)
-        if not opened and self._said != own.run:
-            self._said = own.run
-            about = "run %s: no release here is of its network, %s: the model of this device's own is not served"
-            log.warning(about, own.run, own.model.name)
+                log.warning("%s/%d keeps its current parameters: %s", files.name, files.version, error)
+        if not is_served and self._warned_run != model.run:
+            self._warned_run = model.run
+            about = "run %s: no served release has the network %s; the personal model is not served"
+            log.warning(about, model.run, model.model.name)
 
-    async def _weigh(self, own: OwnModel, files: ReleaseFiles) -> None:
-        """Find out whether a model may answer for a release, once."""
-        if self._judge is None or own.contents == self._verdict.contents:
+    async def _judge_once(self, model: OwnModel, files: ReleaseFiles) -> None:
+        """Compare a model with a release unless its verdict is stored."""
+        if self._judge is None or model.contents == self._verdict.contents:
             return
         reason = await self._judge(files)
         if reason:
-            log.warning("%s/%d answers, not the model of run %s: %s", files.name, files.version, own.run, reason)
-        self._verdict = OwnVerdict(contents=own.contents, reason=reason)
+            log.warning(
+                "%s/%d answers in place of the personal model of run %s: %s",
+                files.name,
+                files.version,
+                model.run,
+                reason,
+            )
+        self._verdict = OwnVerdict(contents=model.contents, reason=reason)
         try:
             await self._worker(replace_file, self.path.with_name(VERDICT), msgspec.json.encode(self._verdict))
         except OSError as error:
-            log.warning("the next agent judges the model of run %s again: %s", own.run, error)
+            log.warning("verdict not stored, the model of run %s is judged again after a restart: %s", model.run, error)
 
-    def _newest(self) -> OwnModel | None:
+    def _read_newest(self) -> OwnModel | None:
         try:
             return read_own(self.path)
         except CorruptFile as error:
-            log.warning("the device's own model is not served: %s", error)
+            log.warning("the personal model is not served: %s", error)
             return None
 
 
-def _is_of(own: OwnModel, files: ReleaseFiles) -> bool:
-    return own.model == read_manifest(files.manifest, files.name).model
+def _matches_release(model: OwnModel, files: ReleaseFiles) -> bool:
+    return model.model == read_manifest(files.manifest, files.name).model
 
 
 def _read_verdict(path: Path) -> OwnVerdict:
-    """Return what an agent before this one found; of nothing where there is none, or it cannot be read."""
+    """Return the stored verdict; an empty one if it is missing or unreadable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=OwnVerdict)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""Owner of a state folder: what another device left there, as on a copied card, is set aside and never delivered.
+"""Owner check of a state folder; quarantines another device's state.
 
-An update carries the name of the device that trained it. A board that starts from a copy of another board's card, or
-under a new name, would deliver the other one's update as its own.
+An update carries the name of the device that trained it. A board started from a copy of another board's card, or under
+a new name, would deliver the other device's update as its own.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from shared.runtime.durable import explain_disk_errors, replace_file, sync, unus
 log = logging.getLogger(__name__)
 
 FILE = "owner.json"
-OWNED = ("state", "session", "outbox")
-"""What belongs to a device in its folder; models that are served and measurements of the board do not. The outbox goes
-last: without a record it alone tells whose folder it is, also after a power cut between two of them."""
+DEVICE_FOLDERS = ("state", "session", "outbox")
+"""Folders that belong to one device; served models and board measurements do not. The outbox is moved last: without
+a record it alone identifies the owner, also after a power cut between two moves."""
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose state it is."""
+    """Device that a state folder belongs to."""
 
     device: str
 
 
 def claim(folder: Path, device: str) -> None:
-    """Make a folder the device's own before anything in it is used.
+    """Record the device as the folder's owner before anything in it is used.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
-    owner, recorded = Owner(device), _recorded(folder)
-    known = recorded or _of_waiting(folder)
-    if known and known != owner:
-        aside = unused_name(folder / f"of-{known.device}", "kept")
+    owner, recorded = Owner(device), _read_owner(folder)
+    previous = recorded or _owner_of_updates(folder)
+    if previous and previous != owner:
+        aside = unused_name(folder / f"of-{previous.device}", "kept")
         log.warning(
-            "%s holds the state of device %s, and this is %s: it is set aside as %s, and nothing of it is delivered; "
+            "%s holds the state of device %s, but this is %s: moved to %s, its updates are not delivered; "
             "delete it if the card is a copy, else start an agent for %s with it",
-            *(folder, known.device, device, aside.name, known.device),
+            *(folder, previous.device, device, aside.name, previous.device),
         )
         with explain_disk_errors(folder):
             aside.mkdir(mode=0o700)
-            for name in OWNED:
+            for name in DEVICE_FOLDERS:
                 if (folder / name).exists():
                     (folder / name).rename(aside / name)
             sync(folder)
@@ -57,7 +57,7 @@ def claim(folder: Path, device: str) -> None:
             replace_file(folder / FILE, msgspec.json.encode(owner), mode=0o600)
 
 
-def _recorded(folder: Path) -> Owner | None:
+def _read_owner(folder: Path) -> Owner | None:
     try:
         owner = msgspec.json.decode((folder / FILE).read_bytes(), type=Owner)
     except (OSError, msgspec.MsgspecError):
@@ -65,8 +65,8 @@ def _recorded(folder: Path) -> Owner | None:
     return owner if is_name(owner.device) else None
 
 
-def _of_waiting(folder: Path) -> Owner | None:
-    """Return whose updates wait in a folder, which is all that an earlier version left to tell by."""
+def _owner_of_updates(folder: Path) -> Owner | None:
+    """Return the device of the pending updates, the only trace that an earlier version left."""
     for path in sorted((folder / "outbox").glob("[!.]*")):
         with suppress(OSError, WireError):
             if is_name(device := outbox.read(path).device):

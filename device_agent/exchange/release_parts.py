@@ -1,7 +1,7 @@
-"""Parts of releases on a board: which of them lack, and how a bundle that came is taken apart into them.
+"""Missing parts of a release: find them and unpack received bundles into the store.
 
-A parameters' file that only partly lacks is put together again: the header and the tensors that came, and those that
-files of other releases on the board have. It counts only under the digest that its manifest says.
+A parameter file that lacks only some tensors is assembled from the received header and tensors and from those in files
+of other releases on the board. It is accepted only with the digest that its manifest names.
 """
 
 from __future__ import annotations
@@ -35,133 +35,135 @@ NEWEST_FORMATS: Mapping[tuple[int, int], tuple[int, int]] = {
     (1, 19): (21, 10),
     (1, 20): (21, 10),
 }
-"""Opset and IR version that releases of ONNX Runtime read at most; of others a board finds out when it loads one."""
+"""Newest opset and IR version that each ONNX Runtime reads; for others, loading the model decides."""
 
 
 class PartStore(Protocol):
-    """What a board keeps of releases."""
+    """Store of release parts on a board."""
 
     def names(self) -> list[str]:
-        """Return the names of which there is a record."""
+        """Return the model names with a record."""
 
     def record(self, name: str) -> UpdateRecord:
-        """Return what the board is at with a name."""
+        """Return the update record of a model."""
 
     def versions(self, name: str) -> list[int]:
-        """Return the versions of a name whose manifests lie here."""
+        """Return the versions of a model whose manifests are stored."""
 
     def manifest(self, name: str, version: int) -> ReleaseManifest:
         """Return the manifest of a version."""
 
     def missing(self, manifest: ReleaseManifest) -> dict[str, ReleasePart]:
-        """Return the parts of a release that are not here."""
+        """Return the parts of a release that are not stored."""
 
     def path(self, digest: str) -> Path:
-        """Return where a part lies, or would."""
+        """Return the path of a part, which need not exist."""
 
     def keep_ahead(self, manifest: bytes) -> None:
-        """Keep the parts of a release that will be offered."""
+        """Retain the parts of a release to be offered."""
 
     def ahead(self) -> ReleaseManifest | None:
-        """Return the manifest of a release that will be offered."""
+        """Return the manifest of the release to be offered."""
 
     def forget_ahead(self) -> None:
-        """Keep nothing for a release that was to be offered."""
+        """Stop retaining parts for a release to be offered."""
 
     def tidy(self) -> None:
-        """Remove what nothing wants kept."""
+        """Delete unreferenced parts."""
 
     def adopt(self, digest: str, path: Path) -> None:
-        """Take a file as a part, if it has that digest."""
+        """Move a file into the store as a part, if it has that digest."""
 
 
-class _Place(NamedTuple):
-    """Where bytes lie."""
+class _ByteRange(NamedTuple):
+    """Range of bytes in a file."""
 
     path: Path
     offset: int
     size: int
 
 
-def find_lacking(store: PartStore, manifest: ReleaseManifest, *, whole: bool = False) -> Lacking:
-    """Return what of a release is not on the board.
+def find_lacking(store: PartStore, manifest: ReleaseManifest, *, as_one_file: bool = False) -> Lacking:
+    """Return the parts and tensors of a release that the board lacks.
 
     Args:
-        whole: Whether the parameters are wanted in one piece, since what is here of them turned out damaged.
+        as_one_file: Fetch the parameter file as a whole, since the local tensors turned out damaged.
     """
     missing = {part.sha256 for part in store.missing(manifest).values()}
-    held = {part.sha256 for part in manifest.parts.values()} - missing
-    tensors = {} if whole or manifest.parameters.sha256 in held else _tensors_here(store, manifest)
-    return compute_lacking(manifest, held, tensors.keys())
+    present = {part.sha256 for part in manifest.parts.values()} - missing
+    tensors = {} if as_one_file or manifest.parameters.sha256 in present else _find_local_tensors(store, manifest)
+    return compute_lacking(manifest, present, tensors.keys())
 
 
-def _tensors_here(store: PartStore, manifest: ReleaseManifest) -> dict[str, _Place]:
-    """Return where tensors of a release lie in files of others, by digest."""
-    wanted, found = {tensor.sha256 for tensor in manifest.tensors}, dict[str, _Place]()
-    for other in _releases_here(store):
-        if other.parameters.sha256 == manifest.parameters.sha256 or wanted <= found.keys():
+def _find_local_tensors(store: PartStore, manifest: ReleaseManifest) -> dict[str, _ByteRange]:
+    """Return the ranges of a release's tensors in files of other releases, by digest."""
+    digests, ranges = {tensor.sha256 for tensor in manifest.tensors}, dict[str, _ByteRange]()
+    for other in _local_releases(store):
+        if other.parameters.sha256 == manifest.parameters.sha256 or digests <= ranges.keys():
             continue
-        alike = [tensor for tensor in other.tensors if tensor.sha256 in wanted]
+        alike = [tensor for tensor in other.tensors if tensor.sha256 in digests]
         if not alike or other.parameters.sha256 in {part.sha256 for part in store.missing(other).values()}:
             continue
         path = store.path(other.parameters.sha256)
-        with suppress(OSError, WireError):  # what cannot be read is fetched
+        with suppress(OSError, WireError):  # unreadable tensors are fetched
             begin = header_bytes(other)
             with path.open("rb") as file:
                 places = tensor_places(file.read(begin)[LENGTH_BYTES:])
             for tensor in alike:
-                found[tensor.sha256] = _Place(path, begin + places[tensor.name][0], tensor_bytes(tensor))
-    return found
+                ranges[tensor.sha256] = _ByteRange(path, begin + places[tensor.name][0], tensor_bytes(tensor))
+    return ranges
 
 
-def _releases_here(store: PartStore) -> Iterator[ReleaseManifest]:
+def _local_releases(store: PartStore) -> Iterator[ReleaseManifest]:
     for name in store.names():
         for version in reversed(store.versions(name)):
             with suppress(ConfigError, CorruptFile):
                 yield store.manifest(name, version)
 
 
-def take_bundle(store: PartStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
-    """Put what came into the store; of the bundle nothing is left. Not for the event loop.
+def unpack_bundle(store: PartStore, manifest: ReleaseManifest, lacking: Lacking, bundle: Path) -> None:
+    """Move a received bundle's parts into the store and delete the bundle. Not for the event loop.
 
     Args:
-        lacking: What was asked for.
+        lacking: The parts that were requested.
 
     Raises:
-        CorruptFile: A part has not its digest; others may be in the store.
+        CorruptFile: A part does not match its digest; others may be stored.
         WireError: The manifest contradicts itself.
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
-    offset, came = 0, dict[str, _Place]()
+    offset, received = 0, dict[str, _ByteRange]()
     for piece in bundle_pieces(manifest, lacking):
-        came[piece.sha256] = _Place(bundle, offset, piece.size)
+        received[piece.sha256] = _ByteRange(bundle, offset, piece.size)
         offset += piece.size
     if bundle.stat().st_size != offset:
-        raise CorruptFile(f"{bundle}: {bundle.stat().st_size} bytes, and {offset} were asked for")
+        raise CorruptFile(f"{bundle}: {bundle.stat().st_size} bytes, expected {offset}")
     for digest in sorted(lacking.parts):
-        _build(store, digest, [came[digest]], bundle)
+        _assemble_part(store, digest, [received[digest]], bundle)
     if lacking.header:
-        _build(store, manifest.parameters.sha256, _parameter_places(store, manifest, came), bundle)
+        _assemble_part(store, manifest.parameters.sha256, _parameter_ranges(store, manifest, received), bundle)
     bundle.unlink()
 
 
-def _parameter_places(store: PartStore, manifest: ReleaseManifest, came: dict[str, _Place]) -> Sequence[_Place]:
-    """Return where the bytes of a parameters' file lie, in its order."""
-    header = came[HEADER]
+def _parameter_ranges(
+    store: PartStore, manifest: ReleaseManifest, received: dict[str, _ByteRange]
+) -> Sequence[_ByteRange]:
+    """Return the byte ranges of a parameter file, in file order."""
+    header = received[HEADER]
     with header.path.open("rb") as file:
         file.seek(header.offset + LENGTH_BYTES)
         offsets = tensor_places(file.read(header.size - LENGTH_BYTES))
-    here = _tensors_here(store, manifest) | came
-    known = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
+    sources = _find_local_tensors(store, manifest) | received
+    digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
     try:
         names = sorted(offsets, key=lambda name: offsets[name])
-        return [header, *(here[known[name]] for name in names)]
+        return [header, *(sources[digests[name]] for name in names)]
     except KeyError as error:
-        raise CorruptFile(f"{manifest.reference}: tensor {error} is neither here nor came") from error
+        raise CorruptFile(f"{manifest.reference}: tensor {error} is neither on the board nor in the bundle") from error
 
 
-def _build(store: PartStore, digest: str, places: Sequence[_Place], bundle: Path) -> None:
-    """Write a part from where its bytes lie, and have the store take it."""
+def _assemble_part(store: PartStore, digest: str, places: Sequence[_ByteRange], bundle: Path) -> None:
+    """Write a part from its byte ranges and add it to the store."""
     partial = bundle.with_name(f"{bundle.name}.part")
     try:
         with explain_disk_errors(partial), partial.open("wb") as out:
@@ -172,30 +174,30 @@ def _build(store: PartStore, digest: str, places: Sequence[_Place], bundle: Path
         partial.unlink(missing_ok=True)
 
 
-def _copy(place: _Place, out: int) -> None:
+def _copy(place: _ByteRange, out: int) -> None:
     with place.path.open("rb") as file:
         file.seek(place.offset)
-        left = place.size
-        while left and (data := file.read(min(left, COPY_BYTES))):
-            left -= len(data)
+        remaining = place.size
+        while remaining and (data := file.read(min(remaining, COPY_BYTES))):
+            remaining -= len(data)
             view = memoryview(data)
             while view:
                 view = view[os.write(out, view) :]
-    if left:
-        raise CorruptFile(f"{place.path} ends {left} bytes too early")
+    if remaining:
+        raise CorruptFile(f"{place.path} ends {remaining} bytes too early")
 
 
 def runtime_refusal(manifest: ReleaseManifest, runtime: str) -> str:
-    """Return why a board's ONNX Runtime cannot read a release, before any of it is fetched; empty where it may.
+    """Return why the board's ONNX Runtime cannot read a release, before anything is fetched; empty if it may.
 
     Args:
-        runtime: Version of ONNX Runtime, empty where nobody knows.
+        runtime: Version of ONNX Runtime; empty if unknown.
     """
-    major, _, rest = runtime.partition(".")
-    minor = rest.partition(".")[0]
-    known = NEWEST_FORMATS.get((int(major), int(minor))) if major.isdecimal() and minor.isdecimal() else None
-    if known is None or (manifest.opset <= known[0] and manifest.ir_version <= known[1]):
+    major, _, tail = runtime.partition(".")
+    minor = tail.partition(".")[0]
+    newest = NEWEST_FORMATS.get((int(major), int(minor))) if major.isdecimal() and minor.isdecimal() else None
+    if newest is None or (manifest.opset <= newest[0] and manifest.ir_version <= newest[1]):
         return ""
-    has = f"opset {known[0]} and IR version {known[1]}"
+    has = f"opset {newest[0]} and IR version {newest[1]}"
     needs = f"opset {manifest.opset} and IR version {manifest.ir_version}"
-    return f"runtime: ONNX Runtime {runtime} reads up to {has}, and {manifest.reference} is of {needs}: update it"
+    return f"runtime: ONNX Runtime {runtime} reads up to {has}, {manifest.reference} needs {needs}; update it"

@@ -1,4 +1,4 @@
-"""Tell the server what the board measures, from time to time, and what an update cost, at once."""
+"""Report the board's measurements periodically, and an update's cost at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from device_agent.exchange.upload import Sent
+from device_agent.exchange.upload import CompletedUpload
 from device_agent.measurement.power_log import PowerLog, charge_energy
 from shared.errors import Unreachable
 from shared.protocol import wire
@@ -28,24 +28,24 @@ log = logging.getLogger(__name__)
 Charge: TypeAlias = Callable[[Cost, str, float, float], Cost]
 
 MIN_PAUSE_S = 1.0
-"""Between two reports: rounds may be faster than anybody wants to read what they cost."""
+"""Minimum pause between two reports, however short the rounds are."""
 SHORTEST_S = 0.001
-"""A timer may fire so much too early."""
-MAX_EARLIER = 32
-"""Tasks settled between two reports whose cost is told; of more, the last."""
+"""Tolerance for a timer that fires early."""
+MAX_EARLIER_COSTS = 32
+"""Most costs of earlier tasks in one report; the last ones are retained."""
 
 
 @dataclass
 class Reporter:
-    """Sends reports; the last one stays with the broker.
+    """Publishes reports; the broker retains the last one.
 
     Attributes:
         sense: Reads the board; may block.
-        report_s: Seconds between looks at the board.
-        power: Samples the board's power, where something tells it.
-        instance: That of this process's Status.
-        charge: Adds the joules between two moments to a cost, as the figure of that name; None: as the power log knows.
-        heard: Set once the broker took a report.
+        report_s: Seconds between two reads of the board.
+        power: Samples the board's power; None without a power source.
+        instance: Instance of this process's Status.
+        charge: Adds the joules between two moments to a field of a cost; None to use the power log.
+        published: Set when the broker accepted a report.
     """
 
     transport: Transport
@@ -58,73 +58,73 @@ class Reporter:
     power: PowerLog | None = None
     instance: str = ""
     charge: Charge | None = None
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
-    _spent: TaskCost | None = None
-    _told: bool = False
-    _earlier: deque[TaskCost] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER))
-    _settled: asyncio.Event = field(default_factory=asyncio.Event)
+    published: asyncio.Event = field(default_factory=asyncio.Event)
+    _last_cost: TaskCost | None = None
+    _is_reported: bool = False
+    _earlier: deque[TaskCost] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER_COSTS))
+    _uploaded: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Report for ever."""
+        """Report until cancelled."""
         while True:
             report = await self.worker(self.sense)
-            await self._tell(report, self.clock() + self.report_s)
+            await self._send(report, self.clock() + self.report_s)
 
-    def sending(self) -> None:
-        """Take note that an update is on its way."""
+    def note_upload_start(self) -> None:
+        """Raise the sampling rate of power for an upload."""
         if self.power:
             self.power.hurry()
 
-    def settled(self, sent: Sent) -> None:
-        """Take down what an update cost that the server has just settled."""
+    def note_upload(self, sent: CompletedUpload) -> None:
+        """Record the cost of an acknowledged update."""
         cost = msgspec.structs.replace(sent.cost, upload_s=sent.ended - sent.started, bytes_up=sent.bytes_up)
-        cost = self.charged(cost, "upload_joules", sent.started, sent.ended)
-        if self._spent and not self._told:
-            self._earlier.append(self._spent)
-        self._spent, self._told = TaskCost(run=sent.run, round=sent.round, cost=cost), False
-        self._settled.set()
+        cost = self.add_energy(cost, "upload_joules", sent.started, sent.ended)
+        if self._last_cost and not self._is_reported:
+            self._earlier.append(self._last_cost)
+        self._last_cost, self._is_reported = TaskCost(run=sent.run, round=sent.round, cost=cost), False
+        self._uploaded.set()
 
-    def charged(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
-        """Return a cost with the joules between two moments as one of its figures, if anything tells them.
+    def add_energy(self, cost: Cost, figure: str, start: float, stop: float) -> Cost:
+        """Return a cost with the joules of a transfer added, if they are known.
 
         Args:
-            cost: Of a task so far.
-            figure: `download_joules` or `upload_joules`.
-            start: Second at which the transfer began.
-            stop: Second at which it ended.
+            figure: Field to add to: `download_joules` or `upload_joules`.
+            start, stop: Seconds by the agent's clock.
         """
         if self.charge:
             return self.charge(cost, figure, start, stop)
         return charge_energy(cost, figure, self.power, start, stop)
 
-    async def _tell(self, report: Report, due: float) -> None:
-        """Send a report; again with every update that is settled until it is due anew, and until it is heard."""
+    async def _send(self, report: Report, due: float) -> None:
+        """Publish a report; again for every acknowledged update until the next one is due, and until it arrives."""
         while True:
-            self._settled.clear()
-            heard = await self._said(report)
+            self._uploaded.clear()
+            is_published = await self._publish(report)
             await asyncio.sleep(min(MIN_PAUSE_S, max(0.0, due - self.clock())))
             left_s = due - self.clock()
-            if left_s < SHORTEST_S or (heard and not await self._settled_within(left_s)):
+            if left_s < SHORTEST_S or (is_published and not await self._wait_for_upload(left_s)):
                 return
 
-    async def _settled_within(self, seconds: float) -> bool:
+    async def _wait_for_upload(self, seconds: float) -> bool:
         try:
             async with backports.timeout(seconds):
-                return await self._settled.wait()
+                return await self._uploaded.wait()
         except TimeoutError:
             return False
 
-    async def _said(self, report: Report) -> bool:
+    async def _publish(self, report: Report) -> bool:
         earlier = list(self._earlier)
-        told = msgspec.structs.replace(
-            report, at=self.clock(), spent=self._spent, earlier=earlier, instance=self.instance
+        message = msgspec.structs.replace(
+            report, at=self.clock(), spent=self._last_cost, earlier=earlier, instance=self.instance
         )
         try:
-            await self.transport.publish(topic(self.site, self.device, "report"), wire.encode(told), retain=True)
+            await self.transport.publish(topic(self.site, self.device, "report"), wire.encode(message), retain=True)
         except Unreachable as error:
             log.debug("no report: %s", error)
             return False
-        self.heard.set()
-        self._told = self._spent is told.spent
-        self._earlier = deque([one for one in self._earlier if one not in earlier], maxlen=MAX_EARLIER)
+        self.published.set()
+        self._is_reported = self._last_cost is message.spent
+        self._earlier = deque(
+            [task_cost for task_cost in self._earlier if task_cost not in earlier], maxlen=MAX_EARLIER_COSTS
+        )
         return True

@@ -1,4 +1,4 @@
-"""Say how a board stands, and ask for what it lacks, again and again: a broker or a server may have lost either."""
+"""Repeat a board's status and its requests: the broker or the server may have lost them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from shared.runtime import backports
 from shared.transport.base import Transport
 
 ASK_S, MOST_ASK_S = 5.0, 60.0
-"""Seconds without an answer after which a board asks again for what it lacks, at first and at most."""
+"""Seconds without an answer before a request is repeated: at first, and at most."""
 ANNOUNCE_S, RETRY_S = 60.0, 2.0
-"""Between two announcements without news, since a broker without a disk forgets what it retained; where it is away."""
+"""Pause between announcements without changes, since a broker without a disk forgets retained messages; and after an
+unreachable broker."""
 
 Answer = TypeVar("Answer")
 
@@ -24,18 +25,17 @@ Answer = TypeVar("Answer")
 async def announce(
     transport: Transport, name: str, changed: asyncio.Event, current: Callable[[], Awaitable[Message]]
 ) -> None:
-    """Publish how a board stands, retained, whenever that changes and now and then, until cancelled.
+    """Publish the board's status, retained, on every change and periodically, until cancelled.
 
     Args:
-        transport: Way to the broker.
-        changed: Is set where there is news.
-        current: Returns what there is to say now.
+        changed: Set on every change.
+        current: Builds the message to publish.
     """
     while True:
         changed.clear()
-        word, pause_s = wire.encode(await current()), ANNOUNCE_S
+        message, pause_s = wire.encode(await current()), ANNOUNCE_S
         try:
-            await transport.publish(name, word, retain=True)
+            await transport.publish(name, message, retain=True)
         except Unreachable:
             pause_s = RETRY_S
         with suppress(TimeoutError):
@@ -44,24 +44,24 @@ async def announce(
 
 
 async def ask(
-    say: Callable[[], Awaitable[None]], answered: asyncio.Event, answer: Callable[[], Answer | None]
+    request: Callable[[], Awaitable[None]], answered: asyncio.Event, answer: Callable[[], Answer | None]
 ) -> Answer:
-    """Ask, ever less often, until there is an answer; return it.
+    """Repeat a request, with growing pauses, until there is an answer; return it.
 
     Args:
-        say: Asks; what is unreachable is asked again.
-        answered: Is set where something came.
-        answer: Returns the answer, None where what came is none.
+        request: Sends the request; it may raise Unreachable.
+        answered: Set on every message received.
+        answer: Returns the answer, or None if it has not arrived yet.
     """
     pause_s = ASK_S
     while True:
         answered.clear()
         with suppress(Unreachable):
-            await say()
+            await request()
         with suppress(TimeoutError):
             async with backports.timeout(pause_s):
-                while (found := answer()) is None:
+                while (reply := answer()) is None:
                     await answered.wait()
                     answered.clear()
-                return found
+                return reply
         pause_s = min(2 * pause_s, MOST_ASK_S)

@@ -1,9 +1,7 @@
-"""The states of a device: for each run the one after its last round, and the one before that round.
+"""State folder of a device: per-run training states, personal model, one-time notices.
 
-A server that lost a round has it repeated, which begins with what the device had before it. `<run>` is the newest
-state, `<run>@<round>` what was there before that round; empty where nothing was.
-
-The folder in which a device keeps what must outlast its processes.
+For each run it holds the state after the last round, `<run>`, and the state before that round, `<run>@<round>` (empty
+if there was none): a server that lost a round has it repeated from the state before it.
 """
 
 from __future__ import annotations
@@ -18,88 +16,84 @@ from shared.protocol.topics import is_name
 from shared.runtime.durable import explain_disk_errors, sync
 
 OWN = ".own"
-"""The newest model of the device's own, of whatever run; no run has such a name."""
+"""The newest personal model, of any run; no run can have this name."""
 
 
-def before(states: Path, run: str, number: int) -> Path:
-    """Return the state that a task of a round begins with, be it done for the first time or again."""
-    kept = states / f"{run}@{number:06d}"
-    return kept if kept.exists() else states / run
+def state_before(states: Path, run: str, number: int) -> Path:
+    """Return the state that a task of a round starts from, also when the round is repeated."""
+    saved = states / f"{run}@{number:06d}"
+    return saved if saved.exists() else states / run
 
 
-def says_none(path: Path) -> bool:
-    """Tell whether a file says that there was no state before a round; a run's own state is never empty."""
+def is_empty_state(path: Path) -> bool:
+    """Return True for the marker of a round without a previous state; a run's own state is never empty."""
     return "@" in path.name and path.exists() and not path.stat().st_size
 
 
 def promote(state: Path, states: Path) -> None:
-    """Make the state that a task left the newest of its run; may be cut short anywhere, and done again.
+    """Make the state of a task the newest of its run; may be interrupted at any point and repeated.
 
     Args:
-        state: In the folder of the task's update, which is named `<run>@<round>`.
+        state: File in the folder of the task's update, which is named `<run>@<round>`.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     run = state.parent.name.rpartition("@")[0]
-    newest, kept = states / run, states / state.parent.name
+    newest, previous = states / run, states / state.parent.name
     with explain_disk_errors(states):
-        if not kept.exists():  # else this round is repeated, or we were killed on the way
+        if not previous.exists():  # else the round is repeated, or this process was killed before
             if newest.is_file():
-                newest.replace(kept)
+                newest.replace(previous)
             else:
-                kept.touch()
+                previous.touch()
             sync(states)
             for older in states.glob(f"{run}@*"):
-                if older != kept:
+                if older != previous:
                     older.unlink()
         state.replace(newest)
         sync(states)
 
 
-def promote_own(own: Path, states: Path) -> None:
-    """Make the model that a task left the newest of the device's own.
+def promote_own_model(model: Path, states: Path) -> None:
+    """Make the model that a task produced the device's newest personal model.
 
     Args:
-        own: In the folder of the task's update.
+        model: File in the folder of the task's update.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
     """
     with explain_disk_errors(states):
-        own.replace(states / OWN)
+        model.replace(states / OWN)
         sync(states)
 
 
-def forget(states: Path, ended: Iterable[str]) -> None:
-    """Remove what is kept of runs that are over, but for the newest state of the one that ended last.
+def forget_ended(states: Path, ended: Iterable[str]) -> None:
+    """Remove the states of ended runs, except the newest state of the one that ended last.
 
-    That one may still be in use: where a method gives each device a model of its own, it is the device's.
+    That state may still be in use: for methods with personal models it is the device's.
 
     Args:
-        ended: Names of runs as a server says them, the newest first; what is no name is passed over.
+        ended: Run names from the server, newest first; invalid names are skipped.
     """
-    over = [run for run in ended if is_name(run)]
-    newest = next((run for run in over if (states / run).is_file()), "")
-    for run in over:
+    ended_runs = [run for run in ended if is_name(run)]
+    newest = next((run for run in ended_runs if (states / run).is_file()), "")
+    for run in ended_runs:
         for path in (states / run, *states.glob(f"{run}@*")):
             if path != states / newest:
-                with suppress(OSError):  # what cannot be removed costs room and no task
+                with suppress(OSError):  # a leftover file only takes room
                     path.unlink(missing_ok=True)
 
 
 NOTED, MOST_NOTED = ".noted", 64 << 10
-"""A device's file of what its processes have said, a line each, and its most bytes; no run has such a name."""
+"""File of notices that this device's processes have logged, one a line, and its size limit; no run can have this
+name."""
 
 
-def note_once(states: Path, what: str) -> bool:
-    """Tell whether no process of this device has said something yet, and remember it; a full disk forgets it.
-
-    Args:
-        states: The folder of its states.
-        what: A line.
-    """
-    line, path = what.encode(errors="replace").replace(b"\n", b" ") + b"\n", states / NOTED
+def remember_notice(states: Path, notice: str) -> bool:
+    """Record a notice; return True if no process of this device recorded it before. A full disk forgets it."""
+    line, path = notice.encode(errors="replace").replace(b"\n", b" ") + b"\n", states / NOTED
     try:
         with path.open("a+b") as file:
             file.seek(0)
@@ -112,11 +106,11 @@ def note_once(states: Path, what: str) -> bool:
     return True
 
 
-def writable(folder: Path, remedy: str) -> Path:
-    """Return the folder, made if it was not there.
+def ensure_writable(folder: Path, remedy: str) -> Path:
+    """Create a folder if it is missing, and check that it is writable.
 
     Raises:
-        ConfigError: This user may not write there; `remedy` says where to name another.
+        ConfigError: This user may not write there; `remedy` says how to configure another.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

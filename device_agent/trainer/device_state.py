@@ -19,7 +19,7 @@ def read(path: Path) -> tuple[State, Memory]:
     Raises:
         TaskFailed: The file does not hold what was written; the next task starts afresh.
     """
-    if state_files.says_none(path):
+    if state_files.is_empty_state(path):
         return State(), None
     try:
         both = file.load(path)

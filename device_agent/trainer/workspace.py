@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from device_agent.exchange.state_files import note_once
+from device_agent.exchange.state_files import remember_notice
 from device_agent.trainer.threads import Threads
 from shared.algorithms.base import Batch
 from shared.data.examples import Examples, batches, split_holdout
@@ -80,7 +80,7 @@ class Workspace:
             states: Where the device keeps its states.
             what: A line.
         """
-        if what not in self.noted and note_once(states, what):
+        if what not in self.noted and remember_notice(states, what):
             log.warning("%s", what)
         self.noted.add(what)
 

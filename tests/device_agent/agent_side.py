@@ -29,7 +29,7 @@ from device_agent.exchange import outbox as files
 from device_agent.exchange.download import Download
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
-from device_agent.exchange.split_session import Exchange, Splitting
+from device_agent.exchange.split_session import Exchange, SplitSessions
 from device_agent.exchange.upload import Delivery
 from device_agent.measurement.task_meter import ProcessMeter
 from device_agent.trainer.interface import Job
@@ -173,7 +173,7 @@ class Site:
                 *(self.transport, SITE, DEVICE, self.folder, inline, clock), policy=Policy(8, 2.0, self.limit)
             ),
             delivery=Delivery(self.transport, SITE, DEVICE, outbox),
-            splitting=Splitting(
+            splitting=SplitSessions(
                 *(self.transport, SITE, DEVICE, clock), policy=Policy(8, 2.0, self.limit, frame_bytes=4096)
             ),
             data=Data(source="digits"),

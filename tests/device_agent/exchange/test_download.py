@@ -73,7 +73,7 @@ def test_a_server_that_gives_the_task_again_is_asked_at_once(sender, make_task, 
             ended = asyncio.create_task(fetching.fetch(make_task(params=sender.transfer)))
             await asyncio.sleep(95.5)
             if is_told:
-                fetching.told_again()
+                fetching.request_again()
             await ended
             return loop().time()
 

@@ -9,24 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_agent.exchange.upload import BURST_S, LEAST_BITS_PER_S, MOST_WAIT_S, Bucket
+from device_agent.exchange.token_bucket import BURST_S, MIN_BITS_PER_S, TokenBucket
+from device_agent.exchange.upload import MAX_WAIT_S
 from shared.protocol.messages import Assignment, Hyper, Want
 from tests.device_agent.server_side import DATA, ack
 
 
-def seconds(bucket: Bucket, sizes: list[int], link_bits_per_s: float = math.inf, now: float = 0.0) -> float:
+def seconds(bucket: TokenBucket, sizes: list[int], link_bits_per_s: float = math.inf, now: float = 0.0) -> float:
     """Send frames one after the other, each as soon as it may go; return when the last has left."""
     for size in sizes:
         now += bucket.take(size, now)
         now += 8 * size / link_bits_per_s
-        bucket.gone(now)
+        bucket.note_sent(now)
     return now
 
 
 @settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=30), rate=st.floats(1e4, 1e8))
 def test_a_transfer_takes_its_bits_over_the_rate(sizes, rate):
-    assert seconds(Bucket(rate), sizes) == pytest.approx(8 * sum(sizes) / rate)
+    assert seconds(TokenBucket(rate), sizes) == pytest.approx(8 * sum(sizes) / rate)
 
 
 @settings(deadline=None)
@@ -34,7 +35,7 @@ def test_a_transfer_takes_its_bits_over_the_rate(sizes, rate):
 def test_the_link_costs_none_of_the_rate(rate, faster, frames):
     """Over a link that is as fast or faster, only the last frame's own way comes on top."""
     size = 20_000
-    took = seconds(Bucket(rate), [size] * frames, rate * faster)
+    took = seconds(TokenBucket(rate), [size] * frames, rate * faster)
     assert 8 * size * frames / rate <= took + 1e-9
     assert took <= 8 * size * (frames + 1 / faster) / rate + 1e-6
 
@@ -42,25 +43,25 @@ def test_the_link_costs_none_of_the_rate(rate, faster, frames):
 @settings(deadline=None)
 @given(share=st.floats(0.05, 1.0), sizes=st.lists(st.integers(1000, 10**6), min_size=1, max_size=30))
 def test_over_a_known_link_not_even_the_last_frame_comes_on_top(share, sizes):
-    bucket = Bucket()
+    bucket = TokenBucket()
     bucket.tune(share * 1e6, share)
     assert seconds(bucket, sizes, 1e6) == pytest.approx(8 * sum(sizes) / (share * 1e6))
 
 
 def test_another_rate_begins_anew():
     """What a slow link left undone at a rate beyond its own is no credit for the next task."""
-    bucket = Bucket(1e7)
+    bucket = TokenBucket(1e7)
     ended = seconds(bucket, [10_000] * 50, 1e6)
     bucket.tune(1e5, 0.1)
     assert seconds(bucket, [10_000] * 10, 1e6, ended) == pytest.approx(ended + 8.0)
 
 
 def test_a_slower_link_is_not_slowed_further():
-    assert seconds(Bucket(2e6), [10_000] * 50, 1e6) == pytest.approx(50 * 0.08, abs=0.05)
+    assert seconds(TokenBucket(2e6), [10_000] * 50, 1e6) == pytest.approx(50 * 0.08, abs=0.05)
 
 
 def test_a_silence_leaves_only_a_moment_of_tokens():
-    bucket = Bucket(1e6)
+    bucket = TokenBucket(1e6)
     ended = seconds(bucket, [125_000])
     assert ended == pytest.approx(1.0)
     assert bucket.take(125_000, ended + 60.0) == pytest.approx(1.0 - BURST_S)
@@ -68,16 +69,16 @@ def test_a_silence_leaves_only_a_moment_of_tokens():
 
 @pytest.mark.parametrize("rate", [None, 0.0, -1.0, math.nan, math.inf])
 def test_what_is_no_rate_is_no_limit(rate):
-    bucket = Bucket(1e3)
+    bucket = TokenBucket(1e3)
     bucket.tune(rate)
     assert seconds(bucket, [10**6]) == 0.0
 
 
 @pytest.mark.parametrize(("rate", "share"), [(1e-6, None), (5e-324, None), (1e-6, 0.5), (1e-300, 1e-300)])
 def test_no_rate_is_so_low_that_a_frame_never_goes(rate, share):
-    bucket = Bucket()
+    bucket = TokenBucket()
     bucket.tune(rate, share or 0.0)
-    assert seconds(bucket, [1000, 1000]) == pytest.approx(8 * 2000 / LEAST_BITS_PER_S, rel=0.6)
+    assert seconds(bucket, [1000, 1000]) == pytest.approx(8 * 2000 / MIN_BITS_PER_S, rel=0.6)
 
 
 def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
@@ -91,7 +92,7 @@ def test_a_rate_does_not_outlive_its_task(desk, at_desk, describe) -> None:
         await desk.tell(want, pause_s=1.0)
         assert desk.frames == []
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper()))
-        await asyncio.sleep(MOST_WAIT_S)
+        await asyncio.sleep(MAX_WAIT_S)
         assert desk.frames == list(range(6))
         desk.delivery.allow(Assignment(seed=0, hyper=Hyper(), values={"up_bits_per_s": 1e-6}))
         await desk.tell(want, pause_s=1.0)

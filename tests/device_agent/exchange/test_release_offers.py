@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.exchange.release_parts import find_lacking, runtime_refusal, take_bundle
+from device_agent.exchange.release_parts import find_lacking, runtime_refusal, unpack_bundle
 from edge_server.release.rollout.parts_out import cut_bundle
 from edge_server.release.store import StoredRelease
 from shared.errors import CorruptFile, WireError
@@ -324,9 +324,9 @@ def test_a_bundle_of_another_length_is_refused(tmp_path, stored):
     bundle = tmp_path / "bundle"
     bundle.write_bytes(b"x")
     with pytest.raises(CorruptFile):
-        take_bundle(board.store, stored.manifest, lacking, bundle)
+        unpack_bundle(board.store, stored.manifest, lacking, bundle)
     with pytest.raises(WireError):
-        take_bundle(board.store, stored.manifest, Lacking(frozenset({"0" * 64})), bundle)
+        unpack_bundle(board.store, stored.manifest, Lacking(frozenset({"0" * 64})), bundle)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from device_agent.exchange.reports import Reporter
-from device_agent.exchange.upload import Sent
+from device_agent.exchange.upload import CompletedUpload
 from device_agent.measurement.power_log import PowerLog
 from shared.errors import Unreachable
 from shared.protocol import wire
@@ -17,7 +17,9 @@ from shared.protocol.messages import Report
 from shared.runtime.executor import background, inline
 from tests.device_agent.sources import Given
 
-SENT = Sent(run="trial", round=3, started=1.0, ended=3.5, bytes_up=700, cost=Cost(compute_s=9.0, bytes_up=500))
+SENT = CompletedUpload(
+    run="trial", round=3, started=1.0, ended=3.5, bytes_up=700, cost=Cost(compute_s=9.0, bytes_up=500)
+)
 
 
 @dataclass
@@ -75,7 +77,7 @@ def test_a_settled_update_is_told_at_once_without_another_look(virtually):
         told = reporter(ear, senses)
         async with background(told.run()):
             await asyncio.sleep(10)
-            told.settled(SENT)
+            told.note_upload(SENT)
             await asyncio.sleep(40)
 
     virtually(routine())
@@ -98,7 +100,7 @@ def test_fast_rounds_do_not_make_a_report_each(virtually):
         async with background(told.run()):
             for number in range(100):
                 await asyncio.sleep(0.1)
-                told.settled(Sent(run="trial", round=number, started=0.0, ended=1.0, bytes_up=1))
+                told.note_upload(CompletedUpload(run="trial", round=number, started=0.0, ended=1.0, bytes_up=1))
             await asyncio.sleep(5)
 
     virtually(routine())
@@ -132,9 +134,9 @@ def test_an_upload_is_charged_its_joules(virtually):
         told = reporter(ear, Senses(), power=power)
         async with background(told.run()):
             await asyncio.sleep(10)
-            told.sending()
+            told.note_upload_start()
             assert power.is_busy()
-            told.settled(SENT)
+            told.note_upload(SENT)
             await asyncio.sleep(1)
             assert power.is_busy()
             await asyncio.sleep(10)
@@ -155,7 +157,7 @@ def test_no_cost_goes_untold_where_rounds_are_faster_than_reports(virtually):
         async with background(told.run()):
             await asyncio.sleep(10)
             for number in range(1, 6):
-                told.settled(replace(SENT, round=number))
+                told.note_upload(replace(SENT, round=number))
                 await asyncio.sleep(0.1)
             await asyncio.sleep(30)
 
@@ -174,7 +176,7 @@ def test_costs_wait_until_somebody_hears_them(virtually):
         async with background(told.run()):
             for number in range(1, 41):
                 await asyncio.sleep(1)
-                told.settled(replace(SENT, round=number))
+                told.note_upload(replace(SENT, round=number))
             await asyncio.sleep(60)
 
     virtually(routine())

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.split_session import SplitSessions
 from shared.errors import SessionLost
 from shared.protocol import wire
 from shared.protocol.messages import Assignment, Gradient, Hyper, Missed, Status, Task
@@ -38,7 +38,7 @@ def live(virtually):
             clock = asyncio.get_running_loop().time
             server = Server(transport, **fields)
             way = Link(transport, rate or Rate(), clock, seed=4)
-            splitting = Splitting(way, SITE, DEVICE, clock, POLICY, Random(1))
+            splitting = SplitSessions(way, SITE, DEVICE, clock, POLICY, Random(1))
             async with background(server.run()):
                 await asyncio.sleep(0.01)
                 return await story(server, splitting)
@@ -55,7 +55,7 @@ async def steps(exchange, numbers) -> list[bytes]:
 def test_steps_go_up_and_come_down_and_from_the_second_on_nothing_is_asked_for(live, task) -> None:
     """Byte for byte. Of the first step each side asks, since nobody knows the link; then all is pushed."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             assert await steps(exchange, [1]) == [gradient(1)]
             first, server.heard = server.heard, Counter()
@@ -73,7 +73,7 @@ def test_steps_go_up_and_come_down_and_from_the_second_on_nothing_is_asked_for(l
 
 @pytest.mark.parametrize("loss", [0.1, 0.4])
 def test_on_a_link_that_loses_frames_every_step_comes_whole(live, task, loss: float) -> None:
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             assert await steps(exchange, range(1, 5)) == [gradient(step) for step in range(1, 5)]
         assert server.came == [features(step) for step in range(1, 5)]
@@ -84,7 +84,7 @@ def test_on_a_link_that_loses_frames_every_step_comes_whole(live, task, loss: fl
 def test_on_a_slow_link_no_more_is_pushed_than_three_seconds_of_it(live, task) -> None:
     """64 kbit/s carries 24,000 bytes in 3 s; a ping behind them passes in time. The window is two frames at least."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             await steps(exchange, range(1, 4))
         assert 0 < max(offer.pushed for offer in server.offers) <= 2 * FRAME_BYTES // 1024
@@ -96,7 +96,7 @@ def test_on_a_slow_link_no_more_is_pushed_than_three_seconds_of_it(live, task) -
 def test_a_step_costs_what_its_bytes_take_on_the_link_and_little_more(live, task) -> None:
     """5 Mbit/s: 100,000 bytes up take 0.16 s, 60,000 down 0.096 s; with headers and delays within 15 %."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         clock = asyncio.get_running_loop().time
         async with splitting.session(task) as exchange:
             await steps(exchange, [1])
@@ -108,7 +108,7 @@ def test_a_step_costs_what_its_bytes_take_on_the_link_and_little_more(live, task
 
 
 def test_a_server_that_says_nothing_is_offered_the_features_ever_more_rarely(live, task) -> None:
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             with suppress(TimeoutError):
                 async with asyncio.timeout(200):
@@ -124,7 +124,7 @@ def test_a_server_that_says_nothing_is_offered_the_features_ever_more_rarely(liv
 def test_a_server_that_is_back_is_offered_the_features_at_once(live, task) -> None:
     """The first status is the one that the broker has kept; any later one tells that something was interrupted."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         status = wire.encode(Status(device="_server", session=1, instance="a", online=True))
         await server.transport.publish(topic(SITE, "_server", "status"), status, retain=True)
         async with splitting.session(task) as exchange:
@@ -141,7 +141,7 @@ def test_a_server_that_is_back_is_offered_the_features_at_once(live, task) -> No
 
 
 def test_a_step_that_goes_on_without_the_device_is_told_while_it_waits_and_while_it_computes(live, task) -> None:
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             doing = asyncio.create_task(exchange(1, [memoryview(features(1))]))
             await asyncio.sleep(0.1)
@@ -159,7 +159,7 @@ def test_a_step_that_goes_on_without_the_device_is_told_while_it_waits_and_while
 def test_after_a_step_that_went_on_without_the_device_it_sends_nothing_unasked(live, task) -> None:
     """The next step may be over too before its features are there; where it is not, they are asked for."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             await steps(exchange, [1, 2])
             server.silent = True
@@ -177,7 +177,7 @@ def test_after_a_step_that_went_on_without_the_device_it_sends_nothing_unasked(l
 def test_what_was_said_of_another_step_or_another_session_changes_nothing(live, task) -> None:
     """A repetition of an older word, one of a round begun with other parameters, a gradient of other features."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             doing = asyncio.create_task(exchange(2, [memoryview(features(2))]))
             await asyncio.sleep(0.1)
@@ -201,7 +201,7 @@ def test_a_gradient_that_was_lost_with_the_server_s_memory_is_asked_for_until_th
 ) -> None:
     """The header came, its frames did not: asked for, in vain, then the features are offered, and it comes again."""
 
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             doing = asyncio.create_task(steps(exchange, [1]))
             await asyncio.sleep(0.2)
@@ -218,7 +218,7 @@ def test_a_gradient_that_was_lost_with_the_server_s_memory_is_asked_for_until_th
 
 
 def test_an_answer_that_nobody_should_allocate_for_is_dropped(live, task, caplog) -> None:
-    async def story(server: Server, splitting: Splitting) -> None:
+    async def story(server: Server, splitting: SplitSessions) -> None:
         async with splitting.session(task) as exchange:
             with suppress(TimeoutError):
                 async with asyncio.timeout(30):

@@ -30,7 +30,7 @@ def promote(tmp_path: Path):
 
 
 def before(folder: Path, number: int) -> bytes:
-    path = state_files.before(folder / "state", "trial", number)
+    path = state_files.state_before(folder / "state", "trial", number)
     return path.read_bytes() if path.exists() else b"nothing"
 
 
@@ -46,7 +46,7 @@ def test_the_state_of_before_the_last_round_stays_and_none_older(promote, tmp_pa
 def test_a_first_round_is_repeated_with_no_state(promote, tmp_path) -> None:
     """An empty file says so, and is read as no state rather than as a damaged one."""
     promote(1, b"one")
-    kept = state_files.before(tmp_path / "state", "trial", 1)
+    kept = state_files.state_before(tmp_path / "state", "trial", 1)
     state, memory = device_state.read(kept)
     assert (state.tree, state.facts, memory) == ({}, {}, None)
 
@@ -77,15 +77,20 @@ def test_what_is_kept_of_ended_runs_goes_but_the_newest_state(tmp_path) -> None:
     for name in kept:
         (folder / name).write_bytes(b"a model")
     (tmp_path / "secret").write_bytes(b"not ours")
-    state_files.forget(folder, ["never-here", "newer", "../secret", "older"])
+    state_files.forget_ended(folder, ["never-here", "newer", "../secret", "older"])
     assert sorted(path.name for path in folder.iterdir()) == ["newer", "now", "now@000001"]
     assert (tmp_path / "secret").exists()
 
 
 def test_a_line_is_noted_once_a_device_and_no_run_is_touched_by_it(promote, tmp_path) -> None:
     states = tmp_path / "state"
-    assert [state_files.note_once(states, what) for what in ("one", "two", "one", "on")] == [True, True, False, True]
+    assert [state_files.remember_notice(states, what) for what in ("one", "two", "one", "on")] == [
+        True,
+        True,
+        False,
+        True,
+    ]
     promote(1, b"one")
-    state_files.forget(states, ["trial"])
-    assert not state_files.note_once(states, "two")
-    assert state_files.note_once(tmp_path / "away", "one"), "a folder that is not there remembers nothing"
+    state_files.forget_ended(states, ["trial"])
+    assert not state_files.remember_notice(states, "two")
+    assert state_files.remember_notice(tmp_path / "away", "one"), "a folder that is not there remembers nothing"

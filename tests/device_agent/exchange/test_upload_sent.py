@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from device_agent.exchange import outbox as files
-from device_agent.exchange.upload import Sent
+from device_agent.exchange.upload import CompletedUpload
 from shared.protocol.messages import Want
 from shared.transfer import frames
 from tests.device_agent.server_side import DATA, ack
@@ -15,8 +15,8 @@ from tests.device_agent.server_side import DATA, ack
 
 def test_a_settled_update_tells_what_it_took(desk, at_desk, describe) -> None:
     """From the first question to the settlement, on the agent's clock; a frame that was sent twice counts twice."""
-    settled: list[Sent] = []
-    desk.delivery.sent = settled.append
+    settled: list[CompletedUpload] = []
+    desk.delivery.on_settled = settled.append
     desk.put(1, DATA, describe(DATA))
 
     async def story() -> None:
@@ -36,8 +36,8 @@ def test_a_settled_update_tells_what_it_took(desk, at_desk, describe) -> None:
 
 def test_every_update_counts_its_own_frames_and_each_is_told_once(desk, at_desk, describe) -> None:
     """Settled in another order than offered, and one of them without a frame: the server had it."""
-    settled: list[Sent] = []
-    desk.delivery.sent = settled.append
+    settled: list[CompletedUpload] = []
+    desk.delivery.on_settled = settled.append
     other = DATA[::-1]
     desk.put(1, DATA, describe(DATA))
     desk.put(2, other, describe(other))
@@ -55,8 +55,8 @@ def test_every_update_counts_its_own_frames_and_each_is_told_once(desk, at_desk,
 
 def test_a_repeated_round_counts_only_its_own_frames(desk, at_desk, describe) -> None:
     """Frames of the first try were asked for long ago, and it was never settled: the server had lost its round."""
-    settled: list[Sent] = []
-    desk.delivery.sent = settled.append
+    settled: list[CompletedUpload] = []
+    desk.delivery.on_settled = settled.append
 
     def put(start: bytes) -> None:
         desk.put(1, DATA, describe(DATA))

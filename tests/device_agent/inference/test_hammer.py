@@ -86,7 +86,7 @@ async def go_through_swaps(folder: Path, clients: list[Client]) -> None:
     store = BoardStore(folder, reserve_bytes=0)
     settings = InferenceSettings(port=0, socket=clients[0].path, memory_bytes=2048 << 20)
     files = BoardFiles(store, {})
-    process = InferenceProcess(settings, files.find, files.served())
+    process = InferenceProcess(settings, files.find, files.select_served())
     swaps = Swaps(Surroundings(store, process, passes, lambda _: None))
     enough = threading.Event()
     async with background(process.run()), background(swaps.run()):

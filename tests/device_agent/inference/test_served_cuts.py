@@ -74,7 +74,7 @@ async def live(folder: Path, port: int, calls: Calls) -> None:
     store = BoardStore(folder, reserve_bytes=0)
     files = BoardFiles(store, {})
     settings = InferenceSettings(port=port, socket=str(folder / "s"), memory_bytes=2048 * MIB)
-    process = CutProcess(settings, files.find, files.served())
+    process = CutProcess(settings, files.find, files.select_served())
     swaps = Swaps(Surroundings(store, process, passes, lambda _: None, worker=inline, look_s=0.0))
     async with background(process.run()), background(swaps.run()):
         await process.ready.wait()

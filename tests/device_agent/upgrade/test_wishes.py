@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.exchange.agent_offers import PASSED_OVER, AgentOffers, OwnVersion
+from device_agent.exchange.agent_offers import SUPERSEDED, AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
 from device_agent.upgrade.agent_service import ServiceSight
 from device_agent.upgrade.place import UpgradeRequest
@@ -69,7 +69,7 @@ class LiveBoard(UpgradeBoard):
         clock = asyncio.get_running_loop().time
         way = {"policy": Policy(16, 2.0, 1 << 30), "spool": "agent", "frames_on": "parts", "wants_on": "lacks"}
         download = Download(self.transport, SITE, DEVICE, self.state, inline, clock, **way)
-        offers = AgentOffers(download, self.state, OwnVersion(self.home, version, ARCH, PYTHON))
+        offers = AgentOffers(download, self.state, InstalledVersion(self.home, version, ARCH, PYTHON))
         self.living = asyncio.create_task(offers.run())
 
     def stop(self) -> None:
@@ -255,7 +255,7 @@ def test_what_somebody_installs_by_hand_is_not_undone_by_an_older_wish_at_the_ne
             assert live.current_state() == ("3", "committed")
             await live.offer("2")
             await asyncio.sleep(MINUTE)
-            assert (live.current(), live.said.state, live.said.reason) == ("3", "refused", PASSED_OVER)
+            assert (live.current(), live.said.state, live.said.reason) == ("3", "refused", SUPERSEDED)
             await live.offer("2", "another")
             await asyncio.sleep(MINUTE)
             assert live.current_state() == ("2", "rolled-back"), "who orders it anew gets it: it is the one before"

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.exchange.agent_offers import NOT_HERE, AgentOffers, OwnVersion
+from device_agent.exchange.agent_offers import CANNOT_UPGRADE, AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, UpgradeRecord, Wanted, read_upgrade, write_upgrade
 from device_agent.upgrade.verdict import advance, take_wish
@@ -99,7 +99,7 @@ class UpgradingBoard:
             frames_on="parts",
             wants_on="lacks",
         )
-        own = OwnVersion(self.home if self.upgrades else None, self.version, self.arch, "3.11")
+        own = InstalledVersion(self.home if self.upgrades else None, self.version, self.arch, "3.11")
         offers = AgentOffers(download, self.folder / "state", own, f"i{self.session}")
         self.living = asyncio.create_task(offers.run())
 
@@ -335,7 +335,7 @@ def test_boards_that_cannot_take_it_say_why(tmp_path, virtually):
         async with fleet.awake():
             state = await fleet.drive(fleet.begin(waves=(1.0,), canary=0, max_failures=3))
             assert state.outcome == "stopped"
-            assert state.reason("pi_0") == NOT_HERE
+            assert state.reason("pi_0") == CANNOT_UPGRADE
             assert "not for amd64 with Python 3.11" in state.reason("pi_1")
             assert "no root certificate is trusted" in state.reason("pi_2")
             assert not (fleet.boards["pi_1"].home / RECORD).exists()

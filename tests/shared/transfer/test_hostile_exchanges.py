@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_agent.exchange.outbox import Outbox
-from device_agent.exchange.split_session import Splitting
+from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
 from shared.errors import SessionLost
 from shared.protocol import wire
@@ -134,7 +134,7 @@ async def download(folder: Path, words: Words, *, may_end: bool = False) -> obje
 async def split(_folder: Path, words: Words, *, may_end: bool = False) -> object:
     """Do the steps of a session, each of which brings its gradient, or may be lost; return the bytes up and down."""
     transport, clock = MemoryTransport(), loop_time()
-    server, splitting = Server(transport), Splitting(transport, SITE, DEVICE, clock, POLICY, Random(1))
+    server, splitting = Server(transport), SplitSessions(transport, SITE, DEVICE, clock, POLICY, Random(1))
     down = Sender.of_parts([memoryview(gradient(1))], FRAME_BYTES)
     answers = Sender.of_parts([memoryview(features(1))], FRAME_BYTES).transfer.digest
     honest = [
