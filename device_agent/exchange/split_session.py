@@ -147,7 +147,7 @@ class _Session:
             step=self._step,
             params=self._up.transfer,
             pushed=pushed,
-            room=room(self.pace, self.sessions.policy.window),
+            room=push_credit(self.pace, self.sessions.policy.window),
         )
         name = topic(self.sessions.site, self.sessions.device, "features")
         offering = self.sessions.transport.publish(name, wire.encode(header))
