@@ -20,6 +20,7 @@ from shared.runtime.executor import background
 from shared.transport.memory import MemoryTransport
 from tests.edge_server.harness import SITE, virtual, write_plan
 from tests.edge_server.processes import PATIENCE_S, forked, until
+from tests.naming import names_all, naming
 
 
 def word(instance: str, session: int, *, online: bool) -> bytes:
@@ -66,7 +67,7 @@ def test_another_process_that_takes_the_name_twice_is_another_server(words, ends
     if not ends:
         virtual(play())
         return
-    with pytest.raises(ConfigError, match="another server is at work at site"):
+    with pytest.raises(ConfigError, match=naming(SITE)):
         virtual(play())
 
 
@@ -118,12 +119,13 @@ def test_a_trial_that_is_begun_beside_the_sites_server_gives_way_to_it(tmp_path)
         words = ("trial", "run", path, "--config", config, "--data-dir", tmp_path / "trials")
         try:
             with forked("run", "--config", config, log=own) as server:
-                until(lambda: "connected broker" in own.read_text(), "the site's server")
+                until(lambda: f"127.0.0.1:{port}" in own.read_text(), "the site's server is connected")
+                before = len(own.read_text())
                 with forked(*words, log=trial) as second:
                     assert second.wait(PATIENCE_S) == EXIT_CONFIG
-                until(lambda: "another server is at work" in own.read_text(), "a word of it")
+                until(lambda: "'lab'" in own.read_text()[before:], "it logs that there is another server")
                 assert server.poll() is None
         finally:
             runner.run(stack.aclose())
-    assert "another server is at work at site 'lab'" in " ".join(trial.read_text().split())
+    assert names_all(trial.read_text(), "'lab'")
     assert not list((tmp_path / "trials").glob("tiny-*"))

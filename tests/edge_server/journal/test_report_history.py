@@ -31,6 +31,7 @@ from shared.protocol.messages import Report
 from tests.device_agent.sources import report
 from tests.edge_server.processes import ROOT, until
 from tests.machine import as_nobody, open_to_all
+from tests.naming import log_messages, naming
 
 BEGIN, STEP_S = 1.8e9, 30.0
 WATTS = "power.total_watts"
@@ -234,7 +235,7 @@ def test_a_damaged_history_is_set_aside_and_a_new_one_begun(readings, damage, ca
     assert latest_reports(readings.path)["orin"] == said[-1]
     assert reading_history(readings.path, "orin", WATTS)[-3:] == figures(said)
     assert [one.name for one in readings.folder.glob("*corrupt*")] == [f"{FILE}.corrupt-1"]
-    assert sum("starting a new history" in line for line in caplog.messages) == 1
+    assert len(log_messages(caplog, f"{FILE}.corrupt-1")) == 1
 
 
 def test_of_damaged_histories_the_newest_is_kept(readings):
@@ -279,7 +280,7 @@ def test_a_full_disk_refuses_by_name_and_what_is_there_stays(disk):
 
 def test_there_is_no_history(tmp_path):
     """Said with what to do."""
-    with pytest.raises(ConfigError, match="give the data_dir"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / FILE, "data_dir")):
         latest_reports(tmp_path / FILE)
 
 
@@ -307,7 +308,7 @@ def test_a_history_that_is_deleted_under_its_writer_is_written_anew_with_every_r
     said += fill(readings, 5, first=5)["orin"]
     found = reading_history(readings.path, "orin", WATTS)
     assert [at for at, _ in found] == [one.heard_utc_s for one in said]
-    assert caplog.text.count("restored with all its reports") == 1
+    assert len(log_messages(caplog, readings.path)) == 1
     assert not list(readings.folder.glob("*.part"))
 
 

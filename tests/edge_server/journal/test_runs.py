@@ -25,8 +25,9 @@ from edge_server.journal.runs import (
 from edge_server.journal.sqlite import JOURNAL
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
-from shared.errors import ConfigError
+from shared.errors import ConfigError, NoSuchRun
 from tests.edge_server.harness import write_plan
+from tests.naming import naming
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_runs_that_are_over_are_those_whose_last_record_says_so(tmp_path, plan):
 def test_a_name_that_no_run_can_have(tmp_path, name):
     """Also one that no file system takes: no such run, and no OSError."""
     assert not run_exists(tmp_path, name)
-    with pytest.raises(ConfigError, match="no run"):
+    with pytest.raises(NoSuchRun):
         find_run(tmp_path, name)
 
 
@@ -101,7 +102,7 @@ def test_runs_of_sites_on_this_machine_are_found_by_their_names(tmp_path, plan):
         begin(tmp_path / SITES / site, f"tiny-{site}", plan, "20260101T000000Z")
     assert {run.folder.parent.name for run in all_runs(tmp_path)} == {"roof", "roof-2"}
     assert find_run(tmp_path, "tiny-roof").folder == tmp_path / SITES / "roof" / "tiny-roof"
-    with pytest.raises(ConfigError, match="matches 2 runs"):
+    with pytest.raises(ConfigError, match=naming("tiny", 2, "tiny-roof", "tiny-roof-2")):
         find_run(tmp_path, "tiny")
 
 

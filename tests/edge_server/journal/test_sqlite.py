@@ -38,6 +38,7 @@ from shared.protocol.measurements import Cost, Provenance
 from shared.protocol.messages import Assignment, Hyper, Transfer, Update
 from shared.tensors.tree import State
 from tests.edge_server.harness import write_plan
+from tests.naming import log_messages, naming
 
 
 def one_of_each(folder: Path) -> list[AnyRecord]:
@@ -248,7 +249,7 @@ def test_a_journal_that_is_deleted_under_its_writer_is_written_anew_with_every_r
     store.close()
     assert read(tmp_path / "run") == written
     assert not list((tmp_path / "run").glob("*.part"))
-    assert f"restored with all its {len(written) - 1} records" in caplog.text
+    assert log_messages(caplog, tmp_path / "run" / JOURNAL, len(written) - 1)
 
 
 def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(tmp_path):
@@ -259,7 +260,7 @@ def test_a_journal_that_another_process_put_in_its_place_is_not_written_beside(t
     shutil.rmtree(tmp_path / "run")
     other = SqliteStore(tmp_path / "run")
     other.append(written[0])
-    with pytest.raises(ConfigError, match="was replaced by another file during its run"):
+    with pytest.raises(ConfigError, match=naming(tmp_path / "run" / JOURNAL)):
         store.append(written[1])
     other.append(written[2])
     assert read(tmp_path / "run") == [written[0], written[2]]

