@@ -292,9 +292,7 @@ def _trusted_signer(
     names, key = _unique_names(signer), signer.public_key()
     is_signer = names.get("OU") == SIGNER_UNIT and names.get("CN") == SIGNER_NAME and _may_sign_code(signer)
     if not is_signer or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise WireError(
-            f"{names.get('CN', 'nobody')!r} of the site has no right to sign packages", reason="certificate"
-        )
+        raise WireError(f"{names.get('CN', '')!r} of the site has no right to sign packages", reason="certificate")
     return key, names.get("O", "")
 
 

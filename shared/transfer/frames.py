@@ -48,7 +48,7 @@ def encode(transfer: Transfer, start: int, data: Iterable[memoryview]) -> bytes:
     """Encode a frame of a transfer; `data` holds its bytes from block `start` on, in order, and is copied once."""
     pieces = list(data)
     head = _HEAD.pack(b"FC", MAJOR, 0, transfer.digest, start, transfer.blocks)
-    return b"".join([head, _checksum(head, *pieces), *pieces])
+    return b"".join([head, _checksum([head, *pieces]), *pieces])
 
 
 def is_frame(data: bytes) -> bool:
@@ -73,12 +73,12 @@ def decode(data: bytes) -> Frame:
     if major != MAJOR:
         raise WireError(f"frame version {major}, this side reads {MAJOR}", reason="version")
     body = view[HEADER_BYTES:]
-    if _checksum(view[: _HEAD.size], body) != view[_HEAD.size : HEADER_BYTES]:
+    if _checksum([view[: _HEAD.size], body]) != view[_HEAD.size : HEADER_BYTES]:
         raise WireError(f"frame at block {start}: checksum does not hold", reason="checksum")
     return Frame(digest, start, count, body)
 
 
-def _checksum(*parts: bytes | memoryview) -> bytes:
+def _checksum(parts: Iterable[bytes | memoryview]) -> bytes:
     state = xxhash.xxh3_64()
     for part in parts:
         state.update(part)

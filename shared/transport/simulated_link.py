@@ -23,7 +23,7 @@ Publish: TypeAlias = Callable[[], Awaitable[None]]
 class Flow(Protocol):
     """A time-varying rate."""
 
-    def when(self, t0: float, amount: float, /) -> float:
+    def finish_time(self, t0: float, amount: float, /) -> float:
         """Return the earliest second by which `amount` bits that begin at `t0` have passed; infinite if never."""
         ...
 
@@ -59,7 +59,7 @@ class Direction:
         if rate is None or isinstance(rate, float | int):
             self._free_at = start + (8 * size / rate if rate else 0.0)
         else:
-            self._free_at = rate.when(start, 8 * size)
+            self._free_at = rate.finish_time(start, 8 * size)
         return self._free_at, self._free_at + self._delay_s
 
 

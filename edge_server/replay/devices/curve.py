@@ -68,7 +68,7 @@ class Curve:
         full_turns = (turn - first_turn) * self._sums[-1] if turn != first_turn else 0.0
         return full_turns + self._integrate_to(last) - self._integrate_to(first)
 
-    def when(self, t0: float, amount: float) -> float:
+    def finish_time(self, t0: float, amount: float) -> float:
         """Return the earliest second by which the integral since `t0` reaches `amount`; infinite if never."""
         turn, first = self._locate(t0)
         index = bisect_right(self.edges, first) - 1

@@ -22,7 +22,7 @@ class Flow(Protocol):
         """Return the bits between two seconds."""
         ...
 
-    def when(self, t0: float, amount: float) -> float:
+    def finish_time(self, t0: float, amount: float) -> float:
         """Return the earliest second by which `amount` bits since `t0` have passed; infinite if never."""
         ...
 
@@ -44,5 +44,5 @@ class FlowShare:
     def integral(self, t0: float, t1: float) -> float:
         return self.share * self.flow.integral(t0, t1)
 
-    def when(self, t0: float, amount: float) -> float:
-        return self.flow.when(t0, amount / self.share)
+    def finish_time(self, t0: float, amount: float) -> float:
+        return self.flow.finish_time(t0, amount / self.share)

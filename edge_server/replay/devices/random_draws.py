@@ -56,7 +56,7 @@ class Blocks:
             t0, block = end, block + 1
         return total
 
-    def when(self, t0: float, amount: float) -> float:
+    def finish_time(self, t0: float, amount: float) -> float:
         """Return the earliest second by which the integral since `t0` reaches `amount`."""
         block = math.floor(t0 / self.every_s)
         while amount > 0:

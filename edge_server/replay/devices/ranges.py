@@ -67,7 +67,7 @@ class Clock:
             hertz = draw_within(self.hertz, self.seed, self.device, "hertz", number if self.again == "round" else "")
             return ComputeCost(count / cores / hertz, count, hertz, cores)
         flow = draw_blocks(self.hertz, self.again, (self.seed, self.device, "hertz"))
-        seconds = flow.when(t, count / cores) - t
+        seconds = flow.finish_time(t, count / cores) - t
         return ComputeCost(seconds, count, count / cores / seconds if seconds else flow.at(t), cores)
 
     def least(self, count: float, cores: float = 1.0) -> list[ComputeCost]:

@@ -248,7 +248,7 @@ class EffortModel:
         if self.clock is None or clock is None or window is None:
             return seconds
         then = self.clock.integral(*window) / (window[1] - window[0])
-        until = clock.when(second, seconds * then)
+        until = clock.finish_time(second, seconds * then)
         return until - second if then and math.isfinite(until) else seconds
 
 

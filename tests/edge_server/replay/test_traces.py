@@ -69,7 +69,7 @@ def test_every_published_family_can_be_replayed(tmp_path, family):
     device = link(path, **keys)
     assert expected > 0
     assert device.up.integral(0.0, 60.0) == pytest.approx(expected)
-    assert device.up.when(0.0, expected / 2) == pytest.approx(
+    assert device.up.finish_time(0.0, expected / 2) == pytest.approx(
         next(t / 1000 for t in range(60_001) if device.up.integral(0.0, t / 1000) >= expected / 2), abs=2e-3
     )
     assert bool(device.warnings) == any(b - a > 5 for a, b in pairwise(starts))
@@ -79,7 +79,7 @@ def test_a_gap_is_held_for_five_seconds_then_nothing_passes_and_the_run_hears_of
     """2 Mbit/s at 0 s, the next value at 20 s: 10 Mbit by 5 s, and the next one at 21 s."""
     device = link(written(tmp_path, "x,0,2\nx,20,1\nx,21,1\n"))
     assert device.up.integral(0.0, 20.0) == 10e6
-    assert device.up.when(0.0, 11e6) == 21.0
+    assert device.up.finish_time(0.0, 11e6) == 21.0
     [warning] = device.warnings
     assert "'x': 1 gaps of more than 5 s, the longest 20 s; the last value holds for 5 s" in warning
 
@@ -87,7 +87,7 @@ def test_a_gap_is_held_for_five_seconds_then_nothing_passes_and_the_run_hears_of
 def test_zeros_are_outages_and_stay(tmp_path):
     """1 Mbit/s, nothing for 3 s, 1 Mbit/s again; then from the begin."""
     device = link(written(tmp_path, "x,10,1\nx,11,0\nx,14,1\n"))
-    assert device.up.when(0.5, 1e6) == 4.5
+    assert device.up.finish_time(0.5, 1e6) == 4.5
     assert device.up.integral(0.0, 14.0) == 2 * (1e6 + 3e6)  # the last step is as long as the one before it
     assert device.warnings == ()
 

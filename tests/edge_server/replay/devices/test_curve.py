@@ -39,7 +39,7 @@ def test_behind_its_last_step_a_curve_holds_repeats_or_ends(after, at, integral,
     curve = steps(PAIRS, after=after, end_s=5.0)
     assert curve.at(7.0) == at
     assert curve.integral(0.0, 9.0) == integral
-    assert curve.when(0.0, 22.0 if after != "repeat" else 20.0) == when
+    assert curve.finish_time(0.0, 22.0 if after != "repeat" else 20.0) == when
 
 
 def test_the_last_step_is_as_long_as_the_one_before_it():
@@ -58,7 +58,7 @@ def test_an_integral_is_the_sum_of_its_steps(lengths, after, first, more, begin)
 def test_when_is_the_earliest_moment_of_an_amount(lengths, after, first, amount):
     """By then it is reached, and not long before."""
     curve, t0 = of(lengths, after), first / 8
-    moment = curve.when(t0, float(amount))
+    moment = curve.finish_time(t0, float(amount))
     if moment == math.inf:
         assert curve.integral(t0, t0 + 1e6) < amount
         return
@@ -69,21 +69,21 @@ def test_when_is_the_earliest_moment_of_an_amount(lengths, after, first, amount)
 @given(st.floats(1e-3, 1e10), st.integers(1, 1 << 30), st.floats(0, 1e6))
 def test_a_constant_is_the_plain_division_bit_for_bit(value, size, t0):
     """What replays with a fixed rate were timed by must not change."""
-    assert constant(value).when(t0, 8 * size) == t0 + 8 * size / value
+    assert constant(value).finish_time(t0, 8 * size) == t0 + 8 * size / value
 
 
 def test_nothing_takes_no_time():
     """Not even where nothing flows."""
-    assert constant(0.0).when(3.0, 0.0) == 3.0
-    assert constant(0.0).when(3.0, 1.0) == math.inf
-    assert steps([(0.0, 0.0), (1.0, 0.0)], after="repeat").when(5.0, 1.0) == math.inf
+    assert constant(0.0).finish_time(3.0, 0.0) == 3.0
+    assert constant(0.0).finish_time(3.0, 1.0) == math.inf
+    assert steps([(0.0, 0.0), (1.0, 0.0)], after="repeat").finish_time(5.0, 1.0) == math.inf
 
 
 def test_a_curve_may_be_scaled_and_entered_later():
     curve = steps(PAIRS, after="repeat", end_s=5.0)
     assert curve.scale(0.5).integral(0.0, 5.0) == 5.0
     assert [curve.later(2.5).at(t) for t in (0.0, 1.0, 3.0)] == [0.0, 4.0, 2.0]
-    assert curve.later(2.5).when(0.0, 4.0) == 1.5
+    assert curve.later(2.5).finish_time(0.0, 4.0) == 1.5
 
 
 @pytest.mark.parametrize(

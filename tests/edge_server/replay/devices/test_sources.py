@@ -129,7 +129,9 @@ def test_a_clock_that_changes_is_integrated():
 def test_blocks_are_a_curve(amount, t0, every_s):
     """When is the inverse of the integral, also where blocks are drawn while it is asked."""
     blocks = Blocks(lambda block: 1e6 * (1 + block % 7), every_s)
-    assert blocks.integral(t0, blocks.when(t0, amount)) == pytest.approx(amount, rel=1e-6, abs=1e6 * 1e-10 * t0 + 1e-3)
+    assert blocks.integral(t0, blocks.finish_time(t0, amount)) == pytest.approx(
+        amount, rel=1e-6, abs=1e6 * 1e-10 * t0 + 1e-3
+    )
 
 
 def test_a_link_may_be_drawn_once_by_the_round_or_by_the_second():
