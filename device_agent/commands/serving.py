@@ -112,5 +112,5 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
         is_judged = config.data is not None and config.data.holdout > 0 and serve.own_max_drop < 1
         judge = partial(gates.judge_own, max_drop=serve.own_max_drop) if is_judged else None
         own = OwnModelServing(folder / "state", process, judge)
-        gates.own = own.path
+        gates.own_path = own.path
     return BoardServing(config, folder, process, settings, store, own, gates, files.folders)

@@ -1,1 +1,1 @@
-"""Models at work on the board: releases, their trial and swap, and the process that serves them."""
+"""On-device inference: release store, gates, hot swap and the serving process."""

@@ -1,7 +1,7 @@
-"""What is done with the candidate of a name: the gates, its staging, its trial, and what comes of it.
+"""State machine of a release candidate: gates, loading, trial, commit or rollback.
 
-Every step may be done again: the process that begins it may die of it, or a disk take nothing. A record is durable
-before it is announced, and before anything happens that only it explains.
+Every step may be repeated, since the process may be killed in it or the disk may refuse a write. A record is durable
+before it is announced, and before any action that only the record explains.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from shared.runtime.executor import Worker, in_thread, run_uninterrupted
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Between two looks at how a new version does."""
+"""Interval between two checks of a trial's figures."""
 RETRY_S = 30.0
-"""After which a disk that took nothing is asked again."""
-ASKED = 3
-"""How often a process that dies meanwhile is asked for the same."""
+"""Pause before a step is repeated after a disk error."""
+MAX_TRIES = 3
+"""Times that a request is sent to an inference process that keeps dying."""
 MOST_STARTS = 3
-"""Starts of an agent after which it is the candidate that is to blame for them."""
+"""Agent starts after which the candidate is blamed for the crashes."""
 
 
 class Serving(Protocol):
-    """What answers with models: the inference process, as the agent reaches it.
+    """Interface to the inference process.
 
-    A process that starts serves again what the one before it did. What is asked of none waits for one.
+    A restarted process serves again what its predecessor did. Requests wait until a process is ready.
     """
 
     @property
     def starts(self) -> int:
-        """How often a process was started by this agent."""
+        """Number of process starts since the agent started."""
 
     async def load(self, name: str, version: int) -> None:
-        """Load a version beside the one that answers; one that is loaded already may be loaded again.
+        """Load a version beside the active one; loading it again is allowed.
 
         Raises:
-            ServingRefused: It cannot be loaded; `ServingDied` where the process ended over it.
+            ServingRefused: It cannot be loaded; `ServingDied` if the process died meanwhile.
         """
 
     async def switch(self, name: str, version: int) -> None:
-        """Have a loaded version answer from now on; requests under way are answered by the old one.
+        """Activate a loaded version; running requests finish on the old one.
 
         Raises:
             ServingRefused: It is not loaded.
         """
 
     async def unload(self, name: str, version: int) -> None:
-        """Part with a version, 0 for all that do not answer, after what it is computing; if none is there, so be it."""
+        """Unload a version (0: all inactive ones) after its running requests; ignore one that is not loaded."""
 
     async def figures(self, name: str, version: int) -> Figures:
-        """Return how a version does since it was loaded.
+        """Return a version's statistics since it was loaded.
 
         Raises:
             ServingRefused: It is not loaded.
@@ -72,17 +72,17 @@ class Serving(Protocol):
 
 
 class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the gates say of a candidate; also a message of their process.
+    """Result of the gates for a candidate; also a message of the gate process.
 
     Attributes:
-        reason: Gate and cause of the refusal; empty where it passed them all.
-        lasting: Whether it would be refused again.
-        p95_s: 95th percentile of its answers to one example; 0 where that was not measured.
-        old_p95_s: The same of the committed version, in turns with it.
-        accuracy: On the device's held-out examples; None where there are none, or nothing here reads them.
-        old_accuracy: Of the committed version on the same ones.
-        examples: How many these were.
-        memory_bytes: By how much the process grew when it loaded the candidate and ran it.
+        reason: Failed gate and cause, as `GATE: CAUSE`; empty if all gates passed.
+        lasting: Whether a second try would fail too.
+        p95_s: 95th percentile of the seconds for one example; 0 if not measured.
+        old_p95_s: The same of the committed version, measured in alternation.
+        accuracy: Fraction correct on the device's held-out examples; None if there are none or they cannot be read.
+        old_accuracy: The committed version's accuracy on the same examples.
+        examples: Number of held-out examples.
+        memory_bytes: Growth of the process while it loaded and ran the candidate.
     """
 
     reason: str = ""
@@ -96,23 +96,22 @@ class GateVerdict(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Gates: TypeAlias = Callable[[UpdateRecord], Awaitable[GateVerdict]]
-"""Tries a record's candidate out, in a process of its own."""
+"""Runs the gates on a record's candidate, in a separate process."""
 Announce: TypeAlias = Callable[[UpdateRecord], None]
-"""Hears of each record after it is durable."""
+"""Called with each new record once it is durable."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the swap of every name works with.
+    """Services that the swaps of all models share.
 
     Attributes:
-        gates: Try a candidate out.
-        announce: Hears of every change.
-        now: Calendar seconds.
-        worker: Runs what would block.
-        look_s: Seconds between two looks at a trial.
-        has_folder: Tells of a name and a version whether an operator's folder has another version, which answers where
-            nothing else does.
+        gates: Runs the gates on a candidate.
+        announce: Receives each change of a record.
+        now: Returns UTC seconds.
+        worker: Runs blocking calls.
+        look_s: Seconds between two checks of a trial.
+        has_folder: Returns, for a name and version, whether an operator's folder holds another version as a fallback.
     """
 
     store: BoardStore
@@ -127,37 +126,30 @@ class Surroundings:
 
 @dataclass
 class Candidate:
-    """The candidate of a name, and its record.
-
-    Attributes:
-        around: What it works with.
-        record: What the board is at.
-    """
+    """Update record of a model, and the steps that advance it."""
 
     name: str
     around: Surroundings
     record: UpdateRecord = field(init=False)
     _before: Figures | None = None
     _starts: int = 0
-    _failing: tuple[Event, str] | None = None
+    _failure: tuple[Event, str] | None = None
 
     def __post_init__(self) -> None:
-        """Read the record."""
         try:
             self.record = self.around.store.record(self.name)
         except (CorruptFile, ConfigError) as error:
-            log.error("model %s: %s; it begins anew with the next offer", self.name, error)  # noqa: TRY400
+            log.error("model %s: %s; starting over with the next offer", self.name, error)  # noqa: TRY400
             self.record = UpdateRecord(name=self.name)
 
-    async def note(self, record: UpdateRecord, manifest: bytes | None = None) -> None:
+    async def save(self, record: UpdateRecord, manifest: bytes | None = None) -> None:
         """Make a record durable, then announce it.
 
         Args:
-            record: What the board is at from now on.
-            manifest: Of its candidate, where that is new.
+            manifest: Manifest of a new candidate.
 
         Raises:
-            Unwritable: The disk takes nothing more; nothing has changed.
+            Unwritable: The disk refuses the write; nothing has changed.
         """
         await self.around.worker(self.around.store.write, record, manifest)
         changed, self.record = record.phase != self.record.phase, record
@@ -166,41 +158,46 @@ class Candidate:
             self.around.announce(record)
 
     async def advance(self, event: Event, reason: str = "", *, lasting: bool = True) -> None:
-        """Take the record through the table, as `shared.protocol.update.advance`.
+        """Apply an event to the record, see `shared.protocol.update.advance`.
 
         Args:
-            reason: Of a refusal, or of going back.
-            lasting: Whether what failed would fail again.
+            reason: Cause of a refusal or rollback.
+            lasting: Whether a second try would fail too.
 
         Raises:
-            Unwritable: The disk takes nothing more; nothing has changed.
+            Unwritable: The disk refuses the write; nothing has changed.
         """
-        await self.note(advance(self.record, event, self.around.now(), reason, lasting=lasting))
+        await self.save(advance(self.record, event, self.around.now(), reason, lasting=lasting))
 
     async def resume(self) -> None:
-        """Begin after a start of the agent; a candidate that needed many of them is given up."""
+        """Continue after an agent start; give up a candidate that has seen too many starts."""
         await self.around.worker(self.around.store.tidy)
         if self.record.phase == "trial" or self.record.phase in PENDING - {"offered"}:
-            await self._patiently(self._count_start)
+            await self._retry_on_disk_error(self._count_start)
 
     async def _count_start(self) -> None:
-        await self.note(count_start(self.record))
+        await self.save(count_start(self.record))
         if self.record.starts <= MOST_STARTS:
             return
-        reason = f"crashes: the agent was started {self.record.starts} times while it was tried out"
+        reason = f"crashes: the agent was started {self.record.starts} times during its trial"
         if self.record.phase == "trial":
-            await run_uninterrupted(self.go_back("worse", reason))
+            await run_uninterrupted(self.roll_back("worse", reason))
         else:
             await run_uninterrupted(self._refuse(reason))
 
     async def work(self) -> None:
-        """Take one step after the other, until there is nothing to do before something is asked."""
-        steps = {"fetched": self._try_out, "verified": self._stage, "staged": self._begin, "trial": self._watch}
+        """Run steps until the record needs an external event."""
+        steps = {
+            "fetched": self._try_out,
+            "verified": self._load_candidate,
+            "staged": self._start_trial,
+            "trial": self._watch,
+        }
         while step := steps.get(self.record.phase):
-            await self._patiently(step)
+            await self._retry_on_disk_error(step)
 
-    async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take a step, again and again where a disk takes nothing."""
+    async def _retry_on_disk_error(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a step until the disk accepts its writes."""
         while True:
             try:
                 return await step()
@@ -219,40 +216,40 @@ class Candidate:
         await self.advance("refused", reason, lasting=lasting)
         await self.around.worker(self.around.store.tidy)
 
-    async def _stage(self) -> None:
+    async def _load_candidate(self) -> None:
         if reason := await self._ask(self.around.serving.load, self.record.candidate):
             await run_uninterrupted(self._refuse(f"load: {reason}"))
         else:
             await run_uninterrupted(self.advance("staged"))
 
-    async def _begin(self) -> None:
-        await run_uninterrupted(self._begin_trial())
+    async def _start_trial(self) -> None:
+        await run_uninterrupted(self._switch_to_candidate())
 
-    async def _begin_trial(self) -> None:
-        """Switch; a process that starts in the middle serves the candidate too, since the record says so."""
+    async def _switch_to_candidate(self) -> None:
+        """Record the trial, then switch: a process restarted in between serves the candidate too."""
         self._before, self._starts = await self._figures(self.record.committed), self.around.serving.starts
         await self.advance("switched")
-        if reason := await self.answer_with(self.record.candidate):
-            self._failing = "worse", f"switch: {reason}"
+        if reason := await self.activate(self.record.candidate):
+            self._failure = "worse", f"switch: {reason}"
 
     async def _figures(self, version: int) -> Figures:
-        """Return how a version does; zeros of one that is not there."""
+        """Return a version's statistics; zeros if it is not loaded."""
         if version:
             with suppress(ServingRefused):
                 return await self.around.serving.figures(self.name, version)
         return Figures(self.name, version)
 
-    async def answer_with(self, version: int) -> str:
-        """Have a version answer; return why it does not, empty where it does."""
+    async def activate(self, version: int) -> str:
+        """Activate a version, loading it first if needed; return the reason of a failure, or ""."""
         serving = self.around.serving
         if not await self._ask(serving.switch, version):
             return ""
         return await self._ask(serving.load, version) or await self._ask(serving.switch, version)
 
     async def _ask(self, what: Callable[[str, int], Awaitable[None]], version: int) -> str:
-        """Ask the process for something, again where it ends meanwhile; return why it refuses."""
+        """Send a request to the process, again if the process dies; return the reason of a refusal, or ""."""
         reason = ""
-        for _ in range(ASKED):
+        for _ in range(MAX_TRIES):
             try:
                 await what(self.name, version)
             except ServingDied as error:
@@ -264,37 +261,37 @@ class Candidate:
         return reason
 
     async def unload(self, version: int) -> None:
-        """Part with a loaded version, unless there is no process that has it."""
+        """Unload a version; without a process there is nothing to do."""
         with suppress(ServingRefused):
             await self.around.serving.unload(self.name, version)
 
     async def _watch(self) -> None:
-        self._failing = self._failing or await self._soak()
-        if self._failing:
-            await run_uninterrupted(self.go_back(*self._failing))
+        self._failure = self._failure or await self._soak()
+        if self._failure:
+            await run_uninterrupted(self.roll_back(*self._failure))
         else:
             await run_uninterrupted(self._commit())
 
     async def _soak(self) -> tuple[Event, str] | None:
-        """Watch the trial; return why it must end, None where the candidate may stay."""
-        if self._before is None:  # another process of ours began it
+        """Watch the trial; return the event and reason that end it, or None if the candidate may stay."""
+        if self._before is None:  # an earlier agent process began the trial
             self._before = await self._figures(self.record.committed)
-            reason = await self.answer_with(self.record.candidate)
-            self._starts = self.around.serving.starts  # now that there is one
+            reason = await self.activate(self.record.candidate)
+            self._starts = self.around.serving.starts  # counted only now, since activation may start the process
             if reason:
                 return "worse", f"switch: {reason}"
         terms = self.record.terms
         try:
             async with backports.timeout(terms.deadline_s):
-                reason = await self._look_on(self._before)
+                reason = await self._watch_figures(self._before)
         except TimeoutError:
             reason = f"deadline: its trial did not end within {terms.deadline_s:.0f} s"
         except ServingRefused as error:
             reason = f"crashes: {error}"
         return ("worse", reason) if reason else None
 
-    async def _look_on(self, before: Figures) -> str:
-        """Look at the candidate until its soak is over; return what it does worse."""
+    async def _watch_figures(self, before: Figures) -> str:
+        """Compare figures until the soak period ends; return what is worse, or ""."""
         record, serving, loop = self.record, self.around.serving, asyncio.get_running_loop()
         ends = loop.time() + record.terms.soak_s
         while True:
@@ -310,52 +307,52 @@ class Candidate:
         await self.advance("passed")
         self._before = None
         if old != self.record.committed:
-            await self.unload(old)  # 0 where there was none: what a folder brought is unloaded then
+            await self.unload(old)  # 0 if there was none: unloads the folder's version
         await self.around.worker(self.around.store.tidy)
 
-    async def go_back(self, event: Event, reason: str) -> None:
-        """End the trial: the old version answers again, whatever the disk says; then it is noted.
+    async def roll_back(self, event: Event, reason: str) -> None:
+        """End the trial: activate the old version even if the record cannot be written, then report that error.
 
         Args:
-            event: `worse` or `back`.
+            event: `worse` (the trial failed) or `back` (taken back on request).
 
         Raises:
-            Unwritable: The disk takes nothing more: to be called again.
+            Unwritable: The disk refused the record; call again.
         """
-        self._failing, record = (event, reason), self.record
+        self._failure, record = (event, reason), self.record
         refusal: OSError | None = None
         try:
             await self.advance(event, reason)
         except OSError as error:
             refusal = error
-        if record.committed and (problem := await self.answer_with(record.committed)):
-            log.error("model %s: version %d does not answer again: %s", self.name, record.committed, problem)
+        if record.committed and (problem := await self.activate(record.committed)):
+            log.error("model %s: version %d cannot be activated again: %s", self.name, record.committed, problem)
         if refusal:
             raise refusal
-        self._before = self._failing = None
+        self._before = self._failure = None
         await self.unload(record.candidate)
         await self.around.worker(self.around.store.tidy)
 
     async def return_to_previous(self) -> None:
-        """Part with the committed version, which is no more wanted: the one before it answers, or that of a folder.
+        """Drop the committed version; the previous version or the operator's folder answers instead.
 
         Raises:
-            ServingRefused: That one cannot be loaded; nothing has changed.
-            Unwritable: The disk takes nothing more; nothing has changed.
+            ServingRefused: The previous version cannot be loaded; nothing has changed.
+            Unwritable: The disk refuses the write; nothing has changed.
         """
-        gone, previous = self.record.committed, self.record.previous
+        committed, previous = self.record.committed, self.record.previous
         if previous:
             await self.around.serving.load(self.name, previous)
         await self.advance("back", "taken back")
-        if previous and (problem := await self.answer_with(previous)):
-            log.error("model %s: version %d does not answer: %s", self.name, previous, problem)
-        await self.unload(gone)
+        if previous and (problem := await self.activate(previous)):
+            log.error("model %s: version %d cannot be activated: %s", self.name, previous, problem)
+        await self.unload(committed)
 
     async def withdraw(self, reason: str) -> None:
-        """Give a candidate up that never answered.
+        """Give up a candidate that was never active.
 
         Raises:
-            Unwritable: The disk takes nothing more; nothing has changed.
+            Unwritable: The disk refuses the write; nothing has changed.
         """
         await self.advance("superseded", reason)
         await self.unload(self.record.candidate)

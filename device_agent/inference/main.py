@@ -1,4 +1,4 @@
-"""Run the inference process: what is served comes in on standard input, requests of applications over HTTP."""
+"""Entry point of the inference process: commands on standard input, inference over HTTP."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ logger = logging.getLogger("inference")
 
 
 class Opening(NamedTuple):
-    """What models are opened with.
+    """Arguments shared by all model loads.
 
     Attributes:
-        executor: Computes what takes long.
-        ask: The way to upper halves on the server; None where networks are whole.
+        executor: Runs long computations.
+        ask: Client for upper halves on the server; None if networks run whole.
     """
 
     settings: InferenceSettings
@@ -58,15 +58,15 @@ class Opening(NamedTuple):
 
 
 def main() -> None:
-    """Serve until the agent is gone."""
-    processes.die_with_parent(sys.stdin.fileno())  # else its port would be taken when the next agent starts
+    """Serve until the agent exits."""
+    processes.die_with_parent(sys.stdin.fileno())  # otherwise the port is still taken when the next agent starts
     settings = msgspec.json.decode(sys.argv[1], type=InferenceSettings)
     processes.configure(settings.log_level)
     processes.end_on_thread_failure()
     processes.keep_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get between the answers
+    os.dup2(2, 1)  # keep output of libraries out of the replies
     malloc.tune()
     memory.limit_data(settings.memory_bytes)
     memory.prefer_oom_kill()
@@ -74,11 +74,11 @@ def main() -> None:
 
 
 async def serve(settings: InferenceSettings, out: int, tops: int | None = None) -> int:
-    """Answer the agent and applications until the agent is gone; return the exit code.
+    """Serve commands and inference requests until the agent exits; return the exit code.
 
     Args:
-        out: The pipe to the agent.
-        tops: Descriptor of the socket on which the agent is asked for upper halves; None where none are.
+        out: Descriptor of the pipe to the agent.
+        tops: Descriptor of the socket for upper-half requests to the agent; None if networks run whole.
     """
     from device_agent.inference.http.routes import Routes  # noqa: PLC0415 - after the limit of memory is set
     from device_agent.inference.http.server import HttpServer  # noqa: PLC0415
@@ -88,24 +88,24 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
     agent = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(agent), sys.stdin.buffer)
     with ThreadPoolExecutor(1, "inference") as executor:
-        opening = Opening(settings, executor, await _open_tops(tops))
+        opening = Opening(settings, executor, await _open_top_pipe(tops))
         routes = Routes(models, executor, settings.max_batch)
         http = HttpServer(routes, settings.max_body_bytes, settings.patience_s, monotonic)
         try:
             await http.listen(settings.port, settings.socket)
         except ConfigError as error:
-            logger.critical("nobody is answered: %s", error)
+            logger.critical("cannot listen: %s", error)
             return EXIT_TAKEN
         sweeping = asyncio.create_task(http.sweep())
         try:
             os.write(out, frame(Ready()))
             while (message := await _next_message(agent)) is not None:
-                os.write(out, frame(await _obey(message, models, opening)))
+                os.write(out, frame(await _handle(message, models, opening)))
         except msgspec.DecodeError as error:
-            logger.critical("the agent sent what is no message: %s; ending", error)
+            logger.critical("the agent sent an invalid message: %s; exiting", error)
             return EXIT_GARBLED
         except BrokenPipeError:
-            pass  # it is gone
+            pass  # the agent is gone
         finally:
             sweeping.cancel()
             http.close()
@@ -113,7 +113,7 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
 
 
 async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
-    """Return the next message; None where the agent closed its end, be it in the middle of one."""
+    """Return the next message; None once the agent has closed its end, even within a message."""
     try:
         size = int.from_bytes(await agent.readexactly(HEAD_BYTES), "little")
         message: ToInference = msgspec.msgpack.decode(await agent.readexactly(size), type=ToInference)
@@ -122,8 +122,8 @@ async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
     return message
 
 
-async def _obey(message: ToInference, models: ServedModels, opening: Opening) -> FromInference:
-    """Do what a message says, and return the answer to it."""
+async def _handle(message: ToInference, models: ServedModels, opening: Opening) -> FromInference:
+    """Execute a command and return its reply."""
     name, version = message.name, message.version
     try:
         match message:
@@ -142,19 +142,19 @@ async def _obey(message: ToInference, models: ServedModels, opening: Opening) ->
         return LoadRefused(name, version, reason)
 
 
-async def _open_tops(descriptor: int | None) -> TopPipe | None:
-    """Return the way to upper halves on the server; None where none are asked for."""
+async def _open_top_pipe(descriptor: int | None) -> TopPipe | None:
+    """Return the client for upper halves on the server; None without a descriptor."""
     if descriptor is None:
         return None
     from device_agent.inference.collaborative.pipe import TopPipe  # noqa: PLC0415 - most boards need none
 
     pipe = TopPipe(*await asyncio.open_connection(sock=socket.socket(fileno=descriptor)))
-    pipe.hearing = asyncio.create_task(pipe.run(), name="upper halves")
+    pipe.reader_task = asyncio.create_task(pipe.run(), name="upper halves")
     return pipe
 
 
 async def _load(message: Load, models: ServedModels, opening: Opening) -> FromInference:
-    """Open a model on a thread, while requests go on."""
+    """Open a model in a thread while requests continue."""
     from device_agent.inference.session import open_model  # noqa: PLC0415 - see above
     from shared.protocol.inference.release import BOTTOM  # noqa: PLC0415 - see above
 
@@ -162,15 +162,15 @@ async def _load(message: Load, models: ServedModels, opening: Opening) -> FromIn
     parts = {name: Path(path) for name, path in message.parts.items()}
     settings, cut = opening.settings, opening.settings.cut
     is_half = cut is not None and BOTTOM in parts
-    own = None if is_half or not message.own else Path(message.own)
-    model = await asyncio.to_thread(open_model, message.manifest, parts, settings, is_half=is_half, own=own)
+    own_path = None if is_half or not message.own else Path(message.own)
+    model = await asyncio.to_thread(open_model, message.manifest, parts, settings, is_half=is_half, own_path=own_path)
     if cut is None or opening.ask is None or not is_half:
         models.add(model)
     else:
         from device_agent.inference.collaborative.cut_model import build_cut_model  # noqa: PLC0415 - see above
 
-        whole = await asyncio.to_thread(open_model, message.manifest, parts, settings) if cut.whole else None
-        models.add(model, build_cut_model(model, whole, cut, opening.ask, opening.executor))
+        full_model = await asyncio.to_thread(open_model, message.manifest, parts, settings) if cut.whole else None
+        models.add(model, build_cut_model(model, full_model, cut, opening.ask, opening.executor))
     return Loaded(message.name, message.version, model.seconds, model.provider)
 
 

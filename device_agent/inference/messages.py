@@ -1,6 +1,6 @@
-"""Define the messages of agent and inference process on two pipes: u32 length, MessagePack.
+"""Messages between agent and inference process, over two pipes: u32 length, MessagePack.
 
-Every message of the agent is answered by one of the process, in their order; `Ready` alone comes unasked.
+The process answers the agent's messages in order; only `Ready` is unsolicited.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import msgspec
 from shared.tensors.counts import ceil_share
 
 EXIT_TAKEN = 71
-"""Of an inference process that cannot listen where it is to."""
+"""Exit code of an inference process whose port or socket is taken."""
 HEAD_BYTES = 4
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: open a model beside those that are served; `Loaded` or `LoadRefused` answers it.
+    """Agent -> process: open a model beside those served; reply `Loaded` or `LoadRefused`.
 
     Attributes:
-        manifest: Its release's, as `shared.protocol.inference.release.write_manifest` makes it.
-        parts: Paths of its files, by the names that they have in a folder.
-        own: File of the device's own parameters, which answer in place of the release's; empty for these.
+        manifest: Bytes of `shared.protocol.inference.release.write_manifest`.
+        parts: Paths of the release's files by their names in an exported folder.
+        own: File of the device's own parameters to use in place of the release's; empty for the release's.
     """
 
     name: str
@@ -34,35 +34,35 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: this version answers from now on who names none; `Switched` or `LoadRefused` answers it."""
+    """Agent -> process: activate a version for requests that name none; reply `Switched` or `LoadRefused`."""
 
     name: str
     version: int
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: forget a version, after the requests that it is computing; `Unloaded` answers it."""
+    """Agent -> process: unload a version after its running requests; reply `Unloaded`."""
 
     name: str
     version: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: how does a version do? `Figures` answers it, or `LoadRefused` where it is not loaded."""
+    """Agent -> process: get a version's statistics; reply `Figures`, or `LoadRefused` if it is not loaded."""
 
     name: str
     version: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: it listens, and has ONNX Runtime imported."""
+    """Process -> agent: listening, with ONNX Runtime imported."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """Process -> agent: the model is open and warm.
 
     Attributes:
-        provider: What computes it, as ONNX Runtime calls that.
+        provider: Execution provider in use, by ONNX Runtime's name.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadRefused(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: it is not served, and why; what was served before goes on."""
+    """Process -> agent: the command failed; what was served before continues."""
 
     name: str
     version: int
@@ -80,29 +80,29 @@ class LoadRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Switched(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: requests that come from now on are answered by this version."""
+    """Process -> agent: new requests are answered by this version."""
 
     name: str
     version: int
 
 
 class Unloaded(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: the version is forgotten, or was not there."""
+    """Process -> agent: the version is no longer loaded."""
 
     name: str
     version: int
 
 
 class Figures(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: how a version does, since it was loaded.
+    """Process -> agent: statistics of a version since it was loaded.
 
     Attributes:
-        requests: That it was given, answered or not; those that were no requests do not count.
-        errors: Of them, those that it failed: ONNX Runtime gave an error, or outputs that are no numbers.
-        non_finite: Of the errors, those of finite inputs with an output that is NaN or infinite.
-        p50_s: Seconds of ONNX Runtime alone for one request, the median of the last 1024; 0 before the first.
-        p95_s: Their 95th percentile.
-        p99_s: Their 99th.
+        requests: Valid requests received, failed ones included.
+        errors: Requests that failed in ONNX Runtime or gave NaN or infinite outputs.
+        non_finite: Errors with NaN or infinite outputs for finite inputs.
+        p50_s: Median of ONNX Runtime's seconds per request, over the latest 1024; 0 before the first.
+        p95_s: 95th percentile of the same durations.
+        p99_s: 99th percentile of the same durations.
     """
 
     name: str
@@ -116,11 +116,11 @@ class Figures(msgspec.Struct, frozen=True, tag=True):
 
 
 def percentiles(seconds: Iterable[float], shares: Sequence[float]) -> list[float]:
-    """Return the smallest of some numbers that so large a share of them does not exceed; zeros where there are none.
+    """Return nearest-rank percentiles; zeros without samples.
 
     Args:
-        seconds: The numbers, in any order.
-        shares: In (0, 1].
+        seconds: Samples in any order.
+        shares: Ranks as fractions in (0, 1].
     """
     ordered = sorted(seconds)
     return [ordered[max(0, ceil_share(share, len(ordered)) - 1)] if ordered else 0.0 for share in shares]
@@ -131,6 +131,6 @@ FromInference: TypeAlias = Ready | Loaded | LoadRefused | Switched | Unloaded | 
 
 
 def frame(message: ToInference | FromInference) -> bytes:
-    """Return a message as it goes through the pipe: u32 length, MessagePack."""
+    """Encode a message for the pipe: u32 length, MessagePack."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(HEAD_BYTES, "little") + data

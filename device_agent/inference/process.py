@@ -1,7 +1,6 @@
-"""Supervise the inference process: start it, tell it what to serve, start it again with back-off when it dies.
+"""Supervise the inference process: start it, send commands, restart it with back-off.
 
-What becomes of it never touches the agent's tasks: nothing here raises into them. After a start it is given all that
-it served before.
+Its failures never raise into the agent's tasks. After a restart it is told to serve what it served before.
 """
 
 from __future__ import annotations
@@ -50,45 +49,44 @@ from shared.runtime.processes import terminate
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S, STEADY_S = 1.0, 60.0, 60.0
-"""Before it is started again; twice as long each time, from the first again after it lived for so long."""
+"""Restart pause: doubled after each death up to the maximum, reset once the process has lived for `STEADY_S`."""
 MODULE = "device_agent.inference.main"
 START_PATIENCE_S = 120.0
-GONE_S = 2.0
-"""For a process to end after its pipe."""
-LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Numpy multiplies no matrices here: without these it takes 40 MB of the process's limit for each core's buffers."""
+EXIT_PATIENCE_S = 2.0
+"""Time for a process to exit after its pipe has closed."""
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""NumPy multiplies no matrices here; BLAS thread pools would take 40 MB of the memory limit per core."""
 A = TypeVar("A", Loaded, Switched, Unloaded, Figures)
 
 
 class OwnParameters(Protocol):
-    """Where the device's own parameters lie, which answer in place of a release's.
+    """Source of the device's own parameters, which replace a release's.
 
     Attributes:
-        changed: To be set when there are newer ones.
+        changed: Set when there are newer parameters.
     """
 
     changed: asyncio.Event
 
     def path_for(self, files: ReleaseFiles) -> str:
-        """Return the file of those for a release; empty where its own answer."""
+        """Return the file of own parameters for a release; empty if the release's are to be used."""
 
 
 class InferenceProcess:
-    """The process and what it serves.
+    """The process and the versions that it serves.
 
     Args:
-        settings: It is started with.
-        find: Returns the files of a version; raises what there is against it.
-        served: What it serves from its start.
-        folders: What answers where everything else of its name was taken back: what an operator put on the board.
-        command: Starts it, without its settings; empty for the usual.
+        find: Returns the files of a version; raises if they are unusable.
+        served: Versions served from the start, by model.
+        folders: Fallback versions that an operator put on the board, by model.
+        command: Command line without the settings; empty for the default.
 
     Attributes:
-        refused: Why it serves none of what it was to serve from its start, by name.
-        ask: The way to upper halves on the server, where networks are cut; None while there is none.
-        own: The device's own parameters; None where the releases' answer.
-        ready: Whether the process is there and has what it served before.
-        starts: How often it was started.
+        refused: Reason why a version is not served after a start, by model.
+        ask: Client for upper halves on the server; None while there is no connection.
+        own: Source of the device's own parameters; None if the releases' are used.
+        ready: Set while the process runs and serves what it served before.
+        starts: Number of process starts.
     """
 
     def __init__(
@@ -102,8 +100,8 @@ class InferenceProcess:
         command: tuple[str, ...] = (),
     ) -> None:
         self._settings, self._find, self._clock, self._command = settings, find, clock, command
-        self._loaded = {name: {one.version: one} for name, one in served.items()}
-        self._current = {name: one.version for name, one in served.items()}
+        self._loaded = {name: {files.version: files} for name, files in served.items()}
+        self._current = {name: files.version for name, files in served.items()}
         self._folders = folders
         self._process: Process | None = None
         self._pending: deque[asyncio.Future[FromInference]] = deque()
@@ -115,71 +113,71 @@ class InferenceProcess:
 
     @property
     def pid(self) -> int:
-        """The process's; 0 while there is none."""
+        """Process id; 0 while the process is not running."""
         return self._process.pid if self._process and self._process.returncode is None else 0
 
     @property
     def deaths(self) -> int:
-        """How often the process died since this agent started."""
+        """Number of deaths of the process since the agent started."""
         return max(0, self.starts - bool(self.pid))
 
     async def load(self, name: str, version: int) -> None:
-        """Have a version opened beside the one that answers.
+        """Load a version beside the active one.
 
         Raises:
-            ServingRefused: It cannot be served, and why; `ServingDied` where the process ended over it.
+            ServingRefused: It cannot be served; `ServingDied` if the process died meanwhile.
         """
         try:
             files = self._find(name, version)
         except FieldFleetError as error:
             raise ServingRefused(str(error)) from error
-        await self._up()
+        await self._wait_until_ready()
         await self._unload_others(name, version)
         await self.request(self._load_message(files), Loaded)
         self._loaded.setdefault(name, {})[version] = files
 
     async def _unload_others(self, name: str, version: int) -> None:
-        """Forget what neither answers nor is wanted, such as a folder's version since a rollout's answers."""
-        there = self._loaded.get(name, {})
-        for one in [one for one in there if one not in (version, self._current.get(name))]:
-            del there[one]
+        """Unload versions that are neither active nor wanted, such as a folder's version replaced by a rollout."""
+        versions = self._loaded.get(name, {})
+        for other in [other for other in versions if other not in (version, self._current.get(name))]:
+            del versions[other]
             if self.pid:
-                await self.request(Unload(name, one), Unloaded)
+                await self.request(Unload(name, other), Unloaded)
 
     async def switch(self, name: str, version: int) -> None:
-        """Have a version answer from now on.
+        """Activate a version.
 
         Raises:
             ServingRefused: It is not loaded.
         """
-        await self._up()
+        await self._wait_until_ready()
         await self.request(Switch(name, version), Switched)
         self._current[name] = version
 
     def answering(self) -> list[ReleaseFiles]:
-        """Return the versions that answer."""
+        """Return the active versions."""
         return [self._loaded[name][version] for name, version in self._current.items() if version in self._loaded[name]]
 
     async def reload(self, files: ReleaseFiles) -> bool:
-        """Have a version that answers opened anew; no request fails meanwhile. Tell whether it still answered.
+        """Reload an active version without failing requests; return whether it was still active.
 
         Raises:
-            ServingRefused: It cannot be; it answers as before. `ServingDied` where the process ended over it.
+            ServingRefused: It cannot be reloaded and stays active; `ServingDied` if the process died meanwhile.
         """
-        await self._up()
+        await self._wait_until_ready()
         if files not in self.answering():
             return False
         await self.request(self._load_message(files), Loaded)
         return True
 
     async def unload(self, name: str, version: int) -> None:
-        """Have a version forgotten; it is not served after a start either. If it answers, another one does from now on.
+        """Unload a version for good; if it was active, another one is activated.
 
         Args:
-            version: Of it; 0 for all that do not answer.
+            version: 0 for all inactive versions.
 
         Raises:
-            ServingDied: The process ended first, and comes back without it.
+            ServingDied: The process died first; it restarts without this version.
         """
         if not version:
             await self._unload_others(name, version)
@@ -188,12 +186,12 @@ class InferenceProcess:
         others.pop(version, None)
         if self._current.get(name) == version:
             del self._current[name]
-            await self._answer_instead(name, others)
+            await self._activate_other(name, others)
         if self.pid and version not in others:
             await self.request(Unload(name, version), Unloaded)
 
-    async def _answer_instead(self, name: str, others: dict[int, ReleaseFiles]) -> None:
-        """Have another version answer: one that is loaded, or the one of a folder, where a rollout's is taken back."""
+    async def _activate_other(self, name: str, others: dict[int, ReleaseFiles]) -> None:
+        """Activate another loaded version, or that of an operator's folder once a rollout's is taken back."""
         files = None if others else self._folders.get(name)
         if files:
             others[files.version] = files
@@ -207,28 +205,28 @@ class InferenceProcess:
                 await self.request(self._load_message(files), Loaded)
             await self.switch(name, max(others))
         except ServingDied:
-            raise  # the next one begins with it
+            raise  # the next process starts with this version
         except ServingRefused as error:
-            log.warning("%s: nothing answers any more: %s", name, error)
+            log.warning("model %s is no longer served: %s", name, error)
             del self._current[name]
             others.clear()
 
     async def figures(self, name: str, version: int) -> Figures:
-        """Return how a version does.
+        """Return a version's statistics.
 
         Raises:
             ServingRefused: It is not loaded.
         """
-        await self._up()
+        await self._wait_until_ready()
         return await self.request(Ask(name, version), Figures)
 
-    async def _up(self) -> None:
-        """Wait until the process has what it served before."""
+    async def _wait_until_ready(self) -> None:
+        """Wait until the process serves what it served before."""
         try:
             async with backports.timeout(START_PATIENCE_S):
                 await self.ready.wait()
         except TimeoutError as error:
-            raise ServingDied(f"there is no inference process, after {START_PATIENCE_S:.0f} s of waiting") from error
+            raise ServingDied(f"the inference process is not ready after {START_PATIENCE_S:.0f} s") from error
 
     async def run(self) -> None:
         """Keep the process alive until cancelled."""
@@ -250,45 +248,45 @@ class InferenceProcess:
         return (*self._command, settings) if self._command else interpreter.command(MODULE, settings)
 
     async def live(self) -> str:
-        """Start the process, and hear it until it ends; return why it did.
+        """Start the process and serve it until it ends; return the cause of its death.
 
         Raises:
-            ConfigError: The interpreter that is to run it is not there.
+            ConfigError: The Python interpreter for it is missing.
         """
         self.starts += 1
         interpreter = find_interpreter()
-        ours, theirs = socket.socketpair() if self._settings.cut else (None, None)
-        tops = [theirs.fileno()] if theirs else []
+        agent_socket, process_socket = socket.socketpair() if self._settings.cut else (None, None)
+        tops = [process_socket.fileno()] if process_socket else []
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 *(*self._start_command(interpreter), *map(str, tops)),
                 stdin=PIPE,
                 stdout=PIPE,
                 start_new_session=True,
-                env=interpreter.environment() | LEAN,
+                env=interpreter.environment() | SINGLE_THREADED,
                 pass_fds=tops,
             )
         finally:
-            if theirs:
-                theirs.close()
+            if process_socket:
+                process_socket.close()
         log.info("inference process started pid=%d", process.pid)
-        relaying = asyncio.create_task(self._relay(ours), name="upper halves") if ours else None
-        restoring, is_there = None, False
+        relaying = asyncio.create_task(self._relay(agent_socket), name="upper halves") if agent_socket else None
+        restoring, has_served = None, False
         try:
             async with backports.timeout(START_PATIENCE_S):
                 first = await _receive(process)
             if isinstance(first, Ready):
-                is_there = True
+                has_served = True
                 restoring = asyncio.create_task(self._restore(), name="restore")
                 while (message := await _receive(process)) is not None:
-                    self._answered(message)
-                with suppress(TimeoutError):  # a signal to one that dies of itself would hide what it died of
-                    async with backports.timeout(GONE_S):
+                    self._resolve_next(message)
+                with suppress(TimeoutError):  # let it exit by itself: a signal would hide the cause of its death
+                    async with backports.timeout(EXIT_PATIENCE_S):
                         await process.wait()
         except TimeoutError:
             process.kill()
         except msgspec.DecodeError as error:
-            log.warning("the inference process sent what is no message: %s", error)
+            log.warning("the inference process sent an invalid message: %s", error)
             process.kill()
         finally:
             self.ready.clear()
@@ -297,73 +295,75 @@ class InferenceProcess:
                     task.cancel()
             self._fail_pending()
             await asyncio.shield(terminate(process))
-        return _cause_of_death(process) + ("" if is_there else self._hint(process))
+        return _cause_of_death(process) + ("" if has_served else self._hint(process))
 
     def _hint(self, process: Process) -> str:
-        """Say what may be the cause where the process never began to serve."""
+        """Return a likely cause for a process that died before it could serve."""
         if process.returncode == EXIT_TAKEN:
             return " (serve.port, serve.socket)"
         limit = self._settings.memory_bytes / MIB
-        return f"; it ended before it could serve: where memory was short, raise serve.memory_mb, now {limit:.0f} MiB"
+        return f"; it ended before it could serve: if memory was short, raise serve.memory_mb (now {limit:.0f} MiB)"
 
-    async def _relay(self, ours: socket.socket) -> None:
-        """Ask the server what the process asks for, until it is gone."""
+    async def _relay(self, agent_socket: socket.socket) -> None:
+        """Relay upper-half requests of the process to the server until it closes."""
         try:
-            await relay(*await asyncio.open_connection(sock=ours), self._ask_top)
+            await relay(*await asyncio.open_connection(sock=agent_socket), self._ask_top)
         except (OSError, msgspec.DecodeError) as error:
-            log.warning("upper halves cannot be asked for: %s", error)
+            log.warning("relay of upper halves failed: %s", error)
 
     async def _ask_top(self, half: Half, parts: Sequence[memoryview], deadline_s: float) -> TopReply:
         if self.ask is None:
             raise Unreachable("there is no connection to the site's broker yet")
         return await self.ask(half, parts, deadline_s)
 
-    def _answered(self, message: FromInference) -> None:
+    def _resolve_next(self, message: FromInference) -> None:
         if self._pending:
-            asked = self._pending.popleft()
-            if not asked.done():  # who asked may have gone
-                asked.set_result(message)
+            reply = self._pending.popleft()
+            if not reply.done():  # the caller may have been cancelled
+                reply.set_result(message)
 
     def _fail_pending(self) -> None:
         pending, self._pending = self._pending, deque()
-        for asked in pending:
-            if not asked.done():
-                asked.set_exception(ServingDied("the inference process ended"))
+        for reply in pending:
+            if not reply.done():
+                reply.set_exception(ServingDied("the inference process ended"))
 
     async def _restore(self) -> None:
-        """Give it what it served before; what it refuses is told, and the rest goes on."""
+        """Load what was served before; log and record refusals."""
         for name, versions in [(name, dict(versions)) for name, versions in self._loaded.items()]:
             for files in versions.values():
                 try:
-                    told = await self.request(self._load_message(files), Loaded)
+                    loaded = await self.request(self._load_message(files), Loaded)
                     if self._current.get(name) == files.version:
                         await self.request(Switch(name, files.version), Switched)
                     self.refused.pop(name, None)
-                    log.info("serving %s/%d, opened in %.2f s by %s", name, files.version, told.seconds, told.provider)
+                    log.info(
+                        "serving %s/%d, opened in %.2f s by %s", name, files.version, loaded.seconds, loaded.provider
+                    )
                 except ServingDied:
-                    return  # `run` starts another
+                    return  # `run` restarts it
                 except ServingRefused as error:
                     self.refused[name] = str(error)
                     log.warning("%s/%d is not served: %s", name, files.version, error)
         self.ready.set()
 
     async def request(self, message: ToInference, kind: type[A]) -> A:
-        """Send the process a message, and return its answer.
+        """Send a command and return its reply.
 
         Raises:
-            ServingRefused: That is the answer.
-            ServingDied: There is none.
+            ServingRefused: The process refused.
+            ServingDied: The process is not running or died.
         """
         process = self._process
         if process is None or process.stdin is None or process.returncode is not None:
-            raise ServingDied("there is no inference process at the moment")
-        asked: asyncio.Future[FromInference] = asyncio.get_running_loop().create_future()
-        self._pending.append(asked)
+            raise ServingDied("the inference process is not running")
+        reply: asyncio.Future[FromInference] = asyncio.get_running_loop().create_future()
+        self._pending.append(reply)
         process.stdin.write(frame(message))
-        answer = await asked
+        answer = await reply
         if isinstance(answer, kind):
             return answer
-        raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"it answered {answer!r}")
+        raise ServingRefused(answer.reason if isinstance(answer, LoadRefused) else f"unexpected reply {answer!r}")
 
     def _load_message(self, files: ReleaseFiles) -> Load:
         parts = {name: str(path) for name, path in files.parts.items()}
@@ -371,7 +371,7 @@ class InferenceProcess:
 
 
 async def _receive(process: Process) -> FromInference | None:
-    """Return the next message; None where there will be none."""
+    """Return the next message; None once the pipe is closed."""
     assert process.stdout
     try:
         size = int.from_bytes(await process.stdout.readexactly(HEAD_BYTES), "little")
@@ -384,7 +384,7 @@ async def _receive(process: Process) -> FromInference | None:
 def _cause_of_death(process: Process) -> str:
     code = process.returncode
     if code == -signal.SIGKILL:
-        return "the inference process was killed (signal 9): out of memory, by hand, or it did not answer"
+        return "the inference process was killed (signal 9): out of memory, by hand, or unresponsive"
     if code is not None and code < 0:
         return f"the inference process died of signal {-code} ({signal.Signals(-code).name})"
-    return f"the inference process ended with exit code {code}; its last words are in this agent's log"
+    return f"the inference process ended with exit code {code}; see its messages in this agent's log"

@@ -1,4 +1,4 @@
-"""Files of a release on the board: a folder as `edge-server release export` writes it; a model of the device's own."""
+"""Exported release folders, and files of the device's own model."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from shared.protocol.inference.release import (
 from shared.protocol.messages import Spec
 
 OWN = "own_model"
-"""Under which a file of a device's own parameters says what they are of."""
+"""Metadata key of the own-model header in a safetensors file."""
 MAX_HEADER_BYTES = 16 << 20
 
 
 class OwnModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file of a device's own parameters says of them, which are beside it as safetensors.
+    """Header of a safetensors file with the device's own parameters.
 
     Attributes:
-        model: The network and its options.
-        run: That it was trained in.
-        round: The last one that it learnt from.
+        model: Network and its options.
+        run: Run in which it was trained.
+        round: Last round of its training.
         contents: Digest of the parameters, see `own_digest`.
     """
 
@@ -45,11 +45,11 @@ class OwnModel(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ReleaseFiles:
-    """Where a release lies.
+    """Location of a release on disk.
 
     Attributes:
-        manifest: The bytes of its manifest.
-        parts: Its files, by the names that they have in a folder; whether they are whole is not known yet.
+        manifest: Serialised manifest.
+        parts: Paths of its files by their names in an exported folder; not verified yet.
     """
 
     name: str
@@ -62,7 +62,7 @@ def read_folder(folder: Path) -> ReleaseFiles:
     """Return the release in a folder.
 
     Raises:
-        ConfigError: There is none, or it is of a newer format.
+        ConfigError: The folder holds no release, or one of a newer format.
         CorruptFile: Its manifest is damaged.
     """
     path = folder / MANIFEST
@@ -79,34 +79,34 @@ def read_folder(folder: Path) -> ReleaseFiles:
 
 
 def read_folders(folders: Iterable[str]) -> dict[str, ReleaseFiles]:
-    """Return releases by their names.
+    """Return the releases in several folders by model name.
 
     Raises:
-        ConfigError: A folder holds none, or two hold the same model.
+        ConfigError: A folder holds no release, or two hold the same model.
     """
-    found = dict[str, ReleaseFiles]()
+    releases = dict[str, ReleaseFiles]()
     for folder in folders:
         try:
-            one = read_folder(Path(folder))
+            release = read_folder(Path(folder))
         except CorruptFile as error:
             raise ConfigError(f"serve.releases: {error}; export the release again") from error
-        require_new(one.name, found)
-        found[one.name] = one
-    return found
+        require_new(release.name, releases)
+        releases[release.name] = release
+    return releases
 
 
-def require_new(name: str, known: Container[str]) -> None:
+def require_new(name: str, names: Container[str]) -> None:
     """Refuse a second folder of the same model.
 
     Raises:
-        ConfigError: The model is among those that are known.
+        ConfigError: `names` contains the model already.
     """
-    if name in known:
+    if name in names:
         raise ConfigError(f"serve.releases: two folders hold model {name!r}; name one of them")
 
 
 def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
-    """Return the SHA-256 of a device's own parameters, by their names, as 64 hexadecimal digits."""
+    """Return the SHA-256 of a device's own parameters by name, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, data in sorted(parameters.items()):
         digest.update(f"{name}\n{len(data)}\n".encode())
@@ -115,10 +115,10 @@ def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
 
 
 def read_own(path: Path) -> OwnModel | None:
-    """Return what a file says of a device's own parameters, which are not read; None where there is no file.
+    """Return the header of a file of own parameters without reading these; None if there is no file.
 
     Raises:
-        CorruptFile: It cannot be read, or says nothing of the kind.
+        CorruptFile: The header is unreadable or missing.
     """
     try:
         with path.open("rb") as file:
@@ -128,4 +128,4 @@ def read_own(path: Path) -> OwnModel | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise CorruptFile(f"{path}: it does not say what parameters it holds: {error}") from error
+        raise CorruptFile(f"{path}: the header of its parameters is unreadable: {error}") from error

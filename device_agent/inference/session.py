@@ -1,6 +1,6 @@
-"""A model of a release in ONNX Runtime: its parameters bound to its graph by their names, without torch or onnx.
+"""ONNX Runtime session of a release: checked files, parameters bound to the graph by name.
 
-Parameters that are no numbers are refused here: ONNX Runtime takes them and answers with NaN.
+Needs neither torch nor onnx. Non-finite parameters are refused: ONNX Runtime accepts them and answers with NaN.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ PROVIDERS: Mapping[str, Sequence[str]] = {
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
     "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"),
 }
-"""What `[serve] provider` may ask for, as ONNX Runtime calls it, the best first."""
+"""Execution providers of ONNX Runtime by their name in `[serve] provider`, the preferred one first."""
 AUTO = "auto"
-"""What it may ask for too: whichever answers a model's first requests fastest, of CUDA and the CPU."""
+"""Further value of `[serve] provider`: times CUDA and the CPU on the model and takes the faster one."""
 OpenWith: TypeAlias = Callable[[Sequence[str]], tuple[Any, float]]
 WARM_UPS = 3
-ERRORS_ALONE = 3
-"""ONNX Runtime's level of severity."""
+ERROR_LEVEL = 3
+"""ONNX Runtime's severity level that logs errors only."""
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16"}
 _DTYPES = {**_FLOATS, "I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8"}
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that computes.
+    """A model ready to run.
 
     Attributes:
-        session: `onnxruntime.InferenceSession`.
-        quick_s: Seconds of the fastest inference of one example, at its warm-up.
-        seconds: What opening it took.
-        is_half: Whether it is the lower half alone, whose output are features.
-        own: Run and round of the device's own parameters, which answer in place of the release's; empty for these.
+        session: An `onnxruntime.InferenceSession`.
+        quick_s: Seconds of the fastest warm-up run with one example.
+        seconds: Seconds taken to open it, warm-up included.
+        is_half: Whether this is the lower half alone, whose output is features.
+        own_model: `RUN@ROUND` of the device's own parameters, if these are used; empty for the release's.
     """
 
     manifest: ReleaseManifest
@@ -74,40 +74,40 @@ class OpenModel:
     quick_s: float
     seconds: float
     is_half: bool = False
-    own: str = ""
+    own_model: str = ""
 
     @cached_property
     def graph(self) -> ReleaseGraph:
-        """What computes."""
+        """The graph that runs: the lower half's or the whole network's."""
         return self.manifest.halves.bottom if self.is_half and self.manifest.halves else self.manifest.graph
 
     @cached_property
     def input(self) -> TensorSpec:
-        """What goes in."""
+        """Input tensor of the graph."""
         return self.graph.input
 
     @cached_property
     def output(self) -> TensorSpec:
-        """What comes out."""
+        """Output tensor of the graph."""
         return self.graph.output
 
     @property
     def provider(self) -> str:
-        """What computes it, as ONNX Runtime calls that."""
+        """Execution provider in use, by ONNX Runtime's name."""
         return str(self.session.get_providers()[0])
 
     def run(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Return the output for a batch; ONNX Runtime's errors have no common class.
+        """Return the outputs of a batch. ONNX Runtime's own errors have no common class and pass through.
 
         Args:
-            inputs: Of shape (B, ...) and the input's dtype.
+            inputs: Shape (B, ...), with the input's dtype.
 
         Raises:
-            ServingRefused: It took too long.
+            ServingRefused: The run took too long.
         """
-        feed, what = {self.input.name: inputs}, f"release {self.manifest.reference}"
-        found: NDArray[Any] = bounded_run(self.session, [self.output.name], feed, what)[0]
-        return found
+        feed, label = {self.input.name: inputs}, f"release {self.manifest.reference}"
+        outputs: NDArray[Any] = bounded_run(self.session, [self.output.name], feed, label)[0]
+        return outputs
 
 
 def open_model(
@@ -116,260 +116,269 @@ def open_model(
     settings: InferenceSettings,
     *,
     is_half: bool = False,
-    own: Path | None = None,
+    own_path: Path | None = None,
 ) -> OpenModel:
-    """Open a model and run it a few times.
+    """Open a model and warm it up.
 
     Args:
-        parts: Its files, by the names that they have in a folder.
-        is_half: Open the lower half alone; nothing else of the parameters is taken into memory.
-        own: File of the device's own parameters; where they cannot be taken, the log says why and the release's are.
+        parts: Paths of the release's files by their names in an exported folder.
+        is_half: Open the lower half alone and read only its parameters.
+        own_path: File of the device's own parameters; if unusable, a warning is logged and the release's are used.
 
     Raises:
-        ConfigError: The release has no halves, or is of a newer format, or this ONNX Runtime does not run its graph.
-        CorruptFile: A file of it is damaged, gone, or not what the manifest says; or parameters are no numbers.
-        ServingRefused: It does not end a run.
+        ConfigError: The release has no halves, has a newer format, or its graph does not run in this ONNX Runtime.
+        CorruptFile: A file is damaged, missing or differs from the manifest, or parameters are not finite.
+        ServingRefused: A run does not end.
     """
-    began, told = time.monotonic(), read_manifest(manifest, "manifest")
-    what = f"release {told.reference}"
-    _require_halves(told, is_half=is_half)
-    _warn_of_classes(told)
-    graph = told.halves.bottom if is_half and told.halves else told.graph
-    data = _graph_of(parts, graph, what, is_half=is_half)
-    tensors = _expanded(_parameters(parts, told, what, graph.parameters if is_half else None), told)
-    tensors, own_is = _own_in_place(tensors, own, what) if own else (tensors, "")
+    began, release = time.monotonic(), read_manifest(manifest, "manifest")
+    label = f"release {release.reference}"
+    _require_halves(release, is_half=is_half)
+    _warn_about_classes(release)
+    graph = release.halves.bottom if is_half and release.halves else release.graph
+    data = _read_graph(parts, graph, label, is_half=is_half)
+    tensors = _widen_float16(_read_parameters(parts, release, label, graph.parameters if is_half else None), release)
+    tensors, own_is = _substitute_own(tensors, own_path, label) if own_path else (tensors, "")
     options = _session_options(settings)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in graph.parameters]
-    if values:  # a half may have none
+    if values:  # a half may have no parameters
         options.add_external_initializers(list(graph.parameters), values)
-    open_with = partial(_open_with, data, options, graph, what)
+    open_with = partial(_open_with, data, options, graph, label)
     available = onnxruntime.get_available_providers()
     if settings.provider == AUTO:
-        session, quick_s = open_fastest(open_with, auto_choices(available), told.reference)
+        session, quick_s = open_fastest(open_with, auto_choices(available), release.reference)
     else:
-        session, quick_s = _open_named(open_with, settings.provider, available, told.reference)
-    return OpenModel(told, session, quick_s, time.monotonic() - began, is_half, own_is)
+        session, quick_s = _open_named(open_with, settings.provider, available, release.reference)
+    return OpenModel(release, session, quick_s, time.monotonic() - began, is_half, own_is)
 
 
-def _graph_of(parts: Mapping[str, Path], graph: ReleaseGraph, what: str, *, is_half: bool) -> bytes:
-    """Return the bytes of a graph that has no file read."""
-    data = _whole(parts, BOTTOM if is_half else GRAPH, graph.part, what)
-    require_no_files(data, graph.parameters, what)
+def _read_graph(parts: Mapping[str, Path], graph: ReleaseGraph, label: str, *, is_half: bool) -> bytes:
+    """Return a serialised graph that refers to no external files."""
+    data = _read_part(parts, BOTTOM if is_half else GRAPH, graph.part, label)
+    require_no_files(data, graph.parameters, label)
     return data
 
 
 def _require_halves(manifest: ReleaseManifest, *, is_half: bool) -> None:
     if is_half and manifest.halves is None:
         raise ConfigError(
-            f"release {manifest.reference} has no halves: `edge-server release create --halves` makes one that has"
+            f"release {manifest.reference} has no halves; create it again with `edge-server release create --halves`"
         )
 
 
-def _warn_of_classes(manifest: ReleaseManifest) -> None:
-    """Warn of class names that do not fit the outputs: they are not served, since each would be a wrong answer."""
+def _warn_about_classes(manifest: ReleaseManifest) -> None:
+    """Warn about class names that do not match the outputs. They are not served, since each would be a wrong answer."""
     if fault := describe_class_fault(manifest.classes, manifest.graph.output.shape):
         log.warning(
-            "release %s: %s: classes are served as numbers, without names; create the release again",
+            "release %s: %s; classes are served as numbers without names: create the release again",
             manifest.reference,
             fault,
         )
 
 
 def _open_with(
-    data: bytes, options: Any, graph: ReleaseGraph, what: str, providers: Sequence[str]
+    data: bytes, options: Any, graph: ReleaseGraph, label: str, providers: Sequence[str]
 ) -> tuple[Any, float]:
-    """Open a graph with providers, the best first; return the session and the seconds of its fastest run."""
+    """Open a graph with the given providers, preferred first; return the session and the seconds of its fastest run."""
     try:
         session = onnxruntime.InferenceSession(data, options, providers=list(providers))
-        _require_signature(session, graph, what)
-        return session, _warm_up(session, graph, what)
+        _require_signature(session, graph, label)
+        return session, _warm_up(session, graph, label)
     except (ConfigError, CorruptFile, ServingRefused):
         raise
-    except Exception as error:  # of its C++ code, by no common class
-        raise ConfigError(f"{what}: this ONNX Runtime does not run its graph: {_first_line(error)}") from error
+    except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
+        raise ConfigError(f"{label}: this ONNX Runtime cannot run its graph: {_first_line(error)}") from error
 
 
 def _open_named(open_with: OpenWith, provider: str, available: Sequence[str], name: str) -> tuple[Any, float]:
-    """Open a model with the named provider, or with the closest one that works, and log which."""
-    providers, fallen = choose_providers(provider, available)
+    """Open a model with the named provider or its best available fallback, and log a fallback."""
+    providers, problem = choose_providers(provider, available)
     session, quick_s = open_with(providers)
     used = session.get_providers()[0]
-    if not fallen and used != providers[0]:
-        fallen = f"{providers[0]} could not be loaded"
-    if fallen:
-        log.warning("serve.provider: %s: %s computes model %s", fallen, used, name)
+    if not problem and used != providers[0]:
+        problem = f"{providers[0]} could not be loaded"
+    if problem:
+        log.warning("serve.provider: %s; model %s runs on %s", problem, name, used)
     return session, quick_s
 
 
 def auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
-    """List the choices that `auto` times: the GPU by CUDA where this build has it, and the CPU.
+    """List the providers that `auto` times: CUDA, if this build has it, and the CPU.
 
-    TensorRT is not tried, since it takes minutes to compile a model.
+    TensorRT is left out because it takes minutes to compile a model.
     """
     return [PROVIDERS[name] for name in ("cuda", "cpu") if PROVIDERS[name][0] in available]
 
 
 def open_fastest(open_with: OpenWith, choices: Sequence[Sequence[str]], name: str) -> tuple[Any, float]:
-    """Open a model with each of several choices of providers, and keep the one that answers fastest.
+    """Open a model with each choice of providers and keep the fastest.
 
     Args:
-        open_with: Opens it with providers; returns the session and the seconds of its fastest run.
-        choices: Each with its preferred provider first; the last one must work.
-        name: Of the model, for the log.
+        open_with: Opens the model with providers; returns the session and the seconds of its fastest run.
+        choices: Each lists its preferred provider first; the last choice must work.
+        name: Model reference for the log.
 
     Raises:
-        ConfigError: The last choice does not run it.
+        ConfigError: The last choice does not run the model.
     """
-    opened: list[tuple[float, Any]] = []
+    timed: list[tuple[float, Any]] = []
     for providers in choices:
         try:
             session, quick_s = open_with(providers)
         except ConfigError as error:
             if providers is choices[-1]:
                 raise
-            log.warning("serve.provider: %s: %s is not used: %s", name, providers[0], error)
+            log.warning("serve.provider: model %s: %s does not work: %s", name, providers[0], error)
             continue
         if session.get_providers()[0] == providers[0]:
-            opened.append((quick_s, session))
+            timed.append((quick_s, session))
         else:
-            log.warning("serve.provider: %s: %s could not be loaded", name, providers[0])
-    quick_s, fastest = min(opened, key=lambda one: one[0])
-    if len(opened) > 1:
-        told = ", ".join(f"{session.get_providers()[0]} {seconds * 1e3:.3g} ms" for seconds, session in opened)
-        log.info("model %s: %s computes it: %s", name, fastest.get_providers()[0], told)
+            log.warning("serve.provider: model %s: %s could not be loaded", name, providers[0])
+    quick_s, fastest = min(timed, key=lambda entry: entry[0])
+    if len(timed) > 1:
+        timings = ", ".join(f"{session.get_providers()[0]} {seconds * 1e3:.3g} ms" for seconds, session in timed)
+        log.info("model %s runs on %s: %s", name, fastest.get_providers()[0], timings)
     return fastest, quick_s
 
 
-def choose_providers(wanted: str, available: Sequence[str]) -> tuple[list[str], str]:
-    """Return what may compute a model, the best first, and in words what is missing of what was asked for.
+def choose_providers(provider: str, available: Sequence[str]) -> tuple[list[str], str]:
+    """Return the available providers, preferred first, and a message about missing ones (empty if none is missing).
 
     Args:
-        wanted: As `[serve]` names it.
-        available: Of this build of ONNX Runtime.
+        provider: A key of `PROVIDERS`.
+        available: Providers of this build of ONNX Runtime.
     """
-    asked = PROVIDERS[wanted]
-    lacking = [one for one in asked if one not in available]
-    said = f"this build of ONNX Runtime has no {' and no '.join(lacking)}" if lacking else ""
-    return [one for one in asked if one in available], said
+    preferred = PROVIDERS[provider]
+    lacking = [name for name in preferred if name not in available]
+    problem = f"this build of ONNX Runtime has no {' and no '.join(lacking)}" if lacking else ""
+    return [name for name in preferred if name in available], problem
 
 
 def _session_options(settings: InferenceSettings) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = settings.threads  # a number also keeps it from pinning threads to cores
+    options.intra_op_num_threads = settings.threads  # an explicit number also prevents pinning to cores
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = settings.arena
-    options.log_severity_level = ERRORS_ALONE
+    options.log_severity_level = ERROR_LEVEL
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if settings.spin_us else "0")
     if settings.spin_us:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(settings.spin_us))
     return options
 
 
-def _whole(parts: Mapping[str, Path], name: str, part: ReleasePart, what: str) -> bytes:
-    """Return a file that has its digest."""
+def _read_part(parts: Mapping[str, Path], name: str, part: ReleasePart, label: str) -> bytes:
+    """Return the content of a file after checking its digest."""
     path = parts[name]
     try:
         data = path.read_bytes() if path.stat().st_size == part.size else b""
     except OSError as error:
-        raise CorruptFile(f"{what}: {path}: {error.strerror}") from error
+        raise CorruptFile(f"{label}: {path}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != part.sha256:
-        raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
+        raise CorruptFile(f"{label}: {path} is damaged: it does not have its digest")
     return data
 
 
-def _parameters(
-    parts: Mapping[str, Path], told: ReleaseManifest, what: str, names: Sequence[str] | None
+def _read_parameters(
+    parts: Mapping[str, Path], manifest: ReleaseManifest, label: str, names: Sequence[str] | None
 ) -> dict[str, NDArray[Any]]:
-    """Return tensors of the parameters' file, None for all: whole, as the manifest describes them, and finite."""
+    """Return the parameters, checked against the manifest and finite.
+
+    Args:
+        names: Tensors to read; None for all.
+    """
     path = parts[PARAMETERS]
     try:
         with path.open("rb") as file:
             digest = backports.file_digest(file, "sha256").hexdigest()
-        if digest != told.parameters.sha256:
-            raise CorruptFile(f"{what}: {path} is damaged: it does not have its digest")
+        if digest != manifest.parameters.sha256:
+            raise CorruptFile(f"{label}: {path} is damaged: it does not have its digest")
         with safe_open(path, framework="numpy") as file:
             tensors: dict[str, NDArray[Any]] = {
                 name: file.get_tensor(name) for name in (file.keys() if names is None else names)
             }
     except (OSError, SafetensorError) as error:
-        raise CorruptFile(f"{what}: {path}: its parameters cannot be read: {error}") from error
-    described = {
-        one.name: (_DTYPES.get(one.dtype, one.dtype), tuple(one.shape))
-        for one in told.tensors
-        if names is None or one.name in names
+        raise CorruptFile(f"{label}: {path}: its parameters cannot be read: {error}") from error
+    expected = {
+        tensor.name: (_DTYPES.get(tensor.dtype, tensor.dtype), tuple(tensor.shape))
+        for tensor in manifest.tensors
+        if names is None or tensor.name in names
     }
-    found = {name: (str(one.dtype), one.shape) for name, one in tensors.items()}
-    if found != described:
-        odd = next(name for name in sorted(found.keys() | described) if found.get(name) != described.get(name))
-        raise CorruptFile(f"{what}: parameter {odd!r} is {found.get(odd)}, and its manifest says {described.get(odd)}")
-    for name, one in sorted(tensors.items()):
-        if not np.isfinite(one).all():
-            raise CorruptFile(f"{what}: parameter {name!r} has numbers that are NaN or infinite")
+    actual = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
+    if actual != expected:
+        odd = next(name for name in sorted(actual.keys() | expected) if actual.get(name) != expected.get(name))
+        raise CorruptFile(f"{label}: parameter {odd!r} is {actual.get(odd)}, and its manifest says {expected.get(odd)}")
+    for name, tensor in sorted(tensors.items()):
+        if not np.isfinite(tensor).all():
+            raise CorruptFile(f"{label}: parameter {name!r} has numbers that are NaN or infinite")
     return tensors
 
 
-def _expanded(tensors: dict[str, NDArray[Any]], told: ReleaseManifest) -> dict[str, NDArray[Any]]:
-    """Return parameters as the graph takes them: those that travelled as 16 bits, as 32."""
-    if not told.reduction or told.reduction.kind != "float16":
+def _widen_float16(tensors: dict[str, NDArray[Any]], manifest: ReleaseManifest) -> dict[str, NDArray[Any]]:
+    """Convert parameters that were reduced to float16 to the float32 that the graph takes."""
+    if not manifest.reduction or manifest.reduction.kind != "float16":
         return tensors
-    return {name: one.astype(np.float32) if one.dtype == np.float16 else one for name, one in tensors.items()}
+    return {
+        name: tensor.astype(np.float32) if tensor.dtype == np.float16 else tensor for name, tensor in tensors.items()
+    }
 
 
-def _own_in_place(tensors: dict[str, NDArray[Any]], path: Path, what: str) -> tuple[dict[str, NDArray[Any]], str]:
-    """Return the device's own parameters with their run and round; the release's where they cannot take their place."""
+def _substitute_own(tensors: dict[str, NDArray[Any]], path: Path, label: str) -> tuple[dict[str, NDArray[Any]], str]:
+    """Return the device's own parameters and their `RUN@ROUND`; the release's and "" if they do not fit."""
     try:
-        own, found = _read_own(path)
-        _require_alike(found, tensors)
+        own_model, own_tensors = _read_own(path)
+        _require_compatible(own_tensors, tensors)
     except (CorruptFile, OSError, SafetensorError, TypeError) as error:
-        log.warning("%s: its own parameters answer, not the device's: %s", what, error)
+        log.warning("%s: the device's own parameters are not used: %s", label, error)
         return tensors, ""
-    return found, f"{own.run}@{own.round}"
+    return own_tensors, f"{own_model.run}@{own_model.round}"
 
 
 def _read_own(path: Path) -> tuple[OwnModel, dict[str, NDArray[Any]]]:
-    """Return the device's own parameters, whole, with what they are of."""
-    own = read_own(path)
-    if own is None:
-        raise CorruptFile(f"{path} is gone")
+    """Return the header and the tensors of the device's own parameters."""
+    own_model = read_own(path)
+    if own_model is None:
+        raise CorruptFile(f"{path} is missing")
     with safe_open(path, framework="numpy") as file:
-        found = {name: file.get_tensor(name) for name in list(file.keys())}
-    if own_digest({name: one.tobytes() for name, one in found.items()}) != own.contents:
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+    if own_digest({name: tensor.tobytes() for name, tensor in tensors.items()}) != own_model.contents:
         raise CorruptFile(f"{path} is damaged: it does not have its digest")
-    return own, found
+    return own_model, tensors
 
 
-def _require_alike(own: Mapping[str, NDArray[Any]], tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse parameters that the graph would not take, or that are no numbers."""
-    told, wanted = ({name: (str(one.dtype), one.shape) for name, one in some.items()} for some in (own, tensors))
-    if told != wanted:
-        odd = next(name for name in sorted(told.keys() | wanted) if told.get(name) != wanted.get(name))
-        raise CorruptFile(f"parameter {odd!r} is {told.get(odd)}, and the release's {wanted.get(odd)}")
-    for name, one in sorted(own.items()):
-        if not np.isfinite(one).all():
+def _require_compatible(own_tensors: Mapping[str, NDArray[Any]], tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse own parameters that differ in name, dtype or shape from the release's, or are not finite."""
+    actual, expected = (
+        {name: (str(tensor.dtype), tensor.shape) for name, tensor in mapping.items()}
+        for mapping in (own_tensors, tensors)
+    )
+    if actual != expected:
+        odd = next(name for name in sorted(actual.keys() | expected) if actual.get(name) != expected.get(name))
+        raise CorruptFile(f"parameter {odd!r} is {actual.get(odd)}, and the release's {expected.get(odd)}")
+    for name, tensor in sorted(own_tensors.items()):
+        if not np.isfinite(tensor).all():
             raise CorruptFile(f"parameter {name!r} has numbers that are NaN or infinite")
 
 
-def _require_signature(session: Any, graph: ReleaseGraph, what: str) -> None:
-    """Refuse a graph whose input or output is not the manifest's; an extent that the graph leaves open fits any."""
-    for one, wanted in ((session.get_inputs(), graph.input), (session.get_outputs(), graph.output)):
-        if [known.name for known in one] != [wanted.name]:
+def _require_signature(session: Any, graph: ReleaseGraph, label: str) -> None:
+    """Refuse a graph whose input or output differs from the manifest's; its dynamic dimensions match any size."""
+    for arguments, spec in ((session.get_inputs(), graph.input), (session.get_outputs(), graph.output)):
+        if [argument.name for argument in arguments] != [spec.name]:
             raise CorruptFile(
-                f"{what}: its graph has {[known.name for known in one]}, and its manifest {wanted.name!r}"
+                f"{label}: its graph has {[argument.name for argument in arguments]}, and its manifest {spec.name!r}"
             )
-        known = one[0].shape
-        pairs = zip(known[1:], wanted.shape[1:], strict=False)
-        differs = any(isinstance(extent, int) and extent != said for extent, said in pairs)
-        if len(known) != len(wanted.shape) or differs:
-            raise CorruptFile(f"{what}: {wanted.name!r} is {known}, and its manifest says {list(wanted.shape)}")
+        shape = arguments[0].shape
+        pairs = zip(shape[1:], spec.shape[1:], strict=False)
+        differs = any(isinstance(extent, int) and extent != expected for extent, expected in pairs)
+        if len(shape) != len(spec.shape) or differs:
+            raise CorruptFile(f"{label}: {spec.name!r} is {shape}, and its manifest says {list(spec.shape)}")
 
 
-def _warm_up(session: Any, graph: ReleaseGraph, what: str) -> float:
-    """Run it on zeros; return the seconds of the fastest run."""
+def _warm_up(session: Any, graph: ReleaseGraph, label: str) -> float:
+    """Run the model on zeros; return the seconds of the fastest run."""
     zeros = np.zeros((1, *graph.input.shape[1:]), graph.input.dtype)
     fastest = float("inf")
     for _ in range(WARM_UPS):
         began = time.monotonic()
-        bounded_run(session, [graph.output.name], {graph.input.name: zeros}, what)
+        bounded_run(session, [graph.output.name], {graph.input.name: zeros}, label)
         fastest = min(fastest, time.monotonic() - began)
     return fastest
 

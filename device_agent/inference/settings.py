@@ -1,8 +1,8 @@
-"""What the inference process is started with: the operator's `[serve]`, and what follows from the board for the rest.
+"""Start parameters of the inference process, from `[serve]` and the board.
 
-ONNX Runtime's own choices are none for a board. Its idle threads spin: a network of two million parameters cost 22 % of
-a core at 20 requests a second instead of 2 %, and joules would be those of the spinning. Left to itself it also pins
-one thread to every core, which fails in a container that has some of them.
+ONNX Runtime's defaults do not suit a board. Its idle threads spin: a network of two million parameters took 22 % of a
+core at 20 requests a second instead of 2 %, and measured energy would be the spinning's. It also pins one thread to
+every core, which fails in a container that may use only some of them.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import msgspec
 from shared.errors import ConfigError
 from shared.runtime import memory
 
-if TYPE_CHECKING:  # the inference process reads no agent.toml, and has no memory to spare
+if TYPE_CHECKING:  # the inference process must stay small and does not read agent.toml
     from device_agent.config import ServeConfig
     from device_agent.profile.schema import Inference
 
 SPINNING_FROM_HZ = 30.0
-"""Between fewer requests, threads that wait are asleep before the next one comes anyway."""
+"""Below this request rate, waiting threads fall asleep before the next request anyway."""
 SMALL_BOARD_BYTES = 1 << 30
-"""Of boards with less, ONNX Runtime keeps no memory of one inference for the next."""
+"""Memory below which ONNX Runtime frees its arena after every inference."""
 SOCKET = "serve.sock"
 MAX_SOCKET_PATH = 107
 _SUPPLIES = "sys/class/power_supply"
 
 
 class CutSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the upper halves of networks are asked of the server.
+    """Collaborative inference: how upper halves are requested from the server.
 
     Attributes:
-        codec: Of features: `dense`, `float16` or `quantize`.
-        bits: Of a magnitude, by `quantize`.
+        codec: Feature codec: `dense`, `float16` or `quantize`.
+        bits: Bits of a magnitude, for `quantize`.
         deadline_s: Seconds that a request waits for the server.
-        whole: Whether whole networks are loaded too.
+        whole: Whether the whole network is loaded too, as a fallback.
     """
 
     codec: str = "dense"
@@ -48,15 +48,15 @@ class InferenceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Argument of the inference process, as JSON.
 
     Attributes:
-        port: Of 127.0.0.1, 0 for none.
-        socket: Path of the Unix socket, empty for none.
-        provider: As `[serve]` names it.
-        spin_us: For how long a thread that waits spins, in microseconds.
-        arena: Whether ONNX Runtime keeps the memory of one inference for the next.
-        max_batch: Examples of a request.
-        patience_s: In which a request must have come.
-        log_level: What it says on the agent's standard error.
-        cut: How the upper halves of networks are asked of the server; None to run whole networks.
+        port: Port on 127.0.0.1; 0 for none.
+        socket: Path of the Unix socket; empty for none.
+        provider: Provider as named in `[serve]`.
+        spin_us: Microseconds that a waiting thread spins.
+        arena: Whether ONNX Runtime keeps memory between inferences.
+        max_batch: Most examples of a request.
+        patience_s: Seconds within which a request must have arrived.
+        log_level: Threshold of its messages on the agent's standard error.
+        cut: Settings of collaborative inference; None to run whole networks.
     """
 
     port: int
@@ -82,16 +82,16 @@ def choose_settings(
     board_bytes: int | None = None,
     on_battery: bool = False,
 ) -> InferenceSettings:
-    """Return what the process is started with.
+    """Return the settings of the inference process.
 
     Args:
-        state_dir: Where the Unix socket lies unless it is named.
-        usual: What the board's firmware profile says of what the operator leaves out.
-        board_bytes: What processes of ours may take on this board; None to ask the system.
-        on_battery: Whether the board runs on one.
+        state_dir: Folder of the Unix socket if the configuration names none.
+        usual: Defaults of the board's firmware profile.
+        board_bytes: Memory that fieldfleet may use on this board; None to query the system.
+        on_battery: Whether the board is discharging a battery; no thread spins then.
 
     Raises:
-        ConfigError: The socket's path is longer than a system takes.
+        ConfigError: The socket's path is too long.
     """
     most = memory.default_limit() if board_bytes is None else board_bytes
     socket = config.socket or str(state_dir / SOCKET)
@@ -100,8 +100,8 @@ def choose_settings(
     threads = usual.threads if config.threads is None else config.threads
     arena = usual.arena if config.arena == "auto" else config.arena
     spins = threads > 1 and config.rate_hz >= SPINNING_FROM_HZ and not on_battery
-    told = config.cut
-    cut = CutSettings(codec=told.codec, bits=told.bits, deadline_s=told.deadline_s, whole=told.whole)
+    split = config.cut
+    cut = CutSettings(codec=split.codec, bits=split.bits, deadline_s=split.deadline_s, whole=split.whole)
     return InferenceSettings(
         port=config.port,
         socket=socket,
@@ -119,10 +119,10 @@ def choose_settings(
 
 
 def runs_on_battery(root: Path) -> bool:
-    """Tell whether a battery of the board is being emptied.
+    """Return whether a battery of the board is discharging.
 
     Args:
-        root: The board's root folder.
+        root: Root of the board's file system, `/` except in tests.
     """
     for supply in sorted((root / _SUPPLIES).glob("*")):
         try:

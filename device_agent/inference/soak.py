@@ -1,4 +1,7 @@
-"""The watch over a new version: whether it does worse at its work than the one before. Pure; times in seconds."""
+"""Compare a trial version's figures with its predecessor's.
+
+Pure functions; times are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,23 @@ from device_agent.inference.messages import Figures
 from shared.protocol.update import UpdateTerms
 
 SLOWER = 1.5
-"""Times the 95th percentile of the old one, measured in turns on a board at the same work."""
+"""Allowed ratio of the 95th percentiles, measured in alternation under equal load."""
 SLOWER_AT_WORK = 3.0
-"""The same at work: before the switch there may have been no training beside it, which may double it."""
+"""Allowed ratio in service: training beside it, absent before the switch, may double latencies."""
 SLACK_S = 0.001
-"""What a board that has something else to do adds to a network that takes microseconds."""
+"""Allowed increase for models that answer in microseconds on a busy board."""
 LEAST_REQUESTS = 20
-"""Fewer say nothing of a percentile."""
+"""Requests needed for a meaningful percentile."""
 LEAST_ERRORS, MORE_ERRORS = 3, 0.01
-"""Errors that are no accident: so many, and by such a share of all requests more than before."""
+"""Errors that count as a fault: at least this many, and this much above the old error rate."""
 
 
 def latency_limit(terms: UpdateTerms, old_p95_s: float, slower: float = SLOWER) -> float:
-    """Return the most seconds that 95 % of the answers may take; infinite where nothing says so.
+    """Return the allowed 95th percentile in seconds; infinite if there is no limit.
 
     Args:
-        terms: What the new version must keep to.
-        old_p95_s: 95th percentile of the old one; 0 where there is none.
-        slower: How many times that is allowed.
+        old_p95_s: 95th percentile of the old version; 0 if there is none.
+        slower: Allowed ratio to it.
     """
     if terms.max_latency_ms:
         return terms.max_latency_ms / 1000
@@ -33,25 +35,24 @@ def latency_limit(terms: UpdateTerms, old_p95_s: float, slower: float = SLOWER) 
 
 
 def judge(before: Figures, now: Figures, deaths: int, terms: UpdateTerms) -> str:
-    """Return why a version does worse than the one before it; empty where it does not.
+    """Return why a version is worse than its predecessor; empty if it is not.
 
     Args:
-        before: Of the old version, when it was switched; all 0 where there was none, or nobody knows any more.
-        now: Of the new one, since it was loaded.
-        deaths: How often the process that serves died since the switch.
-        terms: What it must keep to.
+        before: Figures of the old version at the switch; zeros if there was none or they are lost.
+        now: Figures of the new version since it was loaded.
+        deaths: Deaths of the inference process since the switch.
     """
     if deaths:
         return f"crashes: the inference process died {deaths} times in its trial"
     if now.non_finite and not before.non_finite:
-        return f"finite: {now.non_finite} of {now.requests} answers held NaN or infinity"
+        return f"finite: {now.non_finite} of {now.requests} answers contained NaN or infinity"
     usual = _error_rate(before)
     if now.errors >= LEAST_ERRORS and _error_rate(now) > usual + MORE_ERRORS:
-        return f"errors: {now.errors} of {now.requests} requests failed, before it {usual:.1%}"
+        return f"errors: {now.errors} of {now.requests} requests failed; previous version {usual:.1%}"
     old_p95_s = before.p95_s if before.requests >= LEAST_REQUESTS else 0.0
     limit = latency_limit(terms, old_p95_s, SLOWER_AT_WORK)
     if now.requests >= LEAST_REQUESTS and now.p95_s > limit:
-        return f"latency: 95 % of its answers took up to {now.p95_s * 1e3:.2f} ms, and {limit * 1e3:.2f} are allowed"
+        return f"latency: 95th percentile {now.p95_s * 1e3:.2f} ms, allowed {limit * 1e3:.2f} ms"
     return ""
 
 

@@ -1,12 +1,12 @@
-"""Releases on a board: parts under the digests of their content, manifests by name and version, a record a name.
+"""Release store of a board: parts by digest, manifests by version, a record per model.
 
-    releases/.parts/SHA256           every part, once for all that have it in common
-    releases/NAME/VERSION.json       the manifest
-    releases/NAME/state              what the board is at with that name, durable
-    releases/NAME/state.before       the same one step earlier, for a disk that damages the newer one
-    releases/.ahead                  the manifest of a release that will be offered, whose parts may be here already
+    releases/.parts/SHA256           a part, shared by all releases that contain it
+    releases/NAME/VERSION.json       manifest
+    releases/NAME/state              update record of the model, durable
+    releases/NAME/state.before       the previous record, in case the disk damages the newer one
+    releases/.ahead                  manifest of a release to be offered, whose parts may have been fetched already
 
-One process writes here, the agent, from one thread or several; those that serve and that try releases out read.
+Only the agent writes here, from one or more threads; the serving and gate processes read.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 FOLDER, PARTS, STATE, BEFORE, SUFFIX = "releases", ".parts", "state", "state.before", ".json"
 AHEAD = ".ahead"
 RESERVE_BYTES = 32 << 20
-"""What must be free beside a release: updates that wait for the server need room too."""
+"""Space left free beside releases: updates that wait for the server need it."""
 PRIVATE = 0o700
 READ_ONLY = 0o400
 MIB = 1 << 20
 
 
 class BoardStore:
-    """What a board has of releases, and what it is at with each name.
+    """Releases and update records on the board's disk.
 
     Args:
         state_dir: Folder that survives reboots.
-        reserve_bytes: What must be left free on its disk.
+        reserve_bytes: Space to leave free on its disk.
     """
 
     def __init__(self, state_dir: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
@@ -50,8 +50,10 @@ class BoardStore:
         self._turn = threading.Lock()
 
     def names(self) -> list[str]:
-        """Return the names of which there is a record, in order."""
-        return [name for name in self._folders() if any((self.folder / name / one).exists() for one in (STATE, BEFORE))]
+        """Return the models that have a record, sorted."""
+        return [
+            name for name in self._folders() if any((self.folder / name / file).exists() for file in (STATE, BEFORE))
+        ]
 
     def _folders(self) -> list[str]:
         try:
@@ -60,17 +62,17 @@ class BoardStore:
             return []
 
     def record(self, name: str) -> UpdateRecord:
-        """Return what the board is at with a name; an empty record where nothing was ever offered.
+        """Return the record of a model; an empty one if no release was ever offered.
 
         Raises:
-            CorruptFile: Neither the record nor the one before it is as it was written.
+            CorruptFile: Both the record and its predecessor are damaged.
             ConfigError: A newer fieldfleet wrote it.
         """
-        found = self._read(name)
-        return UpdateRecord(name=name) if found is None else found
+        record = self._read(name)
+        return UpdateRecord(name=name) if record is None else record
 
     def _read(self, name: str) -> UpdateRecord | None:
-        """Return the newest record that is whole; None where there is no file of one."""
+        """Return the newest undamaged record; None if there is no file."""
         damage: CorruptFile | None = None
         for path in (self.folder / name / STATE, self.folder / name / BEFORE):
             try:
@@ -85,28 +87,28 @@ class BoardStore:
         return None
 
     def write(self, record: UpdateRecord, manifest: bytes | None = None) -> None:
-        """Make a record the one of its name; when this returns, it is on the disk.
+        """Write a record durably.
 
         Args:
-            manifest: Of its candidate as it came, where that is new.
+            manifest: Manifest of a new candidate, as received.
 
         Raises:
-            Unwritable: The disk takes nothing more; the record before is untouched.
+            Unwritable: The disk refuses the write; the previous record is intact.
         """
-        folder = self._made(self.folder / record.name)
+        folder = self._ensure_folder(self.folder / record.name)
         with self._turn:
             if manifest is not None:
                 replace_file(self._manifest(record.name, record.candidate), manifest)
-            with suppress(CorruptFile):  # a damaged one is worth no copy
+            with suppress(CorruptFile):  # do not back up a damaged record
                 if before := self._read(record.name):
                     replace_file(folder / BEFORE, write_record(before))
             replace_file(folder / STATE, write_record(record))
 
-    def _made(self, folder: Path) -> Path:
-        """Return a folder that is there, for this user alone, and stays there after a power cut.
+    def _ensure_folder(self, folder: Path) -> Path:
+        """Create a private folder that survives a power cut.
 
         Raises:
-            Unwritable: It cannot be made.
+            Unwritable: It cannot be created.
         """
         with explain_disk_errors(folder):
             for path in (self.folder, folder):
@@ -116,29 +118,29 @@ class BoardStore:
         return folder
 
     def path(self, digest: str) -> Path:
-        """Return where a part lies, or would."""
+        """Return the path of a part, which may not exist."""
         return self._parts / digest
 
     def manifest(self, name: str, version: int) -> ReleaseManifest:
         """Return the manifest of a version.
 
         Raises:
-            CorruptFile: There is none, or it is not as it was written.
-            ConfigError: It is of a newer format.
+            CorruptFile: It is missing or damaged.
+            ConfigError: It has a newer format.
         """
         path = self._manifest(name, version)
         try:
             if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise CorruptFile(f"{path}: larger than any manifest")
-            found = read_manifest(path.read_bytes(), str(path))
+                raise CorruptFile(f"{path}: larger than the limit of a manifest ({MAX_MANIFEST_BYTES} bytes)")
+            manifest = read_manifest(path.read_bytes(), str(path))
         except FileNotFoundError as error:
-            raise CorruptFile(f"{path} is gone") from error
-        if (found.name, found.version) != (name, version):
-            raise CorruptFile(f"{path}: it is the manifest of {found.reference}")
-        return found
+            raise CorruptFile(f"{path} is missing") from error
+        if (manifest.name, manifest.version) != (name, version):
+            raise CorruptFile(f"{path}: it is the manifest of {manifest.reference}")
+        return manifest
 
     def release(self, name: str, version: int) -> str:
-        """Return the SHA-256 of a version's manifest; empty where there is none."""
+        """Return the SHA-256 of a version's manifest; empty if there is none."""
         with suppress(FileNotFoundError):
             return digest_of(self._manifest(name, version))
         return ""
@@ -147,7 +149,7 @@ class BoardStore:
         return self.folder / name / f"{version}{SUFFIX}"
 
     def missing(self, manifest: ReleaseManifest) -> dict[str, ReleasePart]:
-        """Return the parts of a release that are not here, by their names; of what is here the size is looked at."""
+        """Return the parts of a release that are not stored, by name; stored parts are checked by size only."""
         return {name: part for name, part in manifest.parts.items() if self._size(part.sha256) != part.size}
 
     def _size(self, digest: str) -> int:
@@ -157,27 +159,27 @@ class BoardStore:
             return -1
 
     def require_room(self, manifest: ReleaseManifest) -> None:
-        """Refuse a release that the disk has no room for, before any of it is fetched.
+        """Refuse a release that does not fit on the disk, before any of it is fetched.
 
         Raises:
-            Unwritable: Too little is free.
+            Unwritable: Too little space is free.
         """
         sizes = {part.sha256: part.size for part in self.missing(manifest).values()}
         needed = sum(sizes.values()) + self._reserve
-        free = shutil.disk_usage(self._made(self.folder)).free
+        free = shutil.disk_usage(self._ensure_folder(self.folder)).free
         if free < needed:
             raise Unwritable(
                 f"{self.folder}: release {manifest.reference} needs {needed / MIB:.1f} MiB free, "
-                f"{self._reserve / MIB:.0f} of them for updates, and {free / MIB:.1f} are; make room there"
+                f"{self._reserve / MIB:.0f} of them for updates, but only {free / MIB:.1f} are; free some space"
             )
 
     def keep_ahead(self, manifest: bytes) -> None:
-        """Keep the parts of a release that will be offered, in place of those of another one that was to be.
+        """Reserve the parts of a release to be offered, replacing an earlier reservation.
 
         Raises:
-            Unwritable: There is no room for it beside what is here.
+            Unwritable: It does not fit on the disk.
         """
-        folder = self._made(self.folder)
+        folder = self._ensure_folder(self.folder)
         with self._turn:
             replace_file(folder / AHEAD, manifest)
         self.tidy()
@@ -188,30 +190,30 @@ class BoardStore:
             raise
 
     def ahead(self) -> ReleaseManifest | None:
-        """Return the manifest of a release that will be offered; None for none, or for one that cannot be read."""
+        """Return the manifest of the release to be offered; None if there is none or it is unreadable."""
         try:
             return read_manifest((self.folder / AHEAD).read_bytes(), AHEAD)
         except (OSError, CorruptFile, ConfigError):
             return None
 
     def forget_ahead(self) -> None:
-        """Keep nothing for a release that was to be offered."""
+        """Drop the reservation for a release to be offered."""
         (self.folder / AHEAD).unlink(missing_ok=True)
 
     def adopt(self, digest: str, path: Path) -> None:
-        """Take a file that was fetched as a part; reads all of it, so not for the event loop.
+        """Move a fetched file into the store. Hashes all of it, so do not call this on the event loop.
 
         Args:
-            digest: SHA-256 that it must have.
-            path: On the same disk; it is gone from there afterwards.
+            digest: Expected SHA-256.
+            path: File on the same disk.
 
         Raises:
-            CorruptFile: It has another digest; it is left where it is.
-            Unwritable: The disk takes nothing more.
+            CorruptFile: The digest differs; the file stays.
+            Unwritable: The disk refuses the write.
         """
         if digest_of(path) != digest:
-            raise CorruptFile(f"{path}: it is not the part {digest[:12]}")
-        folder = self._made(self._parts)
+            raise CorruptFile(f"{path}: its digest is not {digest[:12]}…")
+        folder = self._ensure_folder(self._parts)
         with explain_disk_errors(path):
             path.chmod(READ_ONLY)
             sync(path)
@@ -219,58 +221,57 @@ class BoardStore:
             sync(folder)
 
     def add(self, digest: str, data: bytes) -> None:
-        """Keep the bytes of a part.
+        """Store the bytes of a part.
 
         Args:
-            digest: SHA-256 that they must have.
-            data: The bytes.
+            digest: Expected SHA-256.
 
         Raises:
-            CorruptFile: They have another digest.
-            Unwritable: The disk takes nothing more.
+            CorruptFile: The digest differs.
+            Unwritable: The disk refuses the write.
         """
         if hashlib.sha256(data).hexdigest() != digest:
-            raise CorruptFile(f"{len(data)} bytes that are not the part {digest[:12]}")
-        self._made(self._parts)
+            raise CorruptFile(f"part {digest[:12]}…: {len(data)} bytes with another digest")
+        self._ensure_folder(self._parts)
         replace_file(self.path(digest), data)
         self.path(digest).chmod(READ_ONLY)
 
     def drop(self, digest: str) -> None:
-        """Part with a part that is damaged, so that it is fetched again."""
+        """Delete a damaged part so that it is fetched again."""
         self.path(digest).unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what no record wants kept; nothing while something that must be kept cannot be read.
+        """Remove what no record refers to; nothing if a record or retained manifest is unreadable.
 
-        What is fetched must be recorded as offered before, or be of the release that will be, or it is removed here.
+        A fetched part must belong to a recorded offer or the release kept ahead, or it is removed.
         """
         with self._turn:
             self._tidy()
 
     def _tidy(self) -> None:
         ahead, unwanted = self.ahead(), list[Path]()
-        wanted = {part.sha256 for part in ahead.parts.values()} if ahead else set[str]()
+        needed = {part.sha256 for part in ahead.parts.values()} if ahead else set[str]()
         try:
             for name in self._folders():
-                kept = self.record(name).retained_versions
+                retained = self.record(name).retained_versions
                 for version in self.versions(name):
-                    if version in kept:
-                        wanted |= {part.sha256 for part in self.manifest(name, version).parts.values()}
+                    if version in retained:
+                        needed |= {part.sha256 for part in self.manifest(name, version).parts.values()}
                     else:
                         unwanted.append(self._manifest(name, version))
         except (CorruptFile, ConfigError) as error:
             log.warning("nothing is removed from %s: %s", self.folder, error)
             return
         with suppress(FileNotFoundError):
-            unwanted += [path for path in self._parts.iterdir() if path.name not in wanted]
+            unwanted += [path for path in self._parts.iterdir() if path.name not in needed]
         for path in unwanted:
-            with suppress(OSError):  # what cannot be removed costs room and no release
+            with suppress(OSError):  # a leftover file costs space only
                 path.unlink()
 
     def versions(self, name: str) -> list[int]:
-        """Return the versions of a name whose manifests lie here, in order."""
-        found = (path.name.removesuffix(SUFFIX) for path in (self.folder / name).glob(f"*{SUFFIX}"))
-        return sorted(int(version) for version in found if version.isdecimal())
+        """Return the versions of a model whose manifests are stored, sorted."""
+        stems = (path.name.removesuffix(SUFFIX) for path in (self.folder / name).glob(f"*{SUFFIX}"))
+        return sorted(int(version) for version in stems if version.isdecimal())
 
 
 def digest_of(path: Path) -> str:

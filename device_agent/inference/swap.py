@@ -1,7 +1,7 @@
-"""The swaps of a board: offers come in, each name has one owner, which drives its candidate and answers what is asked.
+"""Coordinate release swaps: one task per model advances its record and serves requests.
 
-A newer offer ends whatever is under way but a trial, for whose end it waits. An agent that starts goes on where the
-records say that the one before it was.
+A newer offer aborts any work except a trial, whose end it waits for. A restarted agent continues where the records
+left off.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ log = logging.getLogger(__name__)
 
 
 class Swaps:
-    """The swaps of all names of a board.
-
-    Args:
-        around: What it works with.
-    """
+    """Release swaps of all models of a board."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around, self._owners = around, dict[str, _Owner]()
         self._group: backports.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Go on with what was under way, then do what is asked, until cancelled."""
+        """Resume pending work, then serve requests until cancelled."""
         async with backports.TaskGroup() as group:
             for name in self._around.store.names():
                 self._owner(name)
@@ -50,48 +46,47 @@ class Swaps:
         return self._owners[name]
 
     async def hear(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
-        """Note an offer; return the record, whose phase `offered` asks for the parts that the store lacks.
+        """Record an offer and return the record; phase `offered` asks for the parts that the store lacks.
 
-        In a trial it waits for the end of that; of several that wait, the last one counts.
+        During a trial it waits for the end of the trial; of several waiting offers the last one wins.
 
         Args:
-            manifest: Of the release, as it came.
-            offer: What else is said of it.
+            manifest: Manifest of the release, as received.
 
         Raises:
-            ConfigError: The manifest is of a newer format.
-            CorruptFile: It is none, or not the one that is offered.
-            Unwritable: The disk takes not even a note of it.
+            ConfigError: The manifest has a newer format.
+            CorruptFile: The manifest is invalid or not that of the offer.
+            Unwritable: The disk refuses the record.
         """
-        told = read_manifest(manifest, f"release offered by {offer.deployment}")
-        if sha256_of(manifest) != offer.release or told.version != offer.version:
-            raise CorruptFile(f"release {told.reference}: its manifest is not the one that is offered")
-        return await self._owner(told.name).hear(manifest, offer)
+        release = read_manifest(manifest, f"release offered by {offer.deployment}")
+        if sha256_of(manifest) != offer.release or release.version != offer.version:
+            raise CorruptFile(f"release {release.reference}: its manifest differs from the offer's")
+        return await self._owner(release.name).hear(manifest, offer)
 
     async def fetched(self, name: str, deployment: str) -> UpdateRecord:
-        """Go on with an offer, all parts of which are in the store by now; return the record.
+        """Continue an offer whose parts are all stored; return the record.
 
         Args:
-            deployment: Of the offer; if another one came meanwhile, nothing is done.
+            deployment: Deployment of the offer; ignored if a newer offer replaced it.
         """
         return await self._owner(name).fetched(deployment)
 
     async def back(self, name: str, version: int) -> UpdateRecord:
-        """Part with a version, be it committed, in its trial or on its way; return the record.
+        """Take a version back, whether it is committed, in trial or pending; return the record.
 
         Args:
-            version: Which; where it is not in use, or there was none before it, nothing is done.
+            version: Ignored if it is not in use or has no predecessor.
 
         Raises:
-            ServingRefused: The version before it cannot be loaded; this one goes on.
-            Unwritable: The disk takes nothing more; this one goes on.
+            ServingRefused: The previous version cannot be loaded; this one stays active.
+            Unwritable: The disk refuses the record; this one stays active.
         """
         return await self._owner(name).back(version)
 
 
 @dataclass
 class _Request:
-    """Something that is asked of a name's owner, and its answer."""
+    """A request to the owner of a model, with its reply."""
 
     act: Callable[[], Awaitable[None]]
     is_offer: bool
@@ -107,7 +102,7 @@ class _Request:
 
 
 class _Owner:
-    """The one who changes a name's record: lets the candidate work, and stops that to answer."""
+    """Sole writer of a model's record: runs the candidate's steps and interrupts them to serve requests."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate, self._news = candidate, asyncio.Event()
@@ -118,16 +113,16 @@ class _Owner:
         return self._candidate.record
 
     async def hear(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
-        for one in [one for one in self._requests if one.is_offer]:
-            self._requests.remove(one)
-            one.grant(self._record)
+        for request in [request for request in self._requests if request.is_offer]:
+            self._requests.remove(request)
+            request.grant(self._record)
         return await self._ask(lambda: self._take_offer(manifest, offer), is_offer=True)
 
     async def fetched(self, deployment: str) -> UpdateRecord:
         return await self._ask(lambda: self._note_fetched(deployment))
 
     async def back(self, version: int) -> UpdateRecord:
-        return await self._ask(lambda: self._part_with(version))
+        return await self._ask(lambda: self._take_back(version))
 
     async def _ask(self, act: Callable[[], Awaitable[None]], *, is_offer: bool = False) -> UpdateRecord:
         request = _Request(act, is_offer, asyncio.get_running_loop().create_future())
@@ -139,23 +134,23 @@ class _Owner:
         return not (request.is_offer and self._record.phase == "trial")
 
     async def run(self) -> None:
-        """Drive the record until cancelled."""
+        """Advance the record until cancelled."""
         if self._record.phase != "none":
             self._candidate.around.announce(self._record)
         await self._candidate.resume()
         working = asyncio.create_task(self._candidate.work())
         try:
             while True:
-                await self._until_asked(working)
-                await _stopped(working)
+                await self._wait_for_request(working)
+                await _stop(working)
                 await self._answer()
                 working = asyncio.create_task(self._candidate.work())
         finally:
-            await _stopped(working)
+            await _stop(working)
 
-    async def _until_asked(self, working: asyncio.Task[None]) -> None:
-        """Let work go on until something is asked that may be answered now."""
-        while not any(self._is_free_for(one) for one in self._requests):
+    async def _wait_for_request(self, working: asyncio.Task[None]) -> None:
+        """Let the steps run until a request can be served."""
+        while not any(self._is_free_for(request) for request in self._requests):
             self._news.clear()
             news = asyncio.create_task(self._news.wait())
             try:
@@ -166,8 +161,8 @@ class _Owner:
                 working.result()
 
     async def _answer(self) -> None:
-        """Answer the first that may be answered; a trial may have begun while work was being stopped."""
-        request = next((one for one in self._requests if self._is_free_for(one)), None)
+        """Serve the first possible request; there may be none, if a trial began while the steps were being stopped."""
+        request = next((request for request in self._requests if self._is_free_for(request)), None)
         if request is None:
             return
         self._requests.remove(request)
@@ -187,10 +182,10 @@ class _Owner:
             await self._candidate.withdraw(f"{offer.deployment} was offered")
         offered = take_offer(self._record, offer, self._candidate.around.now())
         if reason := self._known_problem(offer):
-            await self._candidate.note(offered)
+            await self._candidate.save(offered)
             await self._candidate.advance("refused", reason, lasting=False)
             return
-        await self._candidate.note(offered, manifest)
+        await self._candidate.save(offered, manifest)
         if offer.version == self._record.committed:
             await self._candidate.advance("known")
             return
@@ -201,10 +196,10 @@ class _Owner:
             await self._candidate.advance("refused", f"disk: {error}", lasting=False)
 
     def _known_problem(self, offer: NewVersion) -> str:
-        """Return why an offer need not be tried: it failed here before, or its number is another release's."""
+        """Return why an offer need not be tried: it failed before, or its number is another release's; else ""."""
         record, store = self._record, self._candidate.around.store
         if offer.version in record.retained_versions and store.release(record.name, offer.version) != offer.release:
-            return f"version: {offer.version} of {record.name} is here with another content; give it a new number"
+            return f"version: {offer.version} of {record.name} is stored with other content; give it a new number"
         return record.failure(offer.release, offer.attempt)
 
     async def _note_fetched(self, deployment: str) -> None:
@@ -212,31 +207,31 @@ class _Owner:
         if (record.phase, record.deployment) != ("offered", deployment):
             return
         if missing := store.missing(store.manifest(record.name, record.candidate)):
-            log.warning("model %s: %s is not here yet", record.name, ", ".join(sorted(missing)))
+            log.warning("model %s: parts still missing: %s", record.name, ", ".join(sorted(missing)))
             return
         await self._candidate.advance("fetched")
 
     def _has_another(self) -> bool:
-        """Tell whether something would answer without the committed version."""
+        """Return whether another version can replace the committed one."""
         record = self._record
         return record.previous > 0 or self._candidate.around.has_folder(record.name, record.committed)
 
-    async def _part_with(self, version: int) -> None:
+    async def _take_back(self, version: int) -> None:
         record = self._record
         if version == record.candidate and record.phase == "trial":
-            await self._candidate.go_back("back", "taken back")
+            await self._candidate.roll_back("back", "taken back")
         elif version == record.candidate and record.phase in PENDING:
             await self._candidate.withdraw("taken back")
         elif version == record.committed and self._has_another():
             if record.phase == "trial":
-                raise ServingRefused(f"version {record.candidate} is in its trial: take that one back first")
+                raise ServingRefused(f"version {record.candidate} is in its trial: take it back first")
             if record.phase in PENDING:
                 await self._candidate.withdraw(f"version {version} is taken back")
             await self._candidate.return_to_previous()
 
 
-async def _stopped(working: asyncio.Task[None]) -> None:
-    """Stop work where it may be stopped."""
+async def _stop(working: asyncio.Task[None]) -> None:
+    """Stop the steps at a point where they can be interrupted."""
     working.cancel()
     await asyncio.wait({working})
     if not working.cancelled():

@@ -22,7 +22,7 @@ from measure import Figure
 
 from device_agent.commands.bench_inference import SHARES, WARM_UP_S, ask_at_once, ask_for, encode_request
 from device_agent.inference.http.message import Response
-from device_agent.inference.http.tensors import Asked, write_inference
+from device_agent.inference.http.tensors import InferenceRequest, write_inference
 from device_agent.inference.messages import percentiles
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.session import open_model
@@ -78,7 +78,7 @@ def main() -> None:
     model = open_model(files.manifest, files.parts, InferenceSettings(port=0, socket=path, memory_bytes=1 << 31))
     inputs = np.zeros((1, *model.input.shape[1:]), model.input.dtype)
     body, json_bytes = write_inference(
-        model.run(inputs), model.output, (files.name, files.version), Asked(inputs, "", is_binary=True)
+        model.run(inputs), model.output, (files.name, files.version), InferenceRequest(inputs, "", is_binary=True)
     )
     said = Response(200, body, json_bytes).encode(keep=True)
 

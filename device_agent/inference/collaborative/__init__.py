@@ -1,1 +1,1 @@
-"""Collaborative inference: the lower half of a network here, the upper half on the server."""
+"""Collaborative inference: lower half on the device, upper half on the server."""

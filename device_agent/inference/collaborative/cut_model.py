@@ -1,6 +1,7 @@
-"""A network of which the lower half runs here and the upper half on the server; asked like any other.
+"""Split network: lower half on the device, upper half on the server.
 
-Where the server's half cannot be had, the whole network answers if it is loaded here too; else the caller is told why.
+If the server is unavailable, the whole network answers, provided that it is loaded too; otherwise the caller gets the
+cause.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ Compute: TypeAlias = Callable[[Array], Awaitable[Array]]
 """Runs a network, or a part of one, on a batch of shape (B, ...)."""
 
 QUICK_S = 0.002
-"""What takes longer is computed on a thread."""
-KEPT = 1024
-"""Requests of which the figures are kept."""
+"""Longer computations run in a thread."""
+MAX_SAMPLES = 1024
+"""Latest requests whose figures are stored."""
 MOST_OUTPUT_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
 class RequestParts:
-    """What one request came to, part by part.
+    """Time and traffic of a request.
 
     Attributes:
-        device_s: Here: the lower half, encoding and decoding; or the whole network.
-        link_s: Between here and there, waiting in turn included; 0 where the server had no part.
-        server_s: There: waiting for others, and the upper half.
-        bytes_up: Of messages and frames.
+        device_s: On the device: lower half, encoding and decoding, or the whole network.
+        link_s: Transfer and queueing between device and server; 0 without the server.
+        server_s: On the server: waiting for a batch and the upper half.
+        bytes_up: Messages and frames sent.
     """
 
     device_s: float
@@ -56,12 +57,12 @@ class RequestParts:
 
 @dataclass(frozen=True)
 class CutAnswer:
-    """Outputs, and who computed them.
+    """Outputs of a split network.
 
     Attributes:
-        outputs: Of shape (B, ...).
-        by: `server` where its half ran, `device` where the whole network did here.
-        parts: Where the time and the bytes went.
+        outputs: Shape (B, ...).
+        by: `server` if the upper half ran there, `device` if the whole network ran locally.
+        parts: Time and traffic of the request.
     """
 
     outputs: Array
@@ -71,22 +72,21 @@ class CutAnswer:
 
 @dataclass
 class CutFigures:
-    """Since the model was loaded.
+    """Statistics since the model was loaded.
 
     Attributes:
-        answered: Requests, by who answered.
-        refused: Requests that the server's half did not answer, by reason; `unreachable` where nothing was heard.
-        recent: The last ones that the server's half answered.
+        answered: Requests by place of computation, `server` or `device`.
+        refused: Requests that the server did not answer, by reason; `unreachable` without any reply.
+        recent: The latest requests that the server answered.
     """
 
     answered: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    recent: deque[RequestParts] = field(default_factory=lambda: deque(maxlen=KEPT))
+    recent: deque[RequestParts] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     bytes_up: int = 0
     bytes_down: int = 0
 
     def count(self, answer: CutAnswer) -> None:
-        """Count an answer."""
         self.answered[answer.by] += 1
         if answer.by == "server":
             self.recent.append(answer.parts)
@@ -96,17 +96,17 @@ class CutFigures:
 
 @dataclass
 class CutModel:
-    """One version of a model.
+    """A version of a split network.
 
     Attributes:
-        half: Which upper half is asked.
+        half: Identity of the upper half on the server.
         lower: Runs the lower half.
-        features: What that puts out.
-        output: What the upper half puts out.
-        codec: How features are encoded.
-        deadline_s: Seconds that a request waits for the server's half.
-        whole: Runs the whole network here; None where it is not loaded.
-        figures: What became of the requests.
+        features: Output tensor of the lower half.
+        output: Output tensor of the upper half.
+        codec: Encoding of features.
+        deadline_s: Seconds that a request waits for the server.
+        run_full: Runs the whole network locally; None if it is not loaded.
+        figures: Statistics of the requests.
     """
 
     half: Half
@@ -116,86 +116,85 @@ class CutModel:
     codec: Spec
     deadline_s: float
     ask: AskTop
-    whole: Compute | None = None
+    run_full: Compute | None = None
     figures: CutFigures = field(default_factory=CutFigures)
 
     async def __call__(self, inputs: Array) -> CutAnswer:
-        """Return what the network makes of a batch.
+        """Return the outputs of a batch.
 
         Args:
-            inputs: Of shape (B, ...) and the input's dtype.
+            inputs: Shape (B, ...), with the input's dtype.
 
         Raises:
-            Unreachable: Nothing was heard from the server in time, and the whole network is not loaded here.
-            InferenceRefused: The server's half was not run, and why; likewise.
+            Unreachable: The server did not reply in time and the whole network is not loaded.
+            InferenceRefused: The server refused and the whole network is not loaded.
         """
         try:
             answer = await self._by_server(inputs)
         except (Unreachable, InferenceRefused) as error:
             self.figures.refused[getattr(error, "reason", "unreachable")] += 1
-            if self.whole is None:
+            if self.run_full is None:
                 raise
             began = time.perf_counter()
-            outputs = await self.whole(inputs)
+            outputs = await self.run_full(inputs)
             answer = CutAnswer(outputs, "device", RequestParts(time.perf_counter() - began))
         self.figures.count(answer)
         return answer
 
     async def _by_server(self, inputs: Array) -> CutAnswer:
-        began = time.perf_counter()
+        started = time.perf_counter()
         features = await self.lower(inputs)
         if not np.isfinite(features).all():
-            raise InferenceRefused("the lower half's outputs are no finite numbers", reason="not-finite")
+            raise InferenceRefused("the lower half's outputs contain NaN or infinite numbers", reason="not-finite")
         parts = payload.pack(feature_codec.encode(self.features.name, features, self.codec))
-        asked = time.perf_counter()
+        sent = time.perf_counter()
         reply = await self.ask(self.half, parts, self.deadline_s)
         answered = time.perf_counter()
         outputs = self._read(reply, len(inputs))
         server_s = reply.timing.waited_s + reply.timing.compute_s
-        device_s = asked - began + time.perf_counter() - answered
-        link_s = max(0.0, answered - asked - server_s)
+        device_s = sent - started + time.perf_counter() - answered
+        link_s = max(0.0, answered - sent - server_s)
         return CutAnswer(outputs, "server", RequestParts(device_s, link_s, server_s, reply.bytes_up, reply.bytes_down))
 
     def _read(self, reply: TopReply, count: int) -> Array:
         try:
-            found = feature_codec.decode(payload.unpack(memoryview(reply.outputs)), self.output, MOST_OUTPUT_VALUES)
+            outputs = feature_codec.decode(payload.unpack(memoryview(reply.outputs)), self.output, MOST_OUTPUT_VALUES)
         except WireError as error:
             raise InferenceRefused(f"the server's outputs: {error}", reason=error.reason) from error
-        if len(found) != count:
-            raise InferenceRefused(f"the server gave {len(found)} outputs for {count} inputs", reason="shape")
-        return found
+        if len(outputs) != count:
+            raise InferenceRefused(f"the server returned {len(outputs)} outputs for {count} inputs", reason="shape")
+        return outputs
 
 
 def build_cut_model(
-    lower: OpenModel, whole: OpenModel | None, config: CutSettings, ask: AskTop, executor: Executor
+    lower: OpenModel, full_model: OpenModel | None, config: CutSettings, ask: AskTop, executor: Executor
 ) -> CutModel:
-    """Return a network of which the upper half is asked of the server.
+    """Build a split network from its opened lower half.
 
     Args:
-        whole: All of it; None where it is not to be loaded here.
-        config: How the server is asked.
-        executor: Computes here what takes long.
+        full_model: The whole network as a fallback; None for none.
+        executor: Runs long computations.
     """
-    told = lower.manifest
-    assert told.halves
+    manifest = lower.manifest
+    assert manifest.halves
     options: dict[str, bool | int | float | str] = {"bits": config.bits} if config.codec == "quantize" else {}
     return CutModel(
-        half=Half(told.name, told.version, bytes.fromhex(told.parameters.sha256)),
-        lower=_computing(lower, executor),
+        half=Half(manifest.name, manifest.version, bytes.fromhex(manifest.parameters.sha256)),
+        lower=_make_compute(lower, executor),
         features=lower.output,
-        output=told.halves.top.output,
+        output=manifest.halves.top.output,
         codec=Spec(name=config.codec, options=options),
         deadline_s=config.deadline_s,
         ask=ask,
-        whole=_computing(whole, executor) if whole else None,
+        run_full=_make_compute(full_model, executor) if full_model else None,
     )
 
 
-def _computing(model: OpenModel, executor: Executor) -> Compute:
+def _make_compute(model: OpenModel, executor: Executor) -> Compute:
     def run(inputs: Array) -> Array:
         try:
             return model.run(inputs)
-        except Exception as error:  # of ONNX Runtime's C++ code, by no common class
+        except Exception as error:  # errors of ONNX Runtime's C++ code have no common class
             problem = str(error).strip().partition("\n")[0]
             raise InferenceRefused(f"the model failed: {problem or type(error).__name__}", reason="failed") from error
 

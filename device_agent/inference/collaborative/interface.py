@@ -1,4 +1,4 @@
-"""What is asked of the server's half of a network, and what it gives: between whoever asks and whoever has the link."""
+"""Interface to the server's upper half of a split network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.protocol.inference.collaborative import TopTiming
 
 @dataclass(frozen=True)
 class Half:
-    """Which half of which network is asked.
+    """Identity of an upper half.
 
     Attributes:
         parameters: SHA-256 of its parameters, 32 bytes.
@@ -24,13 +24,13 @@ class Half:
 
 @dataclass(frozen=True)
 class TopReply:
-    """What the server's half gave.
+    """Reply of the server's upper half.
 
     Attributes:
-        outputs: A payload of codec `dense`.
-        timing: Where the server's seconds went.
-        round_trip_s: From the first offer to the answer; without the server's seconds that is the link's.
-        bytes_up: Of messages and frames of this request.
+        outputs: Payload of codec `dense`.
+        timing: Seconds spent on the server.
+        round_trip_s: Seconds from the first offer to the reply.
+        bytes_up: Messages and frames of this request.
     """
 
     outputs: bytes
@@ -41,12 +41,12 @@ class TopReply:
 
     @property
     def link_s(self) -> float:
-        """Seconds that it was neither here nor worked on there."""
+        """Seconds of the round trip that were not spent on the server."""
         return max(0.0, self.round_trip_s - self.timing.waited_s - self.timing.compute_s)
 
 
 class AskTop(Protocol):
-    """A way to the server's half: `RemoteTop`, or that of another process of this device, through a pipe."""
+    """Client for the server's upper half: `RemoteTop`, or a pipe to the process that has it."""
 
     def __call__(self, half: Half, parts: Sequence[memoryview], deadline_s: float) -> Awaitable[TopReply]:
-        """Have the server's half run on the payload of some features; raise as `RemoteTop`."""
+        """Run the upper half on a payload of features. Errors are those of `RemoteTop`."""

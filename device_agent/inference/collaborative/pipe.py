@@ -1,7 +1,7 @@
-"""Requests for the server's half between inference process and agent, which has the only connection to the broker.
+"""Relay upper-half requests from the inference process through the agent's broker connection.
 
-A socket pair beside the pipes of commands, which are answered in their order and are not to wait for a network: u32
-length, MessagePack, and the bytes of a payload behind it. Either side that is gone ends it.
+Uses a socket pair of its own, because commands on the pipes are answered in order and must not wait for the network.
+Format: u32 length, MessagePack, payload bytes. The relay ends when either side closes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES = 4
 MAX_BYTES = 256 << 20
-"""Of a message or a payload: more is said by nobody of ours."""
+"""Limit of a message or payload."""
 UNREACHABLE = "unreachable"
 SLACK_S = 5.0
-"""Beyond a request's deadline, for an agent that has other things to do."""
+"""Time beyond a request's deadline, for a busy agent."""
 
 
 class TopAsked(msgspec.Struct, frozen=True, tag=True):
-    """Process -> agent: have the server's half run on features, `size` bytes of payload right behind this.
+    """Process -> agent: run the upper half on features; `size` payload bytes follow.
 
     Attributes:
-        number: Of the request, for its answer.
-        parameters: Their SHA-256.
-        deadline_s: Seconds that are left.
+        number: Request number, echoed in the reply.
+        parameters: SHA-256 of the half's parameters, 32 bytes.
+        deadline_s: Remaining seconds.
     """
 
     number: int
@@ -47,7 +47,7 @@ class TopAsked(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopReplied(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: the outputs, `size` bytes of payload right behind this; other fields as in `TopReply`."""
+    """Agent -> process: outputs; `size` payload bytes follow. Other fields as in `TopReply`."""
 
     number: int
     size: int
@@ -58,7 +58,7 @@ class TopReplied(msgspec.Struct, frozen=True, tag=True):
 
 
 class TopFailed(msgspec.Struct, frozen=True, tag=True):
-    """Agent -> process: there are none, and why; reason `unreachable` where nothing was heard."""
+    """Agent -> process: the request failed; reason `unreachable` if the server did not reply."""
 
     number: int
     reason: str
@@ -79,7 +79,7 @@ def _write(writer: asyncio.StreamWriter, message: OnPipe, parts: Sequence[bytes 
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[OnPipe, bytes] | None:
-    """Return the next message and its payload; None where the other side is gone."""
+    """Return the next message and its payload; None once the other side has closed."""
     try:
         size = int.from_bytes(await reader.readexactly(HEAD_BYTES), "little")
         message = _decoder.decode(await reader.readexactly(min(size, MAX_BYTES)))
@@ -89,25 +89,25 @@ async def _read(reader: asyncio.StreamReader) -> tuple[OnPipe, bytes] | None:
 
 
 class TopPipe:
-    """The inference process's end: asks the agent.
+    """Client in the inference process; sends requests to the agent.
 
     Attributes:
-        hearing: Hears the agent, once somebody has begun that.
+        reader_task: Runs `run`; held so that it is not garbage-collected.
     """
 
-    hearing: asyncio.Task[None] | None = None
+    reader_task: asyncio.Task[None] | None = None
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._waiting: dict[int, asyncio.Future[TopReply]] = {}
+        self._replies: dict[int, asyncio.Future[TopReply]] = {}
         self._number, self._is_open = 0, True
 
     async def __call__(self, half: Half, parts: Sequence[memoryview], deadline_s: float) -> TopReply:
-        """Have the server's half run on features, by the agent.
+        """Run the upper half on features through the agent.
 
         Args:
-            parts: The payload of features.
-            deadline_s: Seconds after which nobody waits for it any more.
+            parts: Payload of features.
+            deadline_s: Seconds that the caller waits.
 
         Raises:
             Unreachable: The agent is gone, or as `RemoteTop`.
@@ -116,56 +116,57 @@ class TopPipe:
         if not self._is_open:
             raise Unreachable("the agent is gone")
         self._number += 1
-        waiting: asyncio.Future[TopReply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[TopReply] = asyncio.get_running_loop().create_future()
         number, size = self._number, sum(part.nbytes for part in parts)
-        asked = TopAsked(number, half.name, half.version, half.parameters, deadline_s, size)
-        self._waiting[number] = waiting
+        request = TopAsked(number, half.name, half.version, half.parameters, deadline_s, size)
+        self._replies[number] = reply
         try:
-            _write(self._writer, asked, parts)
+            _write(self._writer, request, parts)
             async with backports.timeout(deadline_s + SLACK_S):
-                return await waiting
+                return await reply
         except TimeoutError:
             raise Unreachable("the agent does not answer") from None
         finally:
-            del self._waiting[number]
+            del self._replies[number]
 
     async def run(self) -> None:
-        """Hear the agent until it is gone; whoever waits then is told."""
+        """Dispatch replies until the agent closes, then fail the pending requests."""
         try:
-            while (heard := await _read(self._reader)) is not None:
-                self._hear(*heard)
+            while (incoming := await _read(self._reader)) is not None:
+                self._dispatch(*incoming)
         finally:
             self._is_open = False
             self._writer.close()
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(Unreachable("the agent is gone"))
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(Unreachable("the agent is gone"))
 
-    def _hear(self, message: OnPipe, data: bytes) -> None:
-        waiting = self._waiting.get(message.number)
-        if waiting is None or waiting.done():
+    def _dispatch(self, message: OnPipe, data: bytes) -> None:
+        reply = self._replies.get(message.number)
+        if reply is None or reply.done():
             return
         match message:
             case TopReplied():
-                told = message.round_trip_s, message.bytes_up, message.bytes_down
-                waiting.set_result(TopReply(data, message.timing, *told))
+                reply.set_result(
+                    TopReply(data, message.timing, message.round_trip_s, message.bytes_up, message.bytes_down)
+                )
             case TopFailed(reason=reason, cause=cause):
                 is_away = reason == UNREACHABLE
-                waiting.set_exception(Unreachable(cause) if is_away else InferenceRefused(cause, reason=reason))
+                reply.set_exception(Unreachable(cause) if is_away else InferenceRefused(cause, reason=reason))
 
 
 async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask: AskTop) -> None:
-    """Ask the server for the inference process, until that is gone: the agent's end.
+    """Serve upper-half requests of the inference process until it closes: the agent's end.
 
     Args:
-        ask: The way to the server.
+        ask: Client for the server.
     """
     asking = set[asyncio.Task[None]]()
     try:
-        while (heard := await _read(reader)) is not None:
-            message, data = heard
+        while (incoming := await _read(reader)) is not None:
+            message, data = incoming
             if isinstance(message, TopAsked):
-                task = asyncio.create_task(_relay_one(message, data, writer, ask), name="relay")
+                task = asyncio.create_task(_relay_request(message, data, writer, ask), name="relay")
                 asking.add(task)
                 task.add_done_callback(asking.discard)
     finally:
@@ -177,14 +178,16 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask:
             await writer.wait_closed()
 
 
-async def _relay_one(asked: TopAsked, data: bytes, writer: asyncio.StreamWriter, ask: AskTop) -> None:
-    half = Half(asked.name, asked.version, asked.parameters)
+async def _relay_request(request: TopAsked, data: bytes, writer: asyncio.StreamWriter, ask: AskTop) -> None:
+    half = Half(request.name, request.version, request.parameters)
     try:
-        reply = await ask(half, [memoryview(data)], asked.deadline_s)
+        reply = await ask(half, [memoryview(data)], request.deadline_s)
     except InferenceRefused as error:
-        _write(writer, TopFailed(asked.number, error.reason, str(error)))
-    except FieldFleetError as error:  # whatever it is, somebody waits for it
-        _write(writer, TopFailed(asked.number, UNREACHABLE, str(error)))
+        _write(writer, TopFailed(request.number, error.reason, str(error)))
+    except FieldFleetError as error:  # the requester waits for a reply in any case
+        _write(writer, TopFailed(request.number, UNREACHABLE, str(error)))
     else:
-        told = reply.timing, reply.round_trip_s, reply.bytes_up, reply.bytes_down
-        _write(writer, TopReplied(asked.number, len(reply.outputs), *told), [reply.outputs])
+        message = TopReplied(
+            request.number, len(reply.outputs), reply.timing, reply.round_trip_s, reply.bytes_up, reply.bytes_down
+        )
+        _write(writer, message, [reply.outputs])

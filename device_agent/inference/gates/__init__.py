@@ -1,1 +1,1 @@
-"""What a release must pass on a board before it may answer, tried in a process of its own."""
+"""Acceptance gates: tests of a release on the board, run in a separate process."""

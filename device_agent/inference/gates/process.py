@@ -1,7 +1,7 @@
-"""The process that tries a release out: started for one candidate, limited in memory, ended after it.
+"""Run the acceptance gates in a child process with limited memory, one per candidate.
 
-A model may crash ONNX Runtime, hang it or take all memory. Here it takes nothing with it: how this process ends is its
-verdict.
+A model may crash ONNX Runtime, hang it or exhaust memory. In a child process that harms nothing else, and the child's
+exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 900.0
 TRIES = 2
-"""Of a candidate under which the process dies: the first time it may have been the system's need of memory."""
+"""Tries of a candidate whose process dies: the first death may be the system's out-of-memory killer."""
 MODULE = "device_agent.inference.gates.main"
 
 
 class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What to try out.
+    """Job: run the gates on a candidate.
 
     Attributes:
-        state_dir: Where the board's releases lie.
-        committed: The one to compare it with; 0 for none.
-        terms: What it must keep to.
-        settings: As the inference process has them, its memory too.
-        data: The device's own examples, of which some are held out; None for none.
-        own: File of the device's own parameters, which answer in place of a release's; empty where none do.
+        state_dir: Folder with the release store.
+        committed: Active version to compare with; 0 for none.
+        terms: Limits that the candidate must meet.
+        settings: Settings of the inference process, memory limit included.
+        data: The device's training data, part of which is held out; None for none.
+        own: File of the device's own parameters that replace the release's; empty for none.
     """
 
     state_dir: str
@@ -56,14 +56,14 @@ class GateJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class OwnJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A model of the device's own to compare with the release that it is to answer for.
+    """Job: compare the device's own model with the release that it would replace.
 
     Attributes:
-        parts: Paths of its files, by the names that they have in a folder.
+        parts: Paths of the release's files by their names in an exported folder.
         own: File of the device's own parameters.
-        max_drop: By how much they may be less accurate than the release's.
-        settings: Of the inference process.
-        data: The device's own examples, of which some are held out.
+        max_drop: Allowed drop of accuracy below the release's.
+        settings: Settings of the inference process.
+        data: The device's training data, part of which is held out.
     """
 
     manifest: bytes
@@ -78,7 +78,7 @@ AnyJob: TypeAlias = GateJob | OwnJob
 
 
 class Entering(msgspec.Struct, frozen=True, tag=True):
-    """Child -> agent: what comes next, should this be its last word."""
+    """Child -> agent: the gate about to run, to be blamed if the process dies."""
 
     gate: str
 
@@ -88,26 +88,26 @@ FromGates: TypeAlias = Entering | GateVerdict
 
 @dataclass
 class GateProcess:
-    """Tries candidates out, one at a time.
+    """Runs the gates on one candidate at a time.
 
     Attributes:
-        state_dir: Where the board's releases lie.
-        settings: Of the inference process.
-        data: The device's own examples; None for none.
-        own: File of the device's own parameters; None where releases' answer.
-        patience_s: In which a candidate must have passed.
+        state_dir: Folder with the release store.
+        settings: Settings of the inference process.
+        data: The device's training data; None for none.
+        own_path: File of the device's own parameters; None if the releases' are used.
+        patience_s: Seconds that a candidate's gates may take.
     """
 
     state_dir: Path
     settings: InferenceSettings
     data: Data | None = None
-    own: Path | None = None
+    own_path: Path | None = None
     patience_s: float = PATIENCE_S
     module: str = MODULE
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, record: UpdateRecord) -> GateVerdict:
-        """Return what becomes of a record's candidate; a call that is cancelled ends the process."""
+        """Return the verdict on a record's candidate; cancelling the call kills the process."""
         job = GateJob(
             state_dir=str(self.state_dir),
             name=record.name,
@@ -116,7 +116,7 @@ class GateProcess:
             terms=record.terms,
             settings=self.settings,
             data=self.data,
-            own=str(self.own or ""),
+            own=str(self.own_path or ""),
         )
         async with self._turn:
             for remaining in reversed(range(TRIES)):
@@ -127,23 +127,23 @@ class GateProcess:
                 if not remaining:
                     verdict = GateVerdict(reason=verdict)
         assert isinstance(verdict, GateVerdict)
-        log.info("release %s/%d: %s", job.name, job.candidate, verdict.reason or "it passed the gates")
+        log.info("release %s/%d: %s", job.name, job.candidate, verdict.reason or "passed the gates")
         return verdict
 
     async def judge_own(self, files: ReleaseFiles, max_drop: float) -> str:
-        """Return why the device's own parameters are not to answer for a release; empty where they may.
+        """Return why the device's own parameters may not replace a release's; empty if they may.
 
-        Where nothing here can tell, as where memory is short, they may.
+        They may if the comparison is not possible, such as when memory is short.
 
         Args:
-            max_drop: By how much they may be less accurate than the release's on the device's held-out examples.
+            max_drop: Allowed drop of accuracy below the release's, on the device's held-out examples.
         """
-        if self.own is None or self.data is None:
+        if self.own_path is None or self.data is None:
             return ""
         job = OwnJob(
             manifest=files.manifest,
             parts={name: str(path) for name, path in files.parts.items()},
-            own=str(self.own),
+            own=str(self.own_path),
             max_drop=max_drop,
             settings=self.settings,
             data=self.data,
@@ -153,7 +153,7 @@ class GateProcess:
         if isinstance(verdict, GateVerdict) and verdict.lasting:
             return verdict.reason
         problem = verdict.reason if isinstance(verdict, GateVerdict) else verdict
-        log.warning("%s/%d: the device's own model is not judged: %s", files.name, files.version, problem)
+        log.warning("%s/%d: cannot compare the device's own model: %s", files.name, files.version, problem)
         return ""
 
     async def _try_out(self, job: AnyJob) -> GateVerdict | str:
@@ -188,7 +188,7 @@ async def _converse(process: Process, job: AnyJob) -> GateVerdict | str:
 
 def _cause_of_death(code: int, gate: str) -> str:
     if code == -signal.SIGKILL:
-        return f"memory: the process that tried it out was killed (signal 9) in {gate}: out of memory, or by hand"
+        return f"memory: the gate process was killed (signal 9) in {gate}: out of memory, or by hand"
     if code < 0:
-        return f"crashes: the process that tried it out died of signal {-code} in {gate}"
-    return f"crashes: the process that tried it out ended with exit code {code} in {gate}; see this agent's log"
+        return f"crashes: the gate process died of signal {-code} in {gate}"
+    return f"crashes: the gate process ended with exit code {code} in {gate}; see this agent's log"

@@ -13,4 +13,4 @@ DATATYPES: Mapping[str, str] = {
     "int64": "INT64",
     "uint8": "UINT8",
 }
-"""What the protocol calls a dtype."""
+"""Protocol datatype by NumPy dtype."""

@@ -1,7 +1,7 @@
-"""One connection of an application: requests come in and are answered in their order, within limits.
+"""HTTP/1.1 server connection with limits on size and time; requests are answered in order.
 
-What a request says of its size is judged before any memory is taken for it. A peer that sends slowly, or does not read,
-holds nothing but its connection, and that until its time is up.
+A request's announced size is checked before memory is reserved. A peer that sends slowly or does not read holds only
+its connection, until its deadline.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 << 10
 IDLE_S, LINGER_S = 75.0, 2.0
-"""Between requests; and for a peer to read why it was refused while what it still sends is dropped."""
+"""Limits between requests, and for a refused peer to read the refusal while its data is dropped."""
 NEVER = math.inf
 BLANK = b"\r\n\r\n"
-"""Between head and body."""
+"""Separator of head and body."""
 
 
-def _failure(error: Exception) -> Response:
-    """Return the answer where giving one failed by no fault of the peer."""
+def _describe_failure(error: Exception) -> Response:
+    """Return the response to an internal error."""
     if isinstance(error, MemoryError):
-        log.warning("a request found no memory: raise serve.memory_mb, or make serve.max_body_mb smaller")
-        return refusal(503, "out of memory; ask for less at once, or raise serve.memory_mb")
+        log.warning("out of memory in a request: raise serve.memory_mb or lower serve.max_body_mb")
+        return refusal(503, "out of memory; send smaller batches, or raise serve.memory_mb")
     log.error("a request failed", exc_info=error)
-    return refusal(500, f"a fault of the server: {type(error).__name__}")
+    return refusal(500, f"internal error: {type(error).__name__}")
 
 
-class Shared(Protocol):
-    """What all connections of a server have in common.
+class ConnectionHost(Protocol):
+    """Shared limits and request handling of a server's connections.
 
     Attributes:
-        patience_s: In which a request must have come, and an answer been taken.
+        patience_s: Seconds within which a request must arrive, and a response be read.
     """
 
     max_body_bytes: int
@@ -50,31 +50,31 @@ class Shared(Protocol):
     clock: Clock
 
     def answer(self, request: Request) -> Response | Awaitable[Response]:
-        """Return the answer to a request, or what will give it; never raises for what a peer sent."""
+        """Return the response or an awaitable of it; never raises because of a peer's data."""
 
     def admit(self, connection: Connection) -> bool:
-        """Note a connection; tell whether there is room for it."""
+        """Register a connection; return whether there is room for it."""
 
     def forget(self, connection: Connection) -> None:
-        """Strike out a connection that is gone."""
+        """Unregister a closed connection."""
 
     def reserve(self, size: int) -> bool:
-        """Take room for so many bytes of a body, if there is as much."""
+        """Reserve bytes for a body; return whether there is room."""
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Return reserved bytes."""
 
 
 @dataclass
 class _Arriving:
-    """A request of which a part is here.
+    """A partly received request.
 
     Attributes:
-        url: As far as it came.
-        headers: Of those that came.
-        reserved: Bytes that were taken for it.
-        has_head: Whether its head is whole.
-        seen: Bytes of its body when some last came.
+        url: Received part of the URL.
+        headers: Received headers.
+        reserved: Bytes reserved for its body.
+        has_head: Whether the head is complete.
+        last_size: Bytes of the body when it last grew.
     """
 
     url: bytes = b""
@@ -82,16 +82,16 @@ class _Arriving:
     body: bytearray = field(default_factory=bytearray)
     reserved: int = 0
     has_head: bool = False
-    seen: int = 0
+    last_size: int = 0
 
 
-class _Known(NamedTuple):
-    """A request that came as one piece: one of as many bytes with this head says the same, but for its body.
+class _RepeatHead(NamedTuple):
+    """Head of a request that came in one piece. A request of equal size and head differs only in its body.
 
     Attributes:
-        head: To the blank line, and with it.
-        size: Of all of it.
-        request: As it was read, without its body.
+        head: Bytes up to and including the blank line.
+        size: Bytes of the entire request.
+        request: The parsed request without its body.
     """
 
     head: bytes
@@ -99,12 +99,11 @@ class _Known(NamedTuple):
     request: Request
 
     @classmethod
-    def of(cls, data: bytes, request: Request) -> _Known | None:
-        """Return what is known by a request; None where another with its head would have to be read again.
+    def of(cls, data: bytes, request: Request) -> _RepeatHead | None:
+        """Return the head of a request; None if a repetition would have to be parsed again.
 
         Args:
-            data: As it came, and nothing else.
-            request: As it was read.
+            data: Bytes of exactly this request.
         """
         head, blank, body = data.partition(BLANK)
         is_plain = "content-length" in request.headers and "expect" not in request.headers
@@ -114,22 +113,22 @@ class _Known(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """Reads requests with httptools, and has the server answer them.
+    """Parses requests with httptools and writes the server's responses.
 
     Attributes:
-        deadline: When `expire` is to be called, by the server's clock.
-        is_blocked: Whether its peer leaves answers unread; nothing is read from it meanwhile.
+        deadline: Time on the server's clock after which `expire` is due.
+        is_blocked: Whether the peer leaves responses unread; reading is paused meanwhile.
     """
 
-    def __init__(self, server: Shared) -> None:
+    def __init__(self, server: ConnectionHost) -> None:
         self._server = server
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._arriving: _Arriving | None = None
         self._head_bytes = 0
-        self._waiting: deque[tuple[Request, int]] = deque()
-        self._known: _Known | None = None
-        self._read: list[Request] = []
+        self._queue: deque[tuple[Request, int]] = deque()
+        self._repeat: _RepeatHead | None = None
+        self._parsed_requests: list[Request] = []
         self._computing: asyncio.Task[None] | None = None
         self._refused = self.is_blocked = self._completed = False
         self.deadline = NEVER
@@ -144,75 +143,75 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         self._server.forget(self)
         self._drop()
-        for _, reserved in self._waiting:
+        for _, reserved in self._queue:
             self._server.release(reserved)
-        self._waiting.clear()
+        self._queue.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         begins = self._arriving is None
-        if begins and self._is_known(data):
+        if begins and self._accept_repeat(data):
             return
         self._completed = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._refused:
-                self._refuse(400, f"this is no HTTP/1.1 request: {str(error)[:80]}")
+                self._refuse(400, f"not an HTTP/1.1 request: {str(error)[:80]}")
             return
-        self._bound_what_is_no_body(len(data))
-        if begins and self._arriving is None and len(self._read) == 1:
-            self._known = _Known.of(data, self._read[0])
-        self._read.clear()
-        if self._begins_nothing():  # such as empty lines without end, which the parser passes over
+        self._limit_head(len(data))
+        if begins and self._arriving is None and len(self._parsed_requests) == 1:
+            self._repeat = _RepeatHead.of(data, self._parsed_requests[0])
+        self._parsed_requests.clear()
+        if self._is_between_requests():  # the parser skips empty lines, of which a peer may send any number
             self.deadline = min(self.deadline, self._server.clock() + self._server.patience_s)
 
-    def _begins_nothing(self) -> bool:
-        """Tell whether all that came is no begin of a request, and none is being answered."""
-        return not (self._arriving or self._completed or self._computing or self._waiting or self._refused)
+    def _is_between_requests(self) -> bool:
+        """Return whether no request has begun and none is being answered."""
+        return not (self._arriving or self._completed or self._computing or self._queue or self._refused)
 
-    def _is_known(self, data: bytes) -> bool:
-        """Take a request whose head is that of the one before, to the byte, without reading it again."""
-        known = self._known
-        if known is None or len(data) != known.size or not data.startswith(known.head):
+    def _accept_repeat(self, data: bytes) -> bool:
+        """Queue a request whose head equals the previous one byte for byte, without parsing it."""
+        repeat = self._repeat
+        if repeat is None or len(data) != repeat.size or not data.startswith(repeat.head):
             return False
-        size = known.size - len(known.head)
+        size = repeat.size - len(repeat.head)
         if not self._server.reserve(size):
-            return False  # and the usual way says so
+            return False  # parsing it reports the refusal
         self._completed = True
-        self._waiting.append((known.request._replace(body=data[len(known.head) :]), size))
-        self._go_on()
+        self._queue.append((repeat.request._replace(body=data[len(repeat.head) :]), size))
+        self._answer_queued()
         return True
 
-    def _bound_what_is_no_body(self, size: int) -> None:
-        """Refuse a request whose head goes on and on, or what stands between and behind its chunks."""
+    def _limit_head(self, size: int) -> None:
+        """Refuse a request whose head, chunk extensions or trailers grow too large."""
         arriving = self._arriving
-        if arriving is None or self._refused or self._completed:  # most of these bytes may be another request's
+        if arriving is None or self._refused or self._completed:  # most of these bytes may be the previous request's
             return
-        if arriving.has_head and len(arriving.body) > arriving.seen:
-            arriving.seen, self._head_bytes = len(arriving.body), 0
+        if arriving.has_head and len(arriving.body) > arriving.last_size:
+            arriving.last_size, self._head_bytes = len(arriving.body), 0
             return
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
-            what = "extensions of chunks, or trailers," if arriving.has_head else "a head"
-            self._refuse(431, f"{what} of more than {MAX_HEAD_BYTES} bytes")
+            what = "chunk extensions or trailers exceed" if arriving.has_head else "the head exceeds"
+            self._refuse(431, f"{what} {MAX_HEAD_BYTES} bytes")
 
     def eof_received(self) -> bool:
-        return self._computing is not None  # it may have closed its half and wait for the answer
+        return self._computing is not None  # the peer may close its half and wait for the response
 
     def pause_writing(self) -> None:
-        """Take nothing more from a peer that does not read its answers."""
+        """Stop reading from a peer that does not read its responses."""
         self.is_blocked = True
         self.deadline = self._server.clock() + self._server.patience_s
-        self._open.pause_reading()
+        self._live_transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.is_blocked = False
         self.deadline = self._server.clock() + IDLE_S
-        self._go_on()
+        self._answer_queued()
 
-    # What httptools calls, in this order.
+    # Callbacks of httptools, in the order of a request.
 
     def on_message_begin(self) -> None:
         self._arriving, self._head_bytes = _Arriving(), 0
@@ -233,19 +232,19 @@ class Connection(asyncio.Protocol):
             return
         arriving.has_head, self._head_bytes = True, 0
         if self._parser.should_upgrade():
-            self._refuse(400, "no other protocol than HTTP/1.1 is spoken here")
+            self._refuse(400, "protocol upgrades are not supported; use HTTP/1.1")
             return
-        told = arriving.headers.get("content-length", "0")
-        size = int(told) if told.isascii() and told.isdecimal() else 0  # the parser refused what is none
-        if self._take(arriving, size) and arriving.headers.get("expect", "").lower() == "100-continue":
-            self._open.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        length = arriving.headers.get("content-length", "0")
+        size = int(length) if length.isascii() and length.isdecimal() else 0  # the parser has refused an invalid length
+        if self._reserve(arriving, size) and arriving.headers.get("expect", "").lower() == "100-continue":
+            self._live_transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         arriving = self._arriving
         if arriving is None or self._refused:
             return
         beyond = len(arriving.body) + len(body) - arriving.reserved
-        if beyond <= 0 or self._take(arriving, beyond):  # it comes in chunks, and said nothing of its size
+        if beyond <= 0 or self._reserve(arriving, beyond):  # a chunked body announces no size
             arriving.body += body
 
     def on_message_complete(self) -> None:
@@ -259,19 +258,19 @@ class Connection(asyncio.Protocol):
             bytes(arriving.body),
             self._parser.should_keep_alive(),
         )
-        self._read.append(request)
-        self._waiting.append((request, arriving.reserved))
-        self._go_on()
+        self._parsed_requests.append(request)
+        self._queue.append((request, arriving.reserved))
+        self._answer_queued()
 
     @property
-    def _open(self) -> asyncio.Transport:
+    def _live_transport(self) -> asyncio.Transport:
         assert self._transport
         return self._transport
 
-    def _take(self, arriving: _Arriving, size: int) -> bool:
-        """Reserve room for so many bytes more, or refuse the request."""
+    def _reserve(self, arriving: _Arriving, size: int) -> bool:
+        """Reserve bytes for a body, or refuse the request."""
         if arriving.reserved + size > self._server.max_body_bytes:
-            self._refuse(413, f"a body of more than {self._server.max_body_bytes} bytes; see serve.max_body_mb")
+            self._refuse(413, f"the body exceeds {self._server.max_body_bytes} bytes; see serve.max_body_mb")
             return False
         if not self._server.reserve(size):
             self._refuse(503, "too many large requests at once; try again")
@@ -279,71 +278,71 @@ class Connection(asyncio.Protocol):
         arriving.reserved += size
         return True
 
-    def _go_on(self) -> None:
-        """Answer what waits, one after the other; read on where nothing does."""
-        while self._waiting and not (self._computing or self.is_blocked or self._refused):
-            request, reserved = self._waiting.popleft()
+    def _answer_queued(self) -> None:
+        """Answer queued requests in order; resume reading when the queue is empty."""
+        while self._queue and not (self._computing or self.is_blocked or self._refused):
+            request, reserved = self._queue.popleft()
             self.deadline = NEVER
             try:
                 answer = self._server.answer(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, this peer and the others are answered
-                answer = _failure(error)
+            except Exception as error:  # noqa: BLE001 - any error must leave this peer and the others answered
+                answer = _describe_failure(error)
             if isinstance(answer, Response):
                 self._server.release(reserved)
                 self._send(answer, request)
             else:
                 self._computing = asyncio.ensure_future(self._compute(answer, request, reserved))
-        if self._open.is_closing():
+        if self._live_transport.is_closing():
             return
         if self._computing or self.is_blocked:
-            self._open.pause_reading()
+            self._live_transport.pause_reading()
         else:
-            self._open.resume_reading()
+            self._live_transport.resume_reading()
 
     async def _compute(self, answer: Awaitable[Response], request: Request, reserved: int) -> None:
         try:
             response = await answer
         except Exception as error:  # noqa: BLE001 - as above
-            response = _failure(error)
+            response = _describe_failure(error)
         finally:
             self._computing = None
             self._server.release(reserved)
         if not self._refused:
             self._send(response, request)
-            self._go_on()
+            self._answer_queued()
 
     def _send(self, response: Response, request: Request) -> None:
-        if self._open.is_closing():
+        if self._live_transport.is_closing():
             return
         self.deadline = self._server.clock() + (self._server.patience_s if self._arriving else IDLE_S)
-        self._open.write(response.encode(keep=request.keep, is_head=request.method == "HEAD"))
+        self._live_transport.write(response.encode(keep=request.keep, is_head=request.method == "HEAD"))
         if not request.keep:
             self._refused = True
-            self._open.close()
+            self._live_transport.close()
 
     @property
     def is_idle(self) -> bool:
-        """True while no request has begun and no answer is due."""
-        return not (self._arriving or self._computing or self._waiting or self._refused or self.is_blocked)
+        """True while no request has begun and no response is due."""
+        return not (self._arriving or self._computing or self._queue or self._refused or self.is_blocked)
 
     def expire(self) -> None:
-        """Part with a peer whose time is up: with a word where it began a request, else without."""
+        """Close a peer past its deadline, with status 408 if it had begun a request."""
         if self._arriving and not self._refused and not self.is_blocked:
-            self._refuse(408, f"the request did not come whole within {self._server.patience_s:g} s")
+            self._refuse(408, f"the request was incomplete after {self._server.patience_s:g} s")
         else:
-            self._open.abort()
+            self._live_transport.abort()
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer that there will be no answer, then drop what still comes until the peer has read it and closes."""
+        """Send a refusal, then drop further data until the peer has read it and closes."""
         self._refused = True
         self._drop()
-        self._open.write(refusal(status, reason).encode(keep=False))
-        if self._open.can_write_eof():
-            self._open.write_eof()
+        self._live_transport.write(refusal(status, reason).encode(keep=False))
+        if self._live_transport.can_write_eof():
+            self._live_transport.write_eof()
         self.deadline = self._server.clock() + LINGER_S
 
     def _drop(self) -> None:
-        """Give back the room of a request that will not be answered."""
+        """Return the bytes reserved for an unfinished request."""
         if self._arriving:
             self._server.release(self._arriving.reserved)
         self._arriving = None

@@ -1,4 +1,4 @@
-"""A request that is whole, and what it is answered with."""
+"""HTTP request and response of the inference server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-KNOWN_HEADS = 64
-"""Heads of answers that are not written anew: an application that asks again and again gets the same."""
+CACHED_HEADS = 64
+"""Response heads cached: repeated requests of an application get the same head."""
 
 
 class Request(NamedTuple):
-    """A whole request.
+    """A complete request.
 
     Attributes:
-        method: Such as `GET`.
-        headers: By names in lower case; of one that comes twice the last.
-        body: Its bytes.
-        keep: Whether the connection stays after it.
+        headers: By lower-case name; the last value of a repeated header.
+        keep: Whether the connection stays open.
     """
 
     method: str
@@ -30,11 +28,11 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What a request is answered with.
+    """Response to a request.
 
     Attributes:
-        body: JSON, and tensors behind it where `json_bytes` says so.
-        json_bytes: How many of the bytes are JSON; 0 for all.
+        body: JSON, followed by `len(body) - json_bytes` bytes of tensors if `json_bytes` is not 0.
+        json_bytes: Length of the JSON; 0 if all of the body is JSON.
     """
 
     status: int
@@ -42,17 +40,17 @@ class Response(NamedTuple):
     json_bytes: int = 0
 
     def encode(self, *, keep: bool, is_head: bool = False) -> bytes:
-        """Return it as it goes out.
+        """Return the bytes to send.
 
         Args:
-            keep: Whether the connection stays.
-            is_head: Whether a head alone was asked for: a body would be taken for the begin of the next answer.
+            keep: Whether the connection stays open.
+            is_head: Whether the method was HEAD: a body would be parsed as the next response.
         """
         head = _encode_head(self.status, self.json_bytes, len(self.body), keep=keep)
         return head if is_head else head + self.body
 
 
-@lru_cache(maxsize=KNOWN_HEADS)
+@lru_cache(maxsize=CACHED_HEADS)
 def _encode_head(status: int, json_bytes: int, size: int, *, keep: bool) -> bytes:
     lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"]
     if json_bytes:
@@ -65,5 +63,5 @@ def _encode_head(status: int, json_bytes: int, size: int, *, keep: bool) -> byte
 
 
 def refusal(status: int, reason: str) -> Response:
-    """Return an answer that says why there is none."""
+    """Return an error response with a reason."""
     return Response(status, msgspec.json.encode({"error": reason}))

@@ -1,4 +1,4 @@
-"""What the inference process answers to each path of the Open Inference Protocol, version 2."""
+"""Routes of the Open Inference Protocol, version 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from device_agent.inference.http.message import Request, Response, refusal
-from device_agent.inference.http.tensors import Asked, describe, read_inference, write_inference
+from device_agent.inference.http.tensors import InferenceRequest, describe, read_inference, write_inference
 from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
 from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
 from shared.protocol.inference.release import describe_class_fault
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 NOT_YET = "no model is served yet"
 QUICK_S = 0.002
-"""What takes longer is computed on a thread, so that others are answered meanwhile; going there costs 0.1 ms."""
-KNOWN_PATHS = 16
+"""Longer computations run in a thread, so that other requests are answered meanwhile; the hand-over costs 0.1 ms."""
+CACHED_PATHS = 16
 PLATFORM = "onnxruntime_onnx"
-PASSING = ("busy", "late", "unknown-release", "other-release")
-"""Reasons for which the server's half does not answer now, and may later."""
+TRANSIENT = ("busy", "late", "unknown-release", "other-release")
+"""Reasons of the server's upper half that may pass on a retry."""
 _MODEL = re.compile(r"/v2/models/([A-Za-z0-9._-]{1,64})(?:/versions/([1-9]\d{0,8}))?(/ready|/infer|/stats|)")
 
 
 class Routes:
-    """Answers requests.
+    """Request handler.
 
     Args:
-        executor: Computes what takes long.
+        executor: Runs long computations.
         max_batch: Most examples of a request.
     """
 
@@ -48,25 +48,25 @@ class Routes:
         self._models, self._executor, self._max_batch = models, executor, max_batch
 
     def __call__(self, request: Request) -> Response | Awaitable[Response]:
-        """Return the answer, or what will give it; never raises for what a peer sent."""
-        found = _find_model(request.path)
-        wanted = "POST" if found and found[2] == "/infer" else "GET"
-        if not found and request.path not in ("/v2", "/v2/health/live", "/v2/health/ready"):
-            return refusal(404, f"there is nothing at {request.path[:80]!r}")
-        if request.method != wanted:
-            return refusal(405, f"{wanted} is expected at {request.path[:80]!r}")
-        if not found:
-            return self._of_server(request.path)
-        name, number, what = found
+        """Return the response or an awaitable of it; never raises because of a peer's data."""
+        route = _find_model(request.path)
+        method = "POST" if route and route[2] == "/infer" else "GET"
+        if not route and request.path not in ("/v2", "/v2/health/live", "/v2/health/ready"):
+            return refusal(404, f"unknown path {request.path[:80]!r}")
+        if request.method != method:
+            return refusal(405, f"use {method} for {request.path[:80]!r}")
+        if not route:
+            return self._answer_server(request.path)
+        name, number, what = route
         served = self._models.find(name, number)
         if served is None and not self._models.names():
-            return refusal(503, NOT_YET)  # it has just been started: there may be in a moment
+            return refusal(503, NOT_YET)  # the process may just have been started
         if served is None:
-            of = f"version {number} of model {name!r}" if number else f"model {name!r}"
-            return refusal(404, f"{of} is not served here; there is {', '.join(self._models.names()) or 'none'}")
+            subject = f"version {number} of model {name!r}" if number else f"model {name!r}"
+            return refusal(404, f"{subject} is not served; available models: {', '.join(self._models.names())}")
         return self._infer(served, request) if what == "/infer" else self._tell(served, what)
 
-    def _of_server(self, path: str) -> Response:
+    def _answer_server(self, path: str) -> Response:
         if path == "/v2":
             return Response(
                 200,
@@ -78,24 +78,24 @@ class Routes:
         return Response(200, b"") if is_well else refusal(503, NOT_YET)
 
     def _tell(self, served: ServedVersion, what: str) -> Response:
-        """Return what is asked about a model."""
+        """Return readiness, statistics or metadata of a model."""
         if what == "/stats":
             return Response(200, msgspec.json.encode({"model_stats": [statistics(served)]}))
         return Response(200, b"" if what == "/ready" else self._describe(served))
 
     def _describe(self, served: ServedVersion) -> bytes:
-        """Return the metadata of a model, with what an application must know to ask it."""
-        model, told = served.model, served.model.manifest
+        """Return the metadata of a model, with what an application needs to call it."""
+        model, manifest = served.model, served.model.manifest
         about: dict[str, Any] = {
-            "classes": () if describe_class_fault(told.classes, served.output.shape) else told.classes,
-            "preprocessing": told.preprocessing,
-            "accuracy": told.source.accuracy,
+            "classes": () if describe_class_fault(manifest.classes, served.output.shape) else manifest.classes,
+            "preprocessing": manifest.preprocessing,
+            "accuracy": manifest.source.accuracy,
             "provider": model.provider,
         }
         return msgspec.json.encode(
             {
-                "name": told.name,
-                "versions": [str(one) for one in self._models.versions(told.name)],
+                "name": manifest.name,
+                "versions": [str(version) for version in self._models.versions(manifest.name)],
                 "platform": PLATFORM,
                 "inputs": [describe(model.input)],
                 "outputs": [describe(served.output)],
@@ -106,60 +106,62 @@ class Routes:
     def _infer(self, served: ServedVersion, request: Request) -> Response | Awaitable[Response]:
         model = served.model
         if coding := request.headers.get("content-encoding"):
-            return refusal(415, f"a body coded as {coding[:20]!r} is not taken; send it as it is")
+            return refusal(415, f"content encoding {coding[:20]!r} is not supported; send the body unencoded")
         length = request.headers.get("inference-header-content-length")
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) <= len("1234567890")):
-            return refusal(400, "Inference-Header-Content-Length is no number")
+            return refusal(400, f"Inference-Header-Content-Length {length[:20]!r} is not a number")
         try:
-            asked = read_inference(
+            inference = read_inference(
                 request.body, None if length is None else int(length), model.input, served.output, self._max_batch
             )
         except WireError as error:
             return refusal(400, str(error))
         if served.cut:
-            return _answered_cut(served, served.cut, asked)
-        if model.quick_s * len(asked.inputs) <= QUICK_S:
-            return _answered(served, asked)
-        return asyncio.get_running_loop().run_in_executor(self._executor, _answered, served, asked)
+            return _answer_cut(served, served.cut, inference)
+        if model.quick_s * len(inference.inputs) <= QUICK_S:
+            return _answer(served, inference)
+        return asyncio.get_running_loop().run_in_executor(self._executor, _answer, served, inference)
 
 
-@lru_cache(maxsize=KNOWN_PATHS)
+@lru_cache(maxsize=CACHED_PATHS)
 def _find_model(path: str) -> tuple[str, int, str] | None:
-    """Return model, version (0 for none) and what of it a path names; None where it names no model."""
-    found = _MODEL.fullmatch(path)
-    return (found[1], int(found[2] or 0), found[3]) if found else None
+    """Return the model, version (0 for none) and subresource of a path; None if it names no model."""
+    match = _MODEL.fullmatch(path)
+    return (match[1], int(match[2] or 0), match[3]) if match else None
 
 
-def _answered(served: ServedVersion, asked: Asked) -> Response:
-    """Compute an answer."""
-    told = served.model.manifest
+def _answer(served: ServedVersion, inference: InferenceRequest) -> Response:
+    """Run an inference."""
+    manifest = served.model.manifest
     try:
-        outputs = served.run(asked.inputs)
+        outputs = served.run(inference.inputs)
     except ValueError as error:
         return refusal(400, str(error))
     except ServingRefused as error:
-        log.warning("model %s: %s", told.reference, error)
+        log.warning("model %s: %s", manifest.reference, error)
         return refusal(500, str(error))
-    body, json_bytes = write_inference(outputs, served.model.output, (told.name, told.version), asked)
+    body, json_bytes = write_inference(outputs, served.model.output, (manifest.name, manifest.version), inference)
     return Response(200, body, json_bytes)
 
 
-async def _answered_cut(served: ServedVersion, cut: CutModel, asked: Asked) -> Response:
-    """Compute an answer of which the upper half is the server's; where that cannot be had, say so with 503."""
-    told = served.model.manifest
+async def _answer_cut(served: ServedVersion, cut: CutModel, inference: InferenceRequest) -> Response:
+    """Run an inference of a split network; status 503 if the server's half is not available."""
+    manifest = served.model.manifest
     try:
-        answer = await served.run_cut(cut, asked.inputs)
+        answer = await served.run_cut(cut, inference.inputs)
     except Unreachable as error:
-        return refusal(503, f"the server's half of the model is out of reach: {error}")
+        return refusal(503, f"the server's half of the model is unreachable: {error}")
     except InferenceRefused as error:
-        if error.reason == NOT_FINITE and not np.isfinite(asked.inputs).all():
-            return refusal(400, "the input holds numbers that are NaN or infinite")
-        log.warning("model %s: %s: %s", told.reference, error.reason, error)
-        return refusal(503 if error.reason in PASSING else 500, f"{error.reason}: {error}")
+        if error.reason == NOT_FINITE and not np.isfinite(inference.inputs).all():
+            return refusal(400, "the input contains NaN or infinite numbers")
+        log.warning("model %s: %s: %s", manifest.reference, error.reason, error)
+        return refusal(503 if error.reason in TRANSIENT else 500, f"{error.reason}: {error}")
     parts = {"computed_by": answer.by, **asdict(answer.parts)}
-    body, json_bytes = write_inference(answer.outputs, served.output, (told.name, told.version), asked, parts)
+    body, json_bytes = write_inference(
+        answer.outputs, served.output, (manifest.name, manifest.version), inference, parts
+    )
     return Response(200, body, json_bytes)
 
 
 def _version() -> str:
-    return installed_version("fieldfleet") or "unknown"  # where it is run from a folder that was never installed
+    return installed_version("fieldfleet") or "unknown"  # not installed when run from a checkout

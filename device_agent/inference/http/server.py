@@ -1,4 +1,4 @@
-"""Listeners of the inference process: loopback and a Unix socket, with limits that all connections share."""
+"""HTTP listeners on loopback and a Unix socket, with limits shared by all connections."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 MAX_CONNECTIONS = 64
 BODIES_AT_ONCE = 4
-"""So many of the largest size may be here together; of small ones as many as there are connections."""
+"""Bodies of the maximum size held at once; smaller ones are limited by the number of connections."""
 SWEEP_S = 0.5
 
 
 class HttpServer:
-    """Takes connections, and hands their requests on.
+    """Accepts connections and passes their requests to a handler.
 
     Attributes:
-        patience_s: In which a request must have come, and an answer been taken.
-        connections: Those that are open.
-        reserved_bytes: Of bodies that are here, or on their way.
+        patience_s: Seconds within which a request must arrive, and a response be read.
+        connections: Open connections.
+        reserved_bytes: Bytes reserved for bodies received or on their way.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class HttpServer:
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, port: int, socket: str) -> None:
-        """Begin to take connections.
+        """Start listening.
 
         Args:
-            port: Of the loopback address; 0 for none.
-            socket: Path of a Unix socket, of which a dead process may have left one; empty for none.
+            port: Port on the loopback address; 0 for none.
+            socket: Path of a Unix socket, replaced if a dead process left one; empty for none.
 
         Raises:
-            ConfigError: Another process listens there, or the path cannot be used.
+            ConfigError: The port is taken, or the path cannot be used.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -66,19 +66,19 @@ class HttpServer:
             raise ConfigError(f"serve.socket: {socket}: {error.strerror}; name another path") from error
 
     async def sweep(self) -> None:
-        """Part with peers whose time is up, until cancelled."""
+        """Close expired connections periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self.expire()
 
     def expire(self) -> None:
-        """Part with peers whose time is up."""
+        """Close connections past their deadline."""
         now = self.clock()
-        for connection in [one for one in self.connections if one.deadline < now]:
+        for connection in [connection for connection in self.connections if connection.deadline < now]:
             connection.expire()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for listener in self._listeners:
             with suppress(OSError):
                 listener.close()
@@ -90,10 +90,10 @@ class HttpServer:
         return len(self.connections) <= MAX_CONNECTIONS
 
     def _close_idlest(self) -> None:
-        """Part with the connection that has been idle longest, if one is."""
-        idle = [one for one in self.connections if one.is_idle]
+        """Close the connection that has been idle longest, if any is idle."""
+        idle = [connection for connection in self.connections if connection.is_idle]
         if idle:
-            longest = min(idle, key=lambda one: one.deadline)
+            longest = min(idle, key=lambda connection: connection.deadline)
             self.connections.discard(longest)
             longest.expire()
 

@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol, version 2: as JSON, or as bytes behind it (the binary tensor extension).
+"""Tensors of the Open Inference Protocol, version 2, as JSON or binary data.
 
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 BINARY_DATA, BINARY_OUTPUT = "binary_data", "binary_data_output"
 NOT_SUPPORTED = ("classification", "shared_memory_region")
-KNOWN_BYTES, KNOWN = 1024, 64
-"""JSON up to this size that stood before tensors as bytes is not read again, where it was among the last ones."""
+CACHED_BYTES, CACHE_ENTRIES = 1024, 64
+"""JSON before binary tensors is parsed once and cached, up to this size."""
 
 _NUMBERS = msgspec.json.Decoder(list[float])
 _NESTED = msgspec.json.Decoder(list[Any])
@@ -38,7 +38,7 @@ class _Tensor(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Wanted(msgspec.Struct):
+class _OutputRequest(msgspec.Struct):
     name: str
     parameters: dict[str, Any] = {}
 
@@ -46,22 +46,22 @@ class _Wanted(msgspec.Struct):
 class _Inference(msgspec.Struct):
     inputs: list[_Tensor]
     id: str = ""
-    outputs: list[_Wanted] = []
+    outputs: list[_OutputRequest] = []
     parameters: dict[str, Any] = {}
 
 
-_DECODER = msgspec.json.Decoder(_Inference)
+_decoder = msgspec.json.Decoder(_Inference)
 
 
-class _Question(NamedTuple):
-    """What the JSON of a request says.
+class _RequestHead(NamedTuple):
+    """Parsed JSON of a request.
 
     Attributes:
-        is_behind: Whether its numbers stand behind the JSON.
-        size: Of these, in bytes, as it says it.
-        data: Its numbers, where they are in the JSON.
-        id: What the application calls the request; empty for nothing.
-        is_binary: Whether the output goes back as bytes.
+        is_behind: Whether the input follows the JSON as binary data.
+        size: Announced size of that data in bytes, unchecked.
+        data: Input values, if they are in the JSON.
+        id: Request id of the application; empty for none.
+        is_binary: Whether the output is returned as binary data.
     """
 
     shape: tuple[int, ...]
@@ -72,13 +72,13 @@ class _Question(NamedTuple):
     is_binary: bool
 
 
-class Asked(NamedTuple):
-    """A request for an inference.
+class InferenceRequest(NamedTuple):
+    """A validated inference request.
 
     Attributes:
-        inputs: Of shape (B, ...) and the model's dtype.
-        id: What the application calls it; empty for nothing.
-        is_binary: Whether the output goes back as bytes.
+        inputs: Shape (B, ...), with the model's dtype.
+        id: Request id of the application; empty for none.
+        is_binary: Whether the output is returned as binary data.
     """
 
     inputs: NDArray[Any]
@@ -87,53 +87,54 @@ class Asked(NamedTuple):
 
 
 def describe(spec: TensorSpec) -> dict[str, Any]:
-    """Return a tensor as the metadata of a model have it."""
+    """Return the metadata entry of a tensor."""
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}
 
 
-def read_inference(body: bytes, json_bytes: int | None, given: TensorSpec, wanted: TensorSpec, max_batch: int) -> Asked:
-    """Read a request; nothing is taken for its tensors before their shape is known to be right.
+def read_inference(
+    body: bytes, json_bytes: int | None, input_spec: TensorSpec, output_spec: TensorSpec, max_batch: int
+) -> InferenceRequest:
+    """Parse a request; memory for tensors is taken only once their shape is valid.
 
     Args:
-        json_bytes: How many of it are JSON, as its header says; None for all.
+        json_bytes: Length of the JSON in the body, from its header; None if all is JSON.
 
     Raises:
-        WireError: It is not what the model takes; the message says what that is.
+        WireError: The request does not fit the model; the message says what is expected.
     """
     if json_bytes is not None and not 0 < json_bytes <= len(body):
-        raise WireError(f"Inference-Header-Content-Length is {json_bytes}, and the body has {len(body)} bytes")
+        raise WireError(f"Inference-Header-Content-Length is {json_bytes}, but the body has {len(body)} bytes")
     split = len(body) if json_bytes is None else json_bytes
-    read = _read_known if split < len(body) and split <= KNOWN_BYTES else _read_question
-    question = read(body[:split], given, wanted, max_batch)
-    if question.is_behind:
-        inputs = _from_bytes(body, split, question, given)
+    read = _read_head_cached if split < len(body) and split <= CACHED_BYTES else _read_head
+    head = read(body[:split], input_spec, output_spec, max_batch)
+    if head.is_behind:
+        inputs = _from_bytes(body, split, head, input_spec)
     elif split != len(body):
-        raise WireError(f"{len(body) - split} bytes behind the JSON, and no input has {BINARY_SIZE!r}")
+        raise WireError(f"{len(body) - split} bytes follow the JSON, but no input has {BINARY_SIZE!r}")
     else:
-        inputs = _from_json(question, given)
-    return Asked(inputs, question.id, question.is_binary)
+        inputs = _from_json(head, input_spec)
+    return InferenceRequest(inputs, head.id, head.is_binary)
 
 
-def _read_question(text: bytes, given: TensorSpec, wanted: TensorSpec, max_batch: int) -> _Question:
-    """Return what JSON says; raise `WireError` where it is not what the model takes."""
+def _read_head(text: bytes, input_spec: TensorSpec, output_spec: TensorSpec, max_batch: int) -> _RequestHead:
+    """Parse the JSON of a request; raise `WireError` if it does not fit the model."""
     try:
-        asked = _DECODER.decode(text)
+        request = _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"this is no inference request: {error}") from error
-    if [one.name for one in asked.inputs] != [given.name]:
-        names = [one.name[:40] for one in asked.inputs[:4]]
-        raise WireError(f"inputs {names}: one is expected, {_expected(given, max_batch)}")
-    [tensor] = asked.inputs
-    shape = _require_shape(tensor, given, max_batch)
-    told = tensor.parameters
-    is_binary = _is_binary(asked, wanted)
-    return _Question(shape, BINARY_SIZE in told, told.get(BINARY_SIZE), tensor.data, asked.id, is_binary)
+        raise WireError(f"not an inference request: {error}") from error
+    if [tensor.name for tensor in request.inputs] != [input_spec.name]:
+        names = [tensor.name[:40] for tensor in request.inputs[:4]]
+        raise WireError(f"inputs {names}: expected exactly one, {_describe_expected(input_spec, max_batch)}")
+    [tensor] = request.inputs
+    shape = _require_shape(tensor, input_spec, max_batch)
+    size, is_binary = tensor.parameters.get(BINARY_SIZE), _is_binary(request, output_spec)
+    return _RequestHead(shape, BINARY_SIZE in tensor.parameters, size, tensor.data, request.id, is_binary)
 
 
-_read_known = lru_cache(maxsize=KNOWN)(_read_question)
+_read_head_cached = lru_cache(maxsize=CACHE_ENTRIES)(_read_head)
 
 
-def _expected(spec: TensorSpec, max_batch: int) -> str:
+def _describe_expected(spec: TensorSpec, max_batch: int) -> str:
     shape = ", ".join(map(str, spec.shape[1:]))
     return f"{spec.name!r} with datatype {DATATYPES[spec.dtype]} and shape [n, {shape}], n from 1 to {max_batch}"
 
@@ -142,35 +143,35 @@ def _require_shape(tensor: _Tensor, spec: TensorSpec, max_batch: int) -> tuple[i
     shape = tuple(tensor.shape)
     fits = len(shape) == len(spec.shape) and shape[1:] == tuple(spec.shape[1:]) and 1 <= shape[0] <= max_batch
     if not fits or tensor.datatype != DATATYPES[spec.dtype]:
-        told = f"datatype {tensor.datatype[:20]} and shape {str(list(shape[:8]))[:80]}"
-        raise WireError(f"input {tensor.name!r} has {told}; expected is {_expected(spec, max_batch)}")
+        actual = f"datatype {tensor.datatype[:20]} and shape {str(list(shape[:8]))[:80]}"
+        raise WireError(f"input {tensor.name!r} has {actual}; expected {_describe_expected(spec, max_batch)}")
     _require_supported(tensor.parameters)
     return shape
 
 
 def _require_supported(parameters: Mapping[str, Any]) -> None:
-    if odd := [one for one in NOT_SUPPORTED if one in parameters]:
-        raise WireError(f"{odd[0]!r} is an extension that is not supported here")
+    if odd := [extension for extension in NOT_SUPPORTED if extension in parameters]:
+        raise WireError(f"extension {odd[0]!r} is not supported")
 
 
-def _is_binary(asked: _Inference, wanted: TensorSpec) -> bool:
-    """Tell whether the output is wanted as bytes."""
-    usual = asked.parameters.get(BINARY_OUTPUT, False)
-    for one in asked.outputs:
-        if one.name != wanted.name:
-            raise WireError(f"there is no output {one.name[:40]!r}; there is {wanted.name!r}")
-        _require_supported(one.parameters)
-        usual = one.parameters.get(BINARY_DATA, usual)
+def _is_binary(request: _Inference, output_spec: TensorSpec) -> bool:
+    """Return whether the output is requested as binary data."""
+    usual = request.parameters.get(BINARY_OUTPUT, False)
+    for output in request.outputs:
+        if output.name != output_spec.name:
+            raise WireError(f"unknown output {output.name[:40]!r}; the model has {output_spec.name!r}")
+        _require_supported(output.parameters)
+        usual = output.parameters.get(BINARY_DATA, usual)
     return usual is True
 
 
-def _from_bytes(body: bytes, split: int, question: _Question, spec: TensorSpec) -> NDArray[Any]:
-    dtype, shape = _little_endian(spec.dtype), question.shape
-    size, given = math.prod(shape) * dtype.itemsize, len(body) - split
-    if question.size != size or given != size:
+def _from_bytes(body: bytes, split: int, head: _RequestHead, spec: TensorSpec) -> NDArray[Any]:
+    dtype, shape = _little_endian(spec.dtype), head.shape
+    size, actual = math.prod(shape) * dtype.itemsize, len(body) - split
+    if head.size != size or actual != size:
         raise WireError(
-            f"input {spec.name!r} of shape {list(shape)} takes {size} bytes; it says {repr(question.size)[:20]}, "
-            f"and {given} are behind the JSON"
+            f"input {spec.name!r} of shape {list(shape)} takes {size} bytes; announced are {repr(head.size)[:20]}, "
+            f"and {actual} follow the JSON"
         )
     inputs = np.frombuffer(body, dtype, offset=split).reshape(shape)
     return inputs if inputs.flags.aligned and dtype.isnative else inputs.astype(spec.dtype)
@@ -181,10 +182,10 @@ def _little_endian(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype).newbyteorder("<")
 
 
-def _from_json(question: _Question, spec: TensorSpec) -> NDArray[Any]:
-    shape = question.shape
-    raw, count = bytes(question.data), math.prod(shape)
-    if raw.count(b",") + 1 != count:  # nested or not, there is one comma less than there are numbers
+def _from_json(head: _RequestHead, spec: TensorSpec) -> NDArray[Any]:
+    shape = head.shape
+    raw, count = bytes(head.data), math.prod(shape)
+    if raw.count(b",") + 1 != count:  # flat or nested, n numbers have n - 1 commas
         raise WireError(f"input {spec.name!r} of shape {list(shape)} takes {count} numbers as 'data', flat or nested")
     try:
         numbers = np.array(_NUMBERS.decode(raw))
@@ -192,13 +193,13 @@ def _from_json(question: _Question, spec: TensorSpec) -> NDArray[Any]:
         try:
             numbers = np.array(_NESTED.decode(raw))
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-            raise WireError(f"input {spec.name!r}: its data are no array of numbers: {str(error)[:120]}") from error
+            raise WireError(f"input {spec.name!r}: 'data' is not an array of numbers: {str(error)[:120]}") from error
     kind = np.dtype(spec.dtype).kind
     if numbers.dtype.kind not in "fiu" or numbers.size != count or numbers.shape not in ((count,), tuple(shape)):
-        raise WireError(f"input {spec.name!r}: its data are no array of {count} numbers, flat or of its shape")
+        raise WireError(f"input {spec.name!r}: 'data' is not an array of {count} numbers, flat or of its shape")
     if kind != "f" and (numbers != np.trunc(numbers)).any():
-        raise WireError(f"input {spec.name!r} takes whole numbers")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and the model's output tells of it
+        raise WireError(f"input {spec.name!r} takes integers")
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which the model's output reveals
         return numbers.astype(spec.dtype).reshape(shape)
 
 
@@ -206,45 +207,45 @@ def write_inference(
     outputs: NDArray[Any],
     spec: TensorSpec,
     served: tuple[str, int],
-    asked: Asked,
+    request: InferenceRequest,
     parameters: Mapping[str, Any] | None = None,
 ) -> tuple[bytes, int]:
-    """Return the body of an answer, and how many bytes of it are JSON: 0 where all are.
+    """Return the body of a response and the length of its JSON; length 0 if all is JSON.
 
     Args:
-        outputs: Of shape (B, ...).
+        outputs: Shape (B, ...).
         served: Name and version of the model.
-        parameters: What else is said of the answer.
+        parameters: Further parameters of the response.
     """
-    if not asked.is_binary:
+    if not request.is_binary:
         return _encode(
-            spec, served, asked.id, {"shape": outputs.shape, "data": outputs.ravel().tolist()}, parameters
+            spec, served, request.id, {"shape": outputs.shape, "data": outputs.ravel().tolist()}, parameters
         ), 0
     data = outputs.astype(_little_endian(spec.dtype), copy=False).tobytes()
-    if asked.id or parameters:
-        head = _encode(spec, served, asked.id, _behind(outputs.shape, len(data)), parameters)
+    if request.id or parameters:
+        head = _encode(spec, served, request.id, _describe_binary(outputs.shape, len(data)), parameters)
     else:
-        head = _encode_known(spec, served, outputs.shape, len(data))
+        head = _encode_cached(spec, served, outputs.shape, len(data))
     return head + data, len(head)
 
 
-def _behind(shape: tuple[int, ...], size: int) -> dict[str, Any]:
+def _describe_binary(shape: tuple[int, ...], size: int) -> dict[str, Any]:
     return {"shape": shape, "parameters": {BINARY_SIZE: size}}
 
 
-@lru_cache(maxsize=KNOWN)
-def _encode_known(spec: TensorSpec, served: tuple[str, int], shape: tuple[int, ...], size: int) -> bytes:
-    """Return the JSON before a tensor as bytes: with nothing else to say, it is the same again and again."""
-    return _encode(spec, served, "", _behind(shape, size), None)
+@lru_cache(maxsize=CACHE_ENTRIES)
+def _encode_cached(spec: TensorSpec, served: tuple[str, int], shape: tuple[int, ...], size: int) -> bytes:
+    """Return the JSON before binary output; without request id and parameters it repeats."""
+    return _encode(spec, served, "", _describe_binary(shape, size), None)
 
 
 def _encode(
     spec: TensorSpec, served: tuple[str, int], id_: str, output: Mapping[str, Any], parameters: Mapping[str, Any] | None
 ) -> bytes:
-    told: dict[str, Any] = {"model_name": served[0], "model_version": str(served[1])}
+    head: dict[str, Any] = {"model_name": served[0], "model_version": str(served[1])}
     if id_:
-        told["id"] = id_
+        head["id"] = id_
     if parameters:
-        told["parameters"] = parameters
+        head["parameters"] = parameters
     about = {"name": spec.name, "datatype": DATATYPES[spec.dtype], **output}
-    return msgspec.json.encode({**told, "outputs": [about]})
+    return msgspec.json.encode({**head, "outputs": [about]})

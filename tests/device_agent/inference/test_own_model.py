@@ -44,7 +44,7 @@ def test_own_parameters_answer_and_the_statistics_name_them(made, files, setting
     """They are those of another version here, whose outputs are known."""
     own = tmp_path / "own"
     write_own(own, load_file(made["tiny-2"] / PARAMETERS), network(files), run="mine", number=7)
-    model = open_model(files.manifest, files.parts, settings, own=own)
+    model = open_model(files.manifest, files.parts, settings, own_path=own)
     probes = load_file(made["tiny-2"] / PROBES)
     found = model.run(probes["inputs"])
     assert np.abs(found - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
@@ -62,7 +62,7 @@ def test_they_answer_from_one_request_to_the_next(made, files, settings, tmp_pat
     held = models.find("tiny")
     inputs = load_file(files.parts[PROBES])["inputs"]
     before = held.run(inputs)
-    models.add(open_model(files.manifest, files.parts, settings, own=own))
+    models.add(open_model(files.manifest, files.parts, settings, own_path=own))
     assert (held.run(inputs) == before).all()
     assert (models.find("tiny").run(inputs) != before).any()
     assert models.versions("tiny") == [1]
@@ -104,10 +104,10 @@ def test_what_cannot_take_the_release_s_place_leaves_it_there(spoil, cause, file
     own.write_bytes(b"no tensors" if spoil == "words" else data[:-1] if spoil == "cut" else data)
     if spoil == "gone":
         own.unlink()
-    model = open_model(files.manifest, files.parts, settings, own=own)
+    model = open_model(files.manifest, files.parts, settings, own_path=own)
     probes = load_file(files.parts[PROBES])
     assert np.abs(model.run(probes["inputs"]) - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
-    assert model.own == ""
+    assert model.own_model == ""
     [told] = [record.args for record in caplog.records if record.levelname == "WARNING"]
     assert cause.format(name=name, own=own) in str(told)
 

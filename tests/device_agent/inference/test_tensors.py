@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from device_agent.inference.http.tensors import Asked, read_inference, write_inference
+from device_agent.inference.http.tensors import InferenceRequest, read_inference, write_inference
 from shared.errors import WireError
 from shared.protocol.inference.release import TensorSpec
 from tests.naming import naming
@@ -26,7 +26,7 @@ def body(tensor: dict | None = None, behind: bytes = b"", **keys: object) -> tup
     return head + behind, len(head) if behind else None
 
 
-def read(*given: object, **keys: object) -> Asked:
+def read(*given: object, **keys: object) -> InferenceRequest:
     return read_inference(*body(*given, **keys), GIVEN, WANTED, MOST)
 
 
