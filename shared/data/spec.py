@@ -196,12 +196,12 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def is_labelled(self) -> bool:
-        """Its examples have labels."""
+        """True if the examples have labels."""
         return not self.labels
 
     @property
     def reads_labels(self) -> bool:
-        """Its files' labels are read, if only to partition the examples."""
+        """True if labels are read from the files, if only to partition the examples."""
         return self.is_labelled or bool(self.without) or isinstance(self.partition, Dirichlet | Shards)
 
     def drop_labels(self) -> Data:

@@ -6,9 +6,9 @@ in HTTP/1.1, one request per connection, at most `MOST_BODY` bytes.
 
 GET  /ca.pem          the site's CA certificates, before any trust exists; the Date header is the gateway's time
 POST /join            JoinRequest -> JoinAnswer     binds the token to the first key that presents its secret
-POST /joined          Joined -> nothing             over the new certificate: closes the token
-POST /moved           TrustedRoot -> nothing        over such a connection: the root that the board trusts now
-POST /renew           RenewRequest -> RenewAnswer   over a connection authenticated by the old certificate
+POST /joined          Joined -> nothing             the certificate works: closes the token
+POST /moved           TrustedRoot -> nothing        over mutual TLS: the root that the board trusts now
+POST /renew           RenewRequest -> RenewAnswer   over mutual TLS with the old certificate
 POST /renew-expired   RenewRequest -> RenewAnswer   request signed by the same key
 GET  /install.sh, /packages/...                      files, see `edge_server.gateway.packages.download`
 

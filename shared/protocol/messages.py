@@ -146,7 +146,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_split(self) -> bool:
-        """Every training step goes through the server."""
+        """True if every training step goes through the server."""
         return self.steps > 0
 
     @property
@@ -156,7 +156,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def measures_statistics(self) -> bool:
-        """The task trains nothing: BatchNorm's running statistics are measured, over `batches_to_measure`.
+        """True if nothing is trained, and BatchNorm's running statistics are measured over `batches_to_measure`.
 
         In a split session they are measured on the devices' features. A device that does not know this value gets an
         answer without a loss at every step, and so it changes nothing either.
@@ -165,7 +165,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def merges_single(self) -> bool:
-        """A last batch of one example joins the previous batch: BatchNorm cannot train on one example.
+        """True if a last batch of one example joins the previous batch: BatchNorm cannot train on one example.
 
         Set for networks with BatchNorm. An agent that does not know this value fails such a task, as earlier versions
         did.

@@ -132,7 +132,7 @@ class Receiver(Generic[S]):
 
     @property
     def complete(self) -> bool:
-        """All blocks have arrived."""
+        """True if all blocks have arrived."""
         return self._assembly.complete
 
     @property
@@ -142,7 +142,7 @@ class Receiver(Generic[S]):
 
     @property
     def is_hopeless(self) -> bool:
-        """All attempts produced a wrong digest."""
+        """True if all attempts produced a wrong digest."""
         return self._damaged >= self._policy.attempts
 
     def take(self, frame: Frame, now: float) -> bool:
@@ -250,7 +250,7 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """All blocks have arrived."""
+        """True if all blocks have arrived."""
         return self.lacking == 0
 
     def expect(self, stop: int) -> None:

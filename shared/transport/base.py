@@ -54,7 +54,7 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def has_account(self) -> bool:
-        """The broker can identify us, and may take a second connection with our id for the end of the first."""
+        """True if the broker can identify us, and may take a second connection with our id for the end of the first."""
         return bool(self.user or (self.tls and self.tls.cert))
 
 

@@ -35,7 +35,7 @@ Admits: TypeAlias = Callable[[str, int], bool]
 
 LEAST_BYTES = 1 << 16
 """Smaller packets are accepted without asking `Admits`: it would cost more than the packet."""
-RETAINED_BYTES = 1 << 10
+SKIPPED_HEAD_BYTES = 1 << 10
 """Part of a skipped packet, after its topic, that is retained: its number and properties, as far as they are read."""
 CHUNK_BYTES, HEAD_BYTES = 1 << 16, 1 << 10
 """Read-ahead sizes: for small packets, and after a large one, where another is likely, whose bytes should be received
@@ -132,17 +132,17 @@ class BoundedClient(mqtt.Client):
 
     @property
     def has_more(self) -> bool:
-        """Bytes were read, or decrypted, that are not handled yet."""
+        """True if bytes were read, or decrypted, that are not handled yet."""
         return len(self._ahead) > 0 or bool(self.secured and self.secured.pending())
 
     @property
     def is_within(self) -> bool:
-        """A packet has arrived in part."""
+        """True if a packet has arrived in part."""
         return bool(self._in_packet["command"])
 
     @property
     def is_skipping(self) -> bool:
-        """The current packet is being skipped."""
+        """True if the current packet is being skipped."""
         return bool(self._in_packet["remaining_length"] > self.most_bytes) or self._is_admitted is False
 
     def note_life(self) -> None:
@@ -165,7 +165,7 @@ class BoundedClient(mqtt.Client):
             if self._is_admitted is None and packet["packet"]:
                 self._is_admitted = self._admit(packet["command"], packet["packet"], packet["remaining_length"])
             if self.is_skipping:
-                del packet["packet"][self._topic_end + RETAINED_BYTES :]
+                del packet["packet"][self._topic_end + SKIPPED_HEAD_BYTES :]
             if self.is_skipping or not packet["packet"]:
                 bufsize = min(bufsize, CHUNK_BYTES)
         if packet["have_remaining"]:

@@ -221,12 +221,12 @@ class Connection:
 
     @property
     def is_within(self) -> bool:
-        """A packet has arrived in part."""
+        """True if a packet has arrived in part."""
         return self.client.is_within
 
     @property
     def is_unreadable(self) -> bool:
-        """The broker delivered a malformed message; it would repeat it in the same session."""
+        """True if the broker delivered a malformed message; it would repeat it in the same session."""
         return self.client.is_unreadable
 
     def break_off(self) -> None:

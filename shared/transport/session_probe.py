@@ -36,7 +36,7 @@ class Deliveries(Protocol):
 
     @property
     def is_within(self) -> bool:
-        """A message has arrived in part."""
+        """True if a message has arrived in part."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Query and restart systemd units; no-op on systems without systemd."""
+"""Query and restart systemd units."""
 
 from __future__ import annotations
 
