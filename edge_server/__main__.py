@@ -120,9 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     _devices(verbs.add_parser("devices", help="show the devices of a site and their latest measurements"))
     _models(verbs.add_parser("models", help="list the models, or show the cuts of one"))
     _replay(verbs.add_parser("replay", help="run a plan, or replay a recorded run, on this machine in virtual time"))
-    trial = verbs.add_parser("trial", help="run field trials").add_subparsers(
-        dest="verb", required=True, metavar="VERB"
-    )
+    trial = verbs.add_parser("trial", help="field trials").add_subparsers(dest="verb", required=True, metavar="VERB")
     _trial_run(trial.add_parser("run", help="run a plan live, with the connected devices or on this machine"))
     commands.plan_arguments(verbs.add_parser("plan", help="check a plan, or print the reference of plan keys"))
     config_command.arguments(verbs.add_parser("config", help="print every key of a server's file"))
@@ -157,13 +155,9 @@ def _gateway(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _chaos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
-    parser.add_argument(
-        "--kills", type=int, required=True, metavar="N", help="number of kills; the plan runs until then"
-    )
+    parser.add_argument("--kills", type=int, required=True, metavar="N", help="number of kills during the plan")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the kills")
-    parser.add_argument(
-        "--local", type=int, default=0, metavar="N", help="number of agents; default: the plan's devices"
-    )
+    parser.add_argument("--local", type=int, default=0, metavar="N", help="agents; default: the plan's devices")
     parser.add_argument("--embedded-broker", action="store_true", help="use it even if mosquitto is installed")
     folders.add_options(parser, data=True, form=True)
 
@@ -186,9 +180,7 @@ def _replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("instead", type=Path, nargs="?", metavar="PLAN", help="another plan for a trace's devices")
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="number of devices, instead of the plan's")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="training processes; default: all cores")
-    parser.add_argument(
-        "--exact", action="store_true", help="train every device separately, even if the plan allows batching"
-    )
+    parser.add_argument("--exact", action="store_true", help="train each device separately, without batching")
     help_ = "replay a trace although its devices trained on other examples than this machine has"
     parser.add_argument("--other-data", action="store_true", help=help_)
     help_ = "for a recorded run: train on these examples, such as npz=FILE, if its devices used local data"
@@ -212,9 +204,7 @@ def _replay(parser: argparse.ArgumentParser) -> None:
 def _trial_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help=PLAN_HELP)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--config", type=Path, metavar="FILE", help="server's configuration file, to run with the devices of its site"
-    )
+    where.add_argument("--config", type=Path, metavar="FILE", help="server's configuration file, for its devices")
     where.add_argument(
         "--local",
         type=int,
@@ -223,9 +213,7 @@ def _trial_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="run with a broker and N agents on this machine; default: the plan's devices",
     )
-    parser.add_argument(
-        "--embedded-broker", action="store_true", help="with --local: use it even if mosquitto is installed"
-    )
+    parser.add_argument("--embedded-broker", action="store_true", help="with --local: even if mosquitto is installed")
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda", "auto"),
@@ -243,9 +231,7 @@ def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="?", default="", metavar="DEVICE", help="show all readings of this device")
     gateway_commands.device_verb_arguments(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--config", type=Path, metavar="FILE", help="server's configuration file, to ask its broker too"
-    )
+    source.add_argument("--config", type=Path, metavar="FILE", help="server's configuration, to ask its broker")
     source.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with the server's history; default: runs")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="refresh after so many seconds")
@@ -255,9 +241,7 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 
 def _models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", metavar="NAME", help="show the cuts of this model")
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="option of NAME; may be repeated"
-    )
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of NAME, repeatable")
     parser.add_argument("--example", type=int, nargs="+", default=[], metavar="N", help="shape of one input of NAME")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="batch size; default: 64")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="default: table")

@@ -171,9 +171,7 @@ def _history(options: argparse.Namespace, path: Path, device: Device, now_utc_s:
     """
     readings = reading_history(path, device.device, options.plot, now_utc_s - options.hours * HOUR_S)
     if not readings and options.plot not in device.readings and device.lack(options.plot) is None:
-        raise ConfigError(
-            f"--plot {options.plot}: {device.device} measures {', '.join(sorted(device.readings)) or 'nothing'}"
-        )
+        raise ConfigError(f"--plot {options.plot}: {device.device} has {', '.join(sorted(device.readings)) or 'none'}")
     return readings
 
 

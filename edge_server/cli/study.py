@@ -30,9 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="only run cells with such names, for example 'fedspu_*'; may be repeated",
     )
-    parser.add_argument(
-        "--ray", default="", metavar="ADDRESS", help="Ray cluster to run on; auto: the one of this machine"
-    )
+    parser.add_argument("--ray", default="", metavar="ADDRESS", help="Ray cluster; auto: the one of this machine")
 
 
 def study(options: argparse.Namespace) -> int:

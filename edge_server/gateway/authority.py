@@ -354,9 +354,7 @@ def check_address(address: str) -> str:
 
 def _alternative(address: str) -> x509.GeneralName:
     if "%" in address:
-        raise ConfigError(
-            f"address {address!r}: a link-local address with a zone is of no use to boards; choose another"
-        )
+        raise ConfigError(f"address {address!r}: boards cannot use a link-local address with a zone; choose another")
     try:
         return x509.IPAddress(ip_address(address))
     except ValueError:

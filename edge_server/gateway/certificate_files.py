@@ -57,11 +57,9 @@ def find_leaf(key: Path, certificate: Path, ca: bytes, addresses: tuple[str, ...
     """
     try:
         [leaf, *_] = split_certificates(certificate.read_bytes())
-        leaf_certificate = x509.load_pem_x509_certificate(leaf)
-        leaf_certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
-        matches = (
-            public_key_of(key.read_bytes()) == key_in(leaf_certificate) and addresses_in(leaf_certificate) == addresses
-        )
+        x509_leaf = x509.load_pem_x509_certificate(leaf)
+        x509_leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
+        matches = public_key_of(key.read_bytes()) == key_in(x509_leaf) and addresses_in(x509_leaf) == addresses
     except (OSError, ValueError, TypeError, InvalidSignature, ConfigError):
         return b""
     return leaf if matches else b""

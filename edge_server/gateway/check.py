@@ -64,6 +64,7 @@ RENEWAL_LEAD = timedelta(days=365)
 """Advise to replace a CA this long before its end, since it limits the validity of boards' certificates."""
 
 RECREATE, RELOAD = "run `edge-server site init`, which writes it again", "reload it by `edge-server site reload`"
+RECREATE_AND_RELOAD = f"{RECREATE}; {RELOAD}"
 RESUME = "a rotation was interrupted: continue it by `edge-server site rotate-ca`"
 FINISH = "`edge-server site rotate-root --finish`"
 OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -137,6 +138,10 @@ def _bad(about: str, text: str, remedy: str) -> Finding:
     return Finding(about=about, state="bad", told=text, mend=remedy)
 
 
+def _advice(about: str, text: str, remedy: str) -> Finding:
+    return Finding(about=about, state="advice", told=text, mend=remedy)
+
+
 def _authorities(context: _Context) -> Iterator[Finding]:
     ca = x509.load_pem_x509_certificate(context.site.ca("site.crt").read_bytes())
     if not any(_is_issued_by(ca, root) for root in split_certificates(context.site.ca("root.crt").read_bytes())):
@@ -159,7 +164,7 @@ def _authorities(context: _Context) -> Iterator[Finding]:
         yield _bad("ca/site.crt", text, "set the clock; if it is right, run `edge-server site rotate-ca`")
     elif end - context.now < RENEWAL_LEAD:
         remedy = "run `edge-server site rotate-ca`, which needs the root's key"
-        yield Finding(about="ca/site.crt", state="advice", told=dates, mend=remedy)
+        yield _advice("ca/site.crt", dates, remedy)
     else:
         yield _good("ca/site.crt", f"signed by the root, {dates}")
     yield from _ca_rotation(context.site)
@@ -167,20 +172,20 @@ def _authorities(context: _Context) -> Iterator[Finding]:
     if context.site.ca("root.key").exists():
         text = "is on the gateway: an intruder could create another site CA"
         remedy = "move it to offline media, with a copy; only rotating the CA needs it"
-        yield Finding(about="ca/root.key", state="advice", told=text, mend=remedy)
+        yield _advice("ca/root.key", text, remedy)
 
 
 def _ca_rotation(site: SiteFolder) -> Iterator[Finding]:
     """Report a previous CA still in force, and an interrupted rotation."""
     if _is_interrupted(site):
-        yield Finding(about="ca/site-before.crt", state="advice", told="is still the CA that signs", mend=RESUME)
+        yield _advice("ca/site-before.crt", "is still the CA that signs", RESUME)
     elif site.ca("site-before.crt").exists():
         text = "is valid beside the new one"
         remedy = "once all boards have renewed, run `edge-server site rotate-ca --finish`"
-        yield Finding(about="ca/site-before.crt", state="advice", told=text, mend=remedy)
+        yield _advice("ca/site-before.crt", text, remedy)
     elif site.ca("site-before.key").exists():
         text, remedy = "exists without its certificate", "remove it by `edge-server site rotate-ca --finish`"
-        yield Finding(about="ca/site-before.key", state="advice", told=text, mend=remedy)
+        yield _advice("ca/site-before.key", text, remedy)
 
 
 def _root_rotation(context: _Context) -> Iterator[Finding]:
@@ -189,27 +194,21 @@ def _root_rotation(context: _Context) -> Iterator[Finding]:
     names = f"{', '.join(pending)} still trust the previous root"
     if is_replacing_root(site.ca("")):
         if site.ca("site.crt").read_bytes() == site.ca(NEXT_CA).read_bytes():
-            yield _bad(
-                "ca/root-next.crt", "is not the only root yet: finishing was interrupted", f"continue it by {FINISH}"
-            )
+            yield _bad("ca/root-next.crt", "is not the only root yet: interrupted", f"continue by {FINISH}")
             return
         text = f"is in force beside the previous root; {names if pending else 'all boards have moved to it'}"
         late = f"switch them on: they move within 8 hours, also after {FINISH}, but not after the next rotate-ca"
-        yield Finding(about="ca/root-next.crt", state="advice", told=text, mend=late if pending else f"run {FINISH}")
+        yield _advice("ca/root-next.crt", text, late if pending else f"run {FINISH}")
         if site.ca(NEXT_KEY).exists():
             text = "is on the gateway: it is the key of the next root"
             remedy = "move it to offline media, with a copy, as root.key, in place of the previous root's"
-            yield Finding(about="ca/root-next.key", state="advice", told=text, mend=remedy)
+            yield _advice("ca/root-next.key", text, remedy)
     elif site.ca(NEXT_ROOT).exists() or site.ca(NEXT_KEY).exists():
         remedy = "continue by `edge-server site rotate-root`"
-        yield Finding(
-            about="ca/root-next.crt", state="advice", told="is not signed by the present root yet", mend=remedy
-        )
+        yield _advice("ca/root-next.crt", "is not signed by the present root yet", remedy)
     elif pending:
-        remedy = (
-            "switch them on: they move within 8 hours; or enrol them again, or revoke them, before the next rotate-ca"
-        )
-        yield Finding(about="ca/cross.crt", state="advice", told=names, mend=remedy)
+        remedy = "switch them on: they move within 8 hours; or re-enrol or revoke them before the next rotate-ca"
+        yield _advice("ca/cross.crt", names, remedy)
 
 
 def _is_issued_by(ca: x509.Certificate, root: bytes) -> bool:
@@ -234,11 +233,7 @@ def _pairs(context: _Context) -> Iterator[Finding]:
         if is_pair(key, certificate, pair_chain(context.site, name), addresses):
             yield _good(about, f"for {', '.join(addresses)}" if addresses else "matches its key and this site's CA")
         else:
-            yield _bad(
-                about,
-                "is missing, not signed by this site's CA, or does not match its key or the site's addresses",
-                RECREATE,
-            )
+            yield _bad(about, "is missing, or does not match its key, this site's CA or the addresses", RECREATE)
     for name in LOCAL_PAIRS:
         if is_local_pair(context.site, name):
             yield _good(f"gateway/{name}.crt", "matches its key, self-signed")
@@ -252,11 +247,8 @@ def _modes(context: _Context) -> Iterator[Finding]:
     wrong = [path for path in private if path.stat().st_mode & OPEN_TO_OTHERS]
     for path in wrong:
         mode = stat.S_IMODE(path.stat().st_mode)
-        yield _bad(
-            str(path.relative_to(context.site.path)),
-            f"has mode {mode:04o}: others may read it",
-            "set its mode to 600 by chmod",
-        )
+        text = f"has mode {mode:04o}: others may read it"
+        yield _bad(str(path.relative_to(context.site.path)), text, "set its mode to 600 by chmod")
     if not wrong:
         yield _good("keys", "are readable by their owners only")
     key = context.site.gateway("server.key")
@@ -268,23 +260,17 @@ def _modes(context: _Context) -> Iterator[Finding]:
 def _broker_files(context: _Context) -> Iterator[Finding]:
     state, site = context.state, context.site
     conf = broker_conf(site.broker_paths(), port=state.port, own_port=state.servers_port, bind=state.bind)
-    for name, text in (
-        ("acl", site_acl(state)),
-        ("mosquitto.conf", conf),
-    ):
+    for name, text in (("acl", site_acl(state)), ("mosquitto.conf", conf)):
         if (site.path / name).read_text() == text:
             yield _good(name, "is unchanged")
         else:
-            yield _bad(name, "differs from what the site's state requires", f"{RECREATE}; {RELOAD}")
+            yield _bad(name, "differs from what the site's state requires", RECREATE_AND_RELOAD)
     expected = [(cert, revoked_serials(state, authority_id(cert))) for _, cert in valid_authorities(site)]
     if are_revocation_lists(site.path / "crl.pem", expected):
         yield _good("crl.pem", "is signed by the CA, lists all revoked certificates, and is valid as long as the CA")
     else:
-        yield _bad(
-            "crl.pem",
-            "does not list exactly the CA's revoked certificates, or ends before the CA",
-            f"{RECREATE}; {RELOAD}",
-        )
+        text = "does not list exactly the CA's revoked certificates, or ends before the CA"
+        yield _bad("crl.pem", text, RECREATE_AND_RELOAD)
 
 
 def _server_file(context: _Context) -> Iterator[Finding]:
@@ -292,27 +278,18 @@ def _server_file(context: _Context) -> Iterator[Finding]:
     try:
         config = load(path)
     except ConfigError as error:
-        yield _bad(
-            "server.toml",
-            str(error),
-            "correct it, or move it away and run `edge-server site init`, which writes another",
-        )
+        yield _bad("server.toml", str(error), "correct it, or move it away and run `edge-server site init`")
         return
     broker, tls = config.broker, config.broker.tls
     if config.site != context.state.site:
-        yield _bad(
-            "server.toml",
-            f"names site {config.site!r}, not {context.state.site!r}",
-            f'write site = "{context.state.site}"',
-        )
+        text = f"names site {config.site!r}, not {context.state.site!r}"
+        yield _bad("server.toml", text, f'write site = "{context.state.site}"')
     elif broker.port != context.state.servers_port:
         port = context.state.servers_port
         text = f"has port {broker.port}, but the broker's loopback listener is at {port}"
         yield _bad("server.toml", text, f"write port = {port} in [broker]")
     elif tls is None or not all(Path(path).is_file() for path in (tls.ca, tls.cert, tls.key)):
-        yield _bad(
-            "server.toml", "has no [broker.tls] with existing files", "compare with what `edge-server site init` writes"
-        )
+        yield _bad("server.toml", "has no [broker.tls] with existing files", "compare with a new site's file")
     elif Path(tls.cert).read_bytes() not in local_certificates(context.site):
         pair = context.site.gateway("own-server.crt")
         text = f"has cert {tls.cert}, which the broker's loopback listener does not accept"
@@ -362,7 +339,7 @@ async def _broker(context: _Context, *, stops: bool) -> list[Finding]:
     remedy = "remove its other listeners from its configuration: they may accept clients without a certificate"
     return [
         _good("broker", text),
-        *(Finding(about="broker", state="advice", told=f"also listens at port {port}", mend=remedy) for port in others),
+        *(_advice("broker", f"also listens at port {port}", remedy) for port in others),
     ]
 
 
@@ -372,11 +349,8 @@ async def _broker_without_state(site: SiteFolder, *, stops: bool) -> list[Findin
     for port in _ports_of(site.path / "mosquitto.conf"):
         try:
             pid = find_broker(port)
-            faults = (
-                await find_open_logins(BrokerEndpoint("127.0.0.1", port, site.ca("chain.pem")), site.gateway(""))
-                if pid
-                else []
-            )
+            endpoint = BrokerEndpoint("127.0.0.1", port, site.ca("chain.pem"))
+            faults = await find_open_logins(endpoint, site.gateway("")) if pid else []
             if pid and faults and stops:
                 await stop_broker(pid, port)
         except (ConfigError, OSError) as error:
@@ -402,12 +376,10 @@ async def _missing_capabilities(context: _Context) -> list[Lack]:
     endpoint = broker_endpoint(context.site, context.state)
     pair = context.site.gateway("probe")
     tls = Tls(ca=str(endpoint.trusted), cert=f"{pair}.crt", key=f"{pair}.key")
-    broker, place = (
-        Broker(host=endpoint.host, port=endpoint.port, tls=tls),
-        probe_topic(context.state.site, context.state.generation),
-    )
+    broker = Broker(host=endpoint.host, port=endpoint.port, tls=tls)
+    topic = probe_topic(context.state.site, context.state.generation)
     try:
-        return await find_lacks(broker, "probe", place, MAX_FRAME_BYTES + HEADER_BYTES)
+        return await find_lacks(broker, "probe", topic, MAX_FRAME_BYTES + HEADER_BYTES)
     except Unreachable as error:
         return [Lack("connection", f"it closed the connection: {error}", RELOAD)]
 

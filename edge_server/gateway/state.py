@@ -69,9 +69,7 @@ def read_state(folder: Path) -> SiteState:
         raise ConfigError(f"{folder}: {NO_SITE}")
     state = read(path, SiteState)
     if state.version > VERSION:
-        raise ConfigError(
-            f"{path}: version {state.version} is newer than {VERSION}, which this program supports: update the program"
-        )
+        raise ConfigError(f"{path}: version {state.version} is newer than {VERSION}: update this program")
     accounts = Accounts(folder / ACCOUNTS) if state.version == VERSION else Accounts(changed=state.accounts)
     return msgspec.structs.replace(state, version=VERSION, accounts=accounts)
 

@@ -48,9 +48,7 @@ def bundle_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="server's configuration file; default: the site's")
     add_folder(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: server-bundle-TIME.tar.gz in the current folder"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: server-bundle-TIME.tar.gz, in this folder")
     help_ = "include the end of this log; may be repeated; default: the services' logs from the journal"
     parser.add_argument("--log", type=Path, action="append", default=[], metavar="FILE", help=help_)
 
@@ -59,9 +57,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server enrol`."""
     parser.add_argument("device", nargs="?", default="", metavar="NAME", help="the board's name, such as pi-03")
     add_folder(parser)
-    parser.add_argument(
-        "--ttl", type=duration_s, default=900.0, metavar="TIME", help="validity of the token: 15m, 2h; default: 15m"
-    )
+    parser.add_argument("--ttl", type=duration_s, default=900.0, metavar="TIME", help="validity: 15m, 2h; default: 15m")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="create tokens for so many boards")
     parser.add_argument(
         "--pattern", default="pi-{:02}", metavar="NAME", help="with --count: pattern of their names; default: pi-{:02}"
@@ -72,9 +68,7 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the token's QR code to this file")
     help_ = "readmit NAME after a revocation, with a new key"
     parser.add_argument("--readmit", action="store_true", help=help_)
-    parser.add_argument(
-        "--address", default="", metavar="HOST", help="address of the gateway; default: the site's first"
-    )
+    parser.add_argument("--address", default="", metavar="HOST", help="gateway's address; default: the site's first")
     help_ = f"port of the enrolment service; default: that of its last start, else {USUAL_PORT}"
     parser.add_argument("--port", type=int, metavar="N", help=help_)
     instead = parser.add_mutually_exclusive_group()
@@ -85,12 +79,8 @@ def enrol_arguments(parser: argparse.ArgumentParser) -> None:
 def service_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `edge-server enrolment-service`."""
     add_folder(parser)
-    parser.add_argument(
-        "--host", default="", metavar="ADDRESS", help="address address to listen on; default: all of this machine"
-    )
-    parser.add_argument(
-        "--port", type=int, default=USUAL_PORT, metavar="N", help="port to listen on; default: %(default)s"
-    )
+    parser.add_argument("--host", default="", metavar="ADDRESS", help="address to listen on; default: all")
+    parser.add_argument("--port", type=int, default=USUAL_PORT, metavar="N", help="TCP port; default: %(default)s")
     help_ = "validity of a board's certificate in days, at least three times its longest time off; default: %(default)g"
     parser.add_argument("--days", type=float, default=USUAL_DAYS, metavar="N", help=help_)
 

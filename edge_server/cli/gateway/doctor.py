@@ -86,9 +86,7 @@ async def run_checks(site: Path | None, config: ServerConfig | None) -> list[Fin
     findings: list[Finding] = []
     if site is None:
         text = "there is none: certificates and access rights are not checked"
-        findings.append(
-            examine.advice("site", text, "create one by `edge-server site init`, whose broker identifies every client")
-        )
+        findings.append(examine.advice("site", text, "create one by `edge-server site init`"))
     else:
         folder = open_folder(site)
         findings += await check_site(folder, utc_now())

@@ -68,20 +68,14 @@ def examine_certificates(state: SiteState, now: datetime) -> Iterator[Finding]:
     """
     count = 0
     for name, account in sorted(state.accounts.items()):
-        valid = [
-            certificate
-            for certificate in account.certificates
-            if not certificate.revoked and certificate.role in ("device", "peer")
-        ]
+        valid = [cert for cert in account.certificates if not cert.revoked and cert.role in ("device", "peer")]
         if account.denied or not valid:
             continue
         count += 1
-        remaining_s = max(certificate.not_after_utc_s for certificate in valid) - now.timestamp()
+        remaining_s = max(cert.not_after_utc_s for cert in valid) - now.timestamp()
         about = f"certificate of {name}"
         if remaining_s <= 0:
-            remedy = (
-                f"switch it on: it renews automatically for 180 days, later after `edge-server devices approve {name}`"
-            )
+            remedy = f"switch it on: it renews for 180 days, later after `edge-server devices approve {name}`"
             yield advice(about, f"ended {-remaining_s / DAY_S:.0f} days ago", remedy)
         elif remaining_s < RENEWAL_LEAD_DAYS * DAY_S:
             remedy = "it should have renewed by now: check that the board is on and reaches the enrolment service"
@@ -176,9 +170,8 @@ def secret_files(config: ServerConfig) -> list[Path]:
     """Return the key and password files in a server's configuration, of its broker and of its peers'."""
     brokers: list[Broker] = [config.broker, *(peer.broker for peer in config.peer)]
     keys = [broker.tls.key for broker in brokers if broker.tls and broker.tls.key]
-    return [
-        Path(path) for path in dict.fromkeys([*keys, *(path.password_file for path in brokers if path.password_file)])
-    ]
+    passwords = [broker.password_file for broker in brokers if broker.password_file]
+    return [Path(path) for path in dict.fromkeys([*keys, *passwords])]
 
 
 def examine_limits(lines: Iterable[str], source: str) -> Iterator[Finding]:

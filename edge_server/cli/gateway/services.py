@@ -27,7 +27,7 @@ async def examine_services(config: ServerConfig | None, site: Path | None) -> li
     """
     names = (SERVER, *([ENROLMENT] if site else []), BROKER)
     findings = (
-        [check_unit(*unit) for unit in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
+        [check_unit(*pair) for pair in (await units.query_states(*names)).items()] if units.is_systemd_running() else []
     )
     if config and not findings:
         findings.append(_server(Path(config.data_dir)))
@@ -44,9 +44,7 @@ def check_unit(name: str, state: str) -> Finding:
     if state == "active":
         return good(about, "runs")
     if state == "inactive" and name == SERVER:  # it exits when its plan has ended
-        return advice(
-            about, "is not running: its run has ended, or was not started", f"start one by `systemctl start {name}`"
-        )
+        return advice(about, "is not running: its run has ended or not begun", f"start one by `systemctl start {name}`")
     remedy = f"see `journalctl -u {name} -n 50`" if state == "failed" else f"run `systemctl enable --now {name}`"
     return advice(about, f"is {state or 'unknown to systemd'}", remedy)
 

@@ -151,11 +151,7 @@ def _next_steps(folder: SiteFolder, state: SiteState, *, is_new: bool, runs: boo
     where = f" --folder {folder.path}" if folder.path != DEFAULT_FOLDER else ""
     debian = "for Debian's, with a site in the default folder: `systemctl restart mosquitto`"
     start = f"start mosquitto with {folder.path / 'mosquitto.conf'} ({debian})"
-    started = (
-        f"{' and '.join(SERVICES)} are running: create a token for a board by `edge-server enrol NAME`"
-        if runs
-        else start
-    )
+    started = f"{' and '.join(SERVICES)} are running: create a token by `edge-server enrol NAME`" if runs else start
     return [
         f"boards reach it at {', '.join(state.addresses)}, port {state.port}; its root is {root}",
         "next:",
@@ -188,9 +184,7 @@ def findings_table(findings: Sequence[Finding]) -> TextTable:
 def _reload(options: argparse.Namespace) -> int:
     from edge_server.gateway.reload import reload_broker  # noqa: PLC0415
 
-    return report_reload(
-        asyncio.run(reload_broker(open_site(options))), "the broker has reloaded its files and enforces them"
-    )
+    return report_reload(asyncio.run(reload_broker(open_site(options))), "the broker enforces its reloaded files")
 
 
 def _rotate_server(options: argparse.Namespace) -> int:

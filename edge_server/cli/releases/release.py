@@ -121,12 +121,8 @@ def release_arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (show, out):
         verb.add_argument("release", metavar="RELEASE", help=RELEASE)
     out.add_argument("folder", type=Path, metavar="DIR", help="new folder")
-    delete.add_argument(
-        "releases", nargs="+", metavar="NAME/VERSION", help="releases to delete; a version is never reused"
-    )
-    delete.add_argument(
-        "--force", action="store_true", help="even if boards use it, by their latest reports to rollouts"
-    )
+    delete.add_argument("releases", nargs="+", metavar="NAME/VERSION", help="a version is never reused")
+    delete.add_argument("--force", action="store_true", help="even if boards use it, by their latest reports")
     for verb in (create, listing, show):
         folders.add_options(verb, form=True)
     for verb in (out, delete):
@@ -281,10 +277,8 @@ def _show_release(options: argparse.Namespace, stored: StoredRelease) -> None:
 
 def _format_reduction(reduction: Reduction) -> str:
     """Describe how a release was reduced, and the effects."""
-    seconds = (reduction.seconds_before, reduction.seconds_after)
-    times = (
-        [] if None in seconds else [" for ".join(f"{1e3 * seconds:.3g} ms" for seconds in reversed(seconds) if seconds)]
-    )
+    timings = (reduction.seconds_before, reduction.seconds_after)
+    times = [] if None in timings else [" for ".join(f"{1e3 * s:.3g} ms" for s in reversed(timings) if s)]
     accuracy = f"accuracy {reduction.accuracy:.4f} for {reduction.accuracy_before:.4f} on {reduction.examples} examples"
     sizes = f"parameters {_bytes(reduction.bytes_after)} for {_bytes(reduction.bytes_before)}"
     return ", ".join([reduction.kind, accuracy, sizes, *times])

@@ -54,9 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                 "rollout", nargs="?", default="", metavar="ROLLOUT", help="name of a rollout; default: the last one"
             )
         if verb in ("start", "resume", "abort", "back"):
-            verb_parser.add_argument(
-                "--stay", action="store_true", help="keep serving offline boards until a signal arrives"
-            )
+            verb_parser.add_argument("--stay", action="store_true", help="wait for offline boards until a signal")
         if verb in ("start", "resume"):
             help_ = "stop with exit code 1 if no eligible board has been online for so long; default: 60s"
             verb_parser.add_argument("--wait", type=_parse_seconds, default=60.0, metavar="T", help=help_)
@@ -65,9 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _start_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for the newest version"
-    )
+    what.add_argument("release", nargs="?", default="", metavar="RELEASE", help="NAME/VERSION, or NAME for the newest")
     help_ = "roll out this version of the agent instead, from `edge-server packages list`"
     what.add_argument("--agent", default="", metavar="VERSION", help=help_)
     help_ = "number of boards of each profile in the first wave, 0 for none; default: %(default)s"
@@ -80,9 +76,7 @@ def _start_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-failures", type=_parse_count, default=1, metavar="N", help=help_)
     help_ = "then stop, or revert the boards that have it; default: %(default)s"
     parser.add_argument("--on-failure", choices=("stop", "back"), default="stop", help=help_)
-    parser.add_argument(
-        "--devices", default="*", metavar="PATTERN", help="only boards with such names, for example 'pi-*'"
-    )
+    parser.add_argument("--devices", default="*", metavar="PATTERN", help="only boards with such names, as 'pi-*'")
     help_ = "allowed loss of accuracy on a board's local examples; default: %(default)s"
     parser.add_argument("--max-drop", type=_parse_share, default=0.02, metavar="X", help=help_)
     help_ = "boards of later waves download nothing before their wave: parts are sent once per wave, not once for all"
@@ -118,9 +112,7 @@ def _parse_rate(text: str) -> float:
 
 
 def _parse_milliseconds(text: str) -> float:
-    return _parse_number(
-        text, lambda value: 0 <= value < math.inf, "milliseconds, or 0 for 1.5 times the previous version's"
-    )
+    return _parse_number(text, lambda value: 0 <= value < math.inf, "milliseconds, or 0 for 1.5 times the previous")
 
 
 def _parse_shares(text: str) -> tuple[float, ...]:
@@ -220,9 +212,7 @@ def _drive(
     state, received = asyncio.run(go())
     if state is None:
         verb = "abort" if options.verb == "abort" else "resume"
-        sys.stderr.write(
-            f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` continues\n"
-        )
+        sys.stderr.write(f"edge-server: interrupted; `edge-server rollout {verb} --config {options.config}` resumes\n")
         return EXIT_INTERRUPTED if signal.SIGINT in received else 0
     _show(options, state)
     expected = {"abort": "aborted", "back": "taken-back"}.get(options.verb, "finished")

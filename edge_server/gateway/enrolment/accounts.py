@@ -113,10 +113,8 @@ class Accounts(Mapping[str, SiteAccount]):
     def revoked_serials(self, authority: str) -> list[int]:
         """Return the serial numbers of all revoked certificates of a CA."""
         serials = {serial for (serial,) in self.ask("SELECT serial FROM revoked WHERE authority = ?", authority)}
-        changed = (certificate for account in self.changed.values() for certificate in account.certificates)
-        serials |= {
-            certificate.serial for certificate in changed if certificate.revoked and certificate.authority == authority
-        }
+        changed = (cert for account in self.changed.values() for cert in account.certificates)
+        serials |= {cert.serial for cert in changed if cert.revoked and cert.authority == authority}
         return [int(serial, 16) for serial in sorted(serials)]
 
     def find_by_key(self, key: str) -> list[str]:
@@ -124,11 +122,7 @@ class Accounts(Mapping[str, SiteAccount]):
         names = {name for (name,) in self.ask("SELECT name FROM keys WHERE key = ?", key)}
         return sorted(
             names
-            | {
-                name
-                for name, account in self.changed.items()
-                if any(certificate.key == key for certificate in account.certificates)
-            }
+            | {name for name, account in self.changed.items() if any(cert.key == key for cert in account.certificates)}
         )
 
     def find_by_prefix(self, start: str) -> list[str]:
@@ -206,9 +200,7 @@ def put_accounts(connection: sqlite3.Connection, changed: Iterable[tuple[str, Si
     """Write accounts within an open transaction."""
     rows = [(name, account.denied, msgspec.json.encode(account)) for name, account in changed]
     connection.executemany("INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", rows)
-    signed = [(name, certificate) for name, account in changed for certificate in account.certificates]
-    connection.executemany(
-        "INSERT OR IGNORE INTO keys VALUES (?, ?)", [(certificate.key, name) for name, certificate in signed]
-    )
-    revoked = [(certificate.authority, certificate.serial) for _, certificate in signed if certificate.revoked]
+    signed = [(name, cert) for name, account in changed for cert in account.certificates]
+    connection.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", [(cert.key, name) for name, cert in signed])
+    revoked = [(cert.authority, cert.serial) for _, cert in signed if cert.revoked]
     connection.executemany("INSERT OR IGNORE INTO revoked VALUES (?, ?)", revoked)

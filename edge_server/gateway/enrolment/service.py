@@ -64,9 +64,7 @@ def service_context(certificate: Path, key: Path, root: Path) -> ssl.SSLContext:
         context.load_verify_locations(root)
         context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError too
-        raise ConfigError(
-            f"{certificate}, {key}, {root}: {error}; `edge-server site init` writes them again"
-        ) from error
+        raise ConfigError(f"{certificate}, {key}, {root}: {error}; run `edge-server site init`") from error
     return context
 
 

@@ -47,9 +47,7 @@ class EnrolmentSite:
             ConfigError: There is no site in that folder, or `days` is out of range.
         """
         if not 0 < self.days <= MAX_DAYS:
-            raise ConfigError(
-                f"{self.days:g} days: the validity of a certificate must be more than 0, and {MAX_DAYS:g} at most"
-            )
+            raise ConfigError(f"{self.days:g} days: a certificate's validity must be above 0, at most {MAX_DAYS:g}")
         self.facts()
         return Registrar(
             site=self.facts,
@@ -104,7 +102,7 @@ class EnrolmentSite:
             state, digest = read_state(self.folder), hashlib.sha256(public).hexdigest()
             account = state.accounts.get(device)
             if account and (
-                account.denied or any(past.revoked and past.key == digest for past in account.certificates)
+                account.denied or any(cert.revoked and cert.key == digest for cert in account.certificates)
             ):
                 return None
             issued = issue(key, certificate, public, Subject(device, "device", state.site), self.days, now)
@@ -117,14 +115,10 @@ class EnrolmentSite:
         accounts = as_accounts(read_state(self.folder).accounts)
         for device in accounts.find_by_key(key):
             account = accounts[device]
-            mine = [
-                certificate
-                for certificate in account.certificates
-                if certificate.key == key and certificate.role == "device"
-            ]
+            mine = [cert for cert in account.certificates if cert.key == key and cert.role == "device"]
             if mine:
-                revoked = account.denied or any(certificate.revoked for certificate in mine)
-                return Holder(device, max(certificate.not_after_utc_s for certificate in mine), revoked)
+                revoked = account.denied or any(cert.revoked for cert in mine)
+                return Holder(device, max(cert.not_after_utc_s for cert in mine), revoked)
         return None
 
     def is_denied(self, device: str) -> bool:
@@ -165,7 +159,5 @@ def gateway_address(state: SiteState) -> str:
         ConfigError: The site has none.
     """
     if not state.addresses:
-        raise ConfigError(
-            "the site has no address; set one, for example `edge-server site init --address gateway.local`"
-        )
+        raise ConfigError("the site has no address; set one by `edge-server site init --address gateway.local`")
     return state.addresses[0]

@@ -93,9 +93,7 @@ def read_index(site: Path) -> PackageIndex:
         with path.open("rb") as file:
             index = msgspec.json.decode(file.read(MOST_INDEX), type=PackageIndex)
         if index.format > FORMAT:
-            raise ConfigError(
-                f"{path}: format {index.format} is newer than {FORMAT}, which this program supports: update the program"
-            )
+            raise ConfigError(f"{path}: format {index.format} is newer than {FORMAT}: update this program")
         index.manifests()
     except FileNotFoundError:
         return PackageIndex()
@@ -210,9 +208,7 @@ def _manifest_of(
     site: SiteFolder, index: PackageIndex, before: PackageManifest | None, build: Build, facts: DebFacts
 ) -> PackageManifest:
     if before and before.formats != facts.formats:
-        raise ConfigError(
-            f"{build.file}: other packages of version {facts.version} have other state formats; rebuild it"
-        )
+        raise ConfigError(f"{build.file}: other packages of version {facts.version} differ in state formats; rebuild")
     builds = (*(before.builds if before else ()), build)
     if len(builds) > MOST_BUILDS:
         raise ConfigError(f"version {facts.version} has {MOST_BUILDS} packages already, which is the limit")
@@ -321,9 +317,7 @@ def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
     """
     paths = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     if not paths:
-        raise ConfigError(
-            f"{folder}: contains no wheels; `device-agent setup train --list` lists those that a board needs"
-        )
+        raise ConfigError(f"{folder}: contains no wheels; list those needed by `device-agent setup train --list`")
     with edit_index(site) as index:
         place = packages_folder(site.path) / WHEELS
         _make_folder(site, place)
@@ -332,9 +326,7 @@ def add_wheels(site: SiteFolder, folder: Path) -> list[WheelFile]:
             wheel = WheelFile(file=path.name, sha256=file_sha256(path), size=path.stat().st_size)
             before = wheels.get(path.name)
             if before and before.sha256 != wheel.sha256:
-                raise ConfigError(
-                    f"{path}: the store has a file of that name with different content; one of them is damaged"
-                )
+                raise ConfigError(f"{path}: the store has other content under that name; one of them is damaged")
             _copy_file(site, path, place / path.name, wheel.sha256)
             if not before:
                 wheels[path.name] = wheel

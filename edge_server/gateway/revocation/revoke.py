@@ -95,13 +95,11 @@ def find_account(state: SiteState, name: str) -> SiteAccount:
 
 
 def _is_revocable(account: SiteAccount) -> bool:
-    return any(certificate.role in REVOCABLE for certificate in account.certificates)
+    return any(cert.role in REVOCABLE for cert in account.certificates)
 
 
 def _revoke_all(account: SiteAccount) -> SiteAccount:
-    return SiteAccount(
-        certificates=tuple(replace(certificate, revoked=True) for certificate in account.certificates), denied=True
-    )
+    return SiteAccount(certificates=tuple(replace(cert, revoked=True) for cert in account.certificates), denied=True)
 
 
 async def _end_session(site: SiteFolder, state: SiteState, subject: Subject, now: datetime) -> str:

@@ -142,8 +142,7 @@ def devices_on_old_root(site: SiteFolder, state: SiteState) -> tuple[str, ...]:
     boards = (
         name
         for name, account in state.accounts.items()
-        if not account.denied
-        and any(certificate.role == "device" and not certificate.revoked for certificate in account.certificates)
+        if not account.denied and any(cert.role == "device" and not cert.revoked for cert in account.certificates)
     )
     return tuple(sorted(name for name in boards if reported.get(name) != newest))
 
@@ -251,7 +250,7 @@ def _copy_to_releases(site: SiteFolder) -> None:
 
 def _has_key_of(ca: bytes, chain: list[bytes]) -> bool:
     key = key_in(x509.load_pem_x509_certificate(ca))
-    return any(key_in(x509.load_pem_x509_certificate(certificate)) == key for certificate in chain[1:])
+    return any(key_in(x509.load_pem_x509_certificate(cert)) == key for cert in chain[1:])
 
 
 def _remove_previous_root(site: SiteFolder) -> None:

@@ -148,10 +148,8 @@ def _pending_accounts(site: SiteFolder, state: SiteState) -> tuple[str, ...]:
             name
             for name, account in state.accounts.items()
             if not account.denied
-            and any(not certificate.revoked for certificate in account.certificates)
-            and not any(
-                certificate.authority == now and not certificate.revoked for certificate in account.certificates
-            )
+            and any(not cert.revoked for cert in account.certificates)
+            and not any(cert.authority == now and not cert.revoked for cert in account.certificates)
         )
     )
 
