@@ -108,11 +108,8 @@ async def _repeat(options: argparse.Namespace, path: Path, look: RetainedView | 
         now_utc_s = utc_seconds()
         reports = _latest_reports(path, required=look is None)
         devices = device_rows(look.fleet if look else None, reports, look.heard_now if look else {}, now_utc_s)
-        devices = (
-            [msgspec.structs.replace(device, models=look.models.get(device.device, ())) for device in devices]
-            if look
-            else devices
-        )
+        if look:
+            devices = [msgspec.structs.replace(row, models=look.models.get(row.device, ())) for row in devices]
         devices = _mark_revoked_offline(devices, gateway)
         if options.device:
             devices = _select(devices, options.device)

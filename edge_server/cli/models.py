@@ -57,11 +57,11 @@ def show_models(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(options: argparse.Namespace, table: object, text: TextTable) -> None:
+def _print(options: argparse.Namespace, result: object, table: TextTable) -> None:
     if options.format == "json":
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(table), indent=1).decode() + "\n")
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n")
     else:
-        write_text(sys.stdout, text)
+        write_text(sys.stdout, table)
 
 
 def _option(text: str) -> tuple[str, Scalar]:
@@ -94,13 +94,10 @@ def _models_table(listed: Sequence[ListedModel]) -> TextTable:
     )
     rows = [
         (
-            network.name,
-            _shape(network.example),
-            f"{network.parameters:,}",
-            _format_numbers(network.cuts),
-            _format_options(network.options),
+            *(model.name, _shape(model.example), f"{model.parameters:,}"),
+            *(_format_numbers(model.cuts), _format_options(model.options)),
         )
-        for network in listed
+        for model in listed
     ]
     return TextTable(columns, rows)
 

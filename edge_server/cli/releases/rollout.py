@@ -33,7 +33,7 @@ EXIT_SHORT, EXIT_INTERRUPTED = 1, 130
 SOAK_S, AGENT_SOAK_S = 600.0, 120.0
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERBS: dict[str, str] = {
-    "start": "start to roll out a release",
+    "start": "start a rollout of a release",
     "status": "show the state of a rollout",
     "pause": "start no further wave",
     "resume": "resume after a pause, an ignored failure, or the end of the process",
@@ -50,9 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         if verb == "start":
             _start_arguments(verb_parser)
         else:
-            verb_parser.add_argument(
-                "rollout", nargs="?", default="", metavar="ROLLOUT", help="name of a rollout; default: the last one"
-            )
+            verb_parser.add_argument("rollout", nargs="?", default="", metavar="ROLLOUT", help="default: the last one")
         if verb in ("start", "resume", "abort", "back"):
             verb_parser.add_argument("--stay", action="store_true", help="wait for offline boards until a signal")
         if verb in ("start", "resume"):
@@ -173,10 +171,8 @@ def _start(options: argparse.Namespace) -> Callable[[], KnownRollout]:
     names = ("canary", "waves", "max_failures", "on_failure", "devices", "max_drop", "max_latency_ms", "ahead")
     settings = {name: getattr(options, name) for name in names}
     usual_s = AGENT_SOAK_S if options.agent else SOAK_S
-    settings |= {
-        "soak_s": usual_s if options.soak is None else options.soak,
-        "ahead": options.ahead and not options.agent,
-    }
+    settings["soak_s"] = usual_s if options.soak is None else options.soak
+    settings["ahead"] = options.ahead and not options.agent
     settings["least_bytes_per_s"] = options.min_rate * 1e3
     try:
         terms = msgspec.convert({"deployment": "", "release": "", "sha256": "", **settings}, RolloutPlan)
