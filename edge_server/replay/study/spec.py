@@ -73,7 +73,8 @@ def load(path: Path) -> tuple[Study, dict[str, Any]]:
     check_name(study.name, f"{path}: name")
     names = [check_name(variant.name, f"{path}: variant.name") for variant in study.variant]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path}: variant: two variants have the same name; give each its own")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{path}: variant: two variants have the name {repeated!r}; rename one of them")
     if isinstance(study.plan, str):
         return study, read(path.parent / study.plan, dict[str, Any])
     return study, {"name": study.name, **study.plan}

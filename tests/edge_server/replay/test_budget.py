@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from msgspec.structs import replace as replace_field
@@ -23,6 +24,7 @@ from edge_server.replay.trace.trace import Trace
 from edge_server.replay.trace.transfer import export
 from shared.errors import ConfigError, Infeasible
 from tests.edge_server.textbook import make_plan
+from tests.naming import naming
 
 WORK = Work(steps=10, examples=0, weights=0, flops=0, run="r", round=1, train=True)
 
@@ -76,17 +78,22 @@ def test_a_round_ends_with_its_quorum_or_its_deadline(tmp_path, keys, least):
 
 def test_a_budget_that_cannot_be_met_is_told_with_the_smallest_that_can(tmp_path):
     tasks = [LowerBound(12.34567, 100.0), LowerBound(10.0, 20.0)]
-    for budget, cause in (
-        ("time_s = 30.0", r"budget.time_s: 30 s cannot be met: 2 rounds take at least 30.01 s; give that, or fewer"),
-        ("joules = 99.9", r"budget.joules: 99.9 J cannot be met: 2 rounds take at least 120 J"),
+    for budget, named in (
+        ("time_s = 30.0", ("budget.time_s", "30 s", 2, "30.01 s")),
+        ("joules = 99.9", ("budget.joules", "99.9 J", 2, "120 J")),
     ):
         plan = make_plan(tmp_path, more=f"[budget]\n{budget}")
-        with pytest.raises(Infeasible, match=cause):
+        with pytest.raises(Infeasible, match=naming(*named)):
             require_budgets(plan, [LowerBound(15.0, 60.0), LowerBound(15.001, 60.0)])
         require_budgets(plan, [LowerBound(15.0, 49.9), LowerBound(15.0, 50.0)])
     assert bound_round(plan, tasks) == LowerBound(12.34567, 120.0)
-    with pytest.raises(ConfigError, match=r"budget\.joules: .*\[\[device\]\]"):
+    with pytest.raises(ConfigError, match=naming("budget.joules", "[[device]]")):
         require_budgets(plan, [LowerBound(1.0, None)])
+
+
+def least_seconds(error: Infeasible) -> float:
+    """Return the smallest budget that a message names: the largest number of seconds in it."""
+    return max(map(float, re.findall(r"(\d+(?:\.\d+)?) s\b", str(error))))
 
 
 def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_takes(tmp_path):
@@ -98,9 +105,9 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
     }
     device = '[[device]]\nname = "a"\ncount = 3\n' + "\n".join(f"{key} = {{ {text} }}" for key, text in keys.items())
     plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = 1.0")
-    with pytest.raises(Infeasible, match=r"budget.time_s: 1 s cannot be met: 2 rounds take at least") as caught:
+    with pytest.raises(Infeasible, match=naming("budget.time_s", "1 s")) as caught:
         replay(plan, tmp_path / "run")
-    told = float(str(caught.value).split("at least ")[1].split(" s")[0])
+    told = least_seconds(caught.value)
     plan = make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\ntime_s = {told}\njoules = 94.0")
     _, records = replay(plan, tmp_path / "run")
     seconds = math.fsum(closed.seconds for closed in closed_rounds(records))
@@ -108,7 +115,7 @@ def test_the_smallest_budget_that_is_told_is_met_by_no_less_than_the_replay_take
     costs = [cost for round_ in costs_by_round(records).values() for cost in round_.values()]
     joules = sum(cost.compute_joules + cost.upload_joules + cost.download_joules for cost in costs)
     assert 94.0 < joules < 1.1 * 94.0
-    with pytest.raises(Infeasible, match=r"budget.joules: 92 J"):
+    with pytest.raises(Infeasible, match=naming("budget.joules", "92 J")):
         replay(make_plan(tmp_path, rounds=2, more=f"{device}\n[budget]\njoules = 92.0"), tmp_path / "other")
 
 
@@ -120,7 +127,7 @@ def test_each_site_must_keep_to_its_part_of_the_joules(tmp_path):
     more = f"{fleet}\n{sites}\n[budget]\njoules = "
     plan = make_plan(tmp_path, rounds=2, cohort="min_devices = 1", more=f"{more}150.0")
     folders = {site: tmp_path / site for site in ("cheap", "dear")}
-    with pytest.raises(Infeasible, match=r"site dear, .*: budget.joules: 50 J cannot be met: .* at least 80 J"):
+    with pytest.raises(Infeasible, match=naming("dear", "budget.joules", "50 J", "80 J")):
         replay_sites(plan, folders)
 
 
@@ -140,9 +147,9 @@ def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_i
     hyper = f"local_epochs = {epochs}\nbatch_size = 8\nlearning_rate = 0.2"
     other = {"hyper": hyper, "rounds": 2, "partition": 'kind = "none"'}
     make_plan(tmp_path, **other | {"more": "[budget]\ntime_s = 1.0"})
-    with pytest.raises(Infeasible, match="2 rounds take at least") as refused:
+    with pytest.raises(Infeasible, match=naming("budget.time_s", "1 s")) as refused:
         run_replay(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-    least_s = float(str(refused.value).split(" s; give that")[0].split()[-1])
+    least_s = least_seconds(refused.value)
     make_plan(tmp_path, **other | {"more": f"[budget]\ntime_s = {least_s}"})
     [(_, records)] = run_replay(told, folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
     seconds = sum(one.seconds for one in closed_rounds(records))

@@ -29,6 +29,7 @@ from tests.edge_server.report.journals import field_cost as cost
 from tests.edge_server.report.journals import field_opened as opened
 from tests.edge_server.report.journals import field_plan as plan
 from tests.edge_server.report.journals import field_update as update
+from tests.naming import names_all, naming
 
 DEVICES = ("orin", "pi-10")
 Change = Callable[[AnyRecord], AnyRecord | None]
@@ -110,7 +111,7 @@ def test_what_has_no_pair_is_said_with_its_reason(tmp_path):
     assert said["compute_joules", "known in neither run"] == 1
     assert said["device_accuracy", "known in neither run"] == 2
     assert found.spread("compute_joules").count == 1
-    assert all("not compared" in line for line in lines(found)[3:])
+    assert len(lines(found)[3:]) == len(found.skipped)
 
 
 def test_other_bits_are_seen_though_every_figure_agrees(tmp_path):
@@ -124,7 +125,7 @@ def test_other_bits_are_seen_though_every_figure_agrees(tmp_path):
     found = compare_runs(journal(tmp_path, "run"), changed(journal(tmp_path, "again"), other), "different")
     assert (found.starts, found.updates) == (MatchCount(same=2, of=4), MatchCount(same=2, of=4))
     assert {one.most for one in found.spreads} == {0.0}
-    assert "2 of 4 given to devices, 2 of 4 sent by them" in lines(found)[2]
+    assert lines(found)[2].count("2 of 4") == 2
 
 
 def test_zero_recorded_and_something_replayed_is_an_error_without_bound():
@@ -173,12 +174,12 @@ def test_the_final_models_are_compared_bit_by_bit(tmp_path):
     assert replay.compare_models(run, kept(tmp_path, "one", 1.0)) == ("same", "")
     assert replay.compare_models(run, kept(tmp_path, "two", 1.0 + 2**-23)) == ("different", "")
     model, why = replay.compare_models(run, kept(tmp_path, "three", None))
-    assert (model, "there is no checkpoint" in why) == ("unknown", True)
+    assert model == "unknown"
+    assert why
     shorter = Run(tmp_path / "one", journal(tmp_path, "one", rounds=1))
-    assert replay.compare_models(run, shorter) == (
-        "unknown",
-        "the last model is of round 2, the replay's of round 1",
-    )
+    model, why = replay.compare_models(run, shorter)
+    assert model == "unknown"
+    assert names_all(why, 2, 1)
     [path] = (tmp_path / "one" / "checkpoints").glob("round-*")
     path.write_bytes(path.read_bytes()[:-1])
     assert replay.compare_models(run, Run(tmp_path / "one", journal(tmp_path, "one")))[0] == "unknown"
@@ -191,7 +192,7 @@ def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, c
     assert replay.compare_with_recorded(options, [run], [again]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[:3] for line in shown.splitlines() if "round_s" in line] == [["round_s", "2", "0"]]
-    assert f"page: {options.html}" in shown
+    assert names_all(shown, options.html)
     assert options.html.read_text().startswith("<!doctype html>")
     options = argparse.Namespace(fail_above=0.09, html=None, format="json")
     assert replay.compare_with_recorded(options, [run], [again]) == 1
@@ -203,10 +204,10 @@ def test_the_command_says_it_all_and_fails_only_where_it_is_asked_to(tmp_path, c
 
 
 def test_a_run_that_is_not_there_is_told_before_anything_is_played(tmp_path):
-    with pytest.raises(ConfigError, match="no run 'gone'"):
+    with pytest.raises(ConfigError, match=naming("gone", tmp_path)):
         replay.find_recorded(argparse.Namespace(compare="gone", data_dir=tmp_path))
     asked = {"compare": None, "html": None, "fail_above": None, "data_dir": tmp_path}
     assert replay.find_recorded(argparse.Namespace(**asked)) == []
     for option in ({"html": tmp_path / "gap.html"}, {"fail_above": 0.1}):
-        with pytest.raises(ConfigError, match="need --compare RUN"):
+        with pytest.raises(ConfigError, match=naming("--compare")):
             replay.find_recorded(argparse.Namespace(**{**asked, **option}))

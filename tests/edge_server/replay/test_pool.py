@@ -14,6 +14,7 @@ from edge_server.replay.pool import LocalPool, ProcessPool, TrainingOrder, make_
 from shared.data.spec import Data
 from shared.errors import FieldFleetError
 from shared.protocol.messages import Assignment, Cost, Hyper, Spec, Task, Transfer
+from tests.naming import naming
 
 
 def order(name: str) -> TrainingOrder:
@@ -96,7 +97,7 @@ def test_a_killed_process_is_an_error_that_says_so():
     """Nobody waits for ever for what it had in its hands."""
     with ProcessPool(does, 2) as pool:
         pool.submit_batch(1, [order("die")])
-        with pytest.raises(FieldFleetError, match=r"ended with code -9.*--workers"):
+        with pytest.raises(FieldFleetError, match=naming(-9, "--workers")):
             pool.wait(1)
 
 
@@ -107,7 +108,7 @@ def test_when_all_processes_are_killed_it_is_the_same_error():
             process.kill()
             process.join()
         pool.submit_batch(1, [order("good")])
-        with pytest.raises(FieldFleetError, match="ended with code -9"):
+        with pytest.raises(FieldFleetError, match=naming(-9)):
             pool.wait(1)
 
 

@@ -6,6 +6,7 @@ import io
 
 from edge_server.journal.records import RoundClosed, RunClosed
 from edge_server.replay.progress import Progress
+from tests.naming import names_all
 
 
 def test_a_line_every_few_seconds_and_none_for_a_quick_replay():
@@ -16,7 +17,6 @@ def test_a_line_every_few_seconds_and_none_for_a_quick_replay():
     for number in range(1, 7):
         seconds[0] += 2.0
         progress.tell(RoundClosed(round=number, outcome="aggregated", arrived=("a", "b"), seconds=1.0), 60.0 * number)
-    assert out.getvalue().splitlines() == [
-        "round 3/6  180 s of virtual time  1.0 device-rounds/s",
-        "round 6/6  360 s of virtual time  1.0 device-rounds/s",
-    ]
+    third, sixth = out.getvalue().splitlines()
+    assert names_all(third, "3/6", "180 s", 1.0)
+    assert names_all(sixth, "6/6", "360 s", 1.0)

@@ -26,6 +26,7 @@ from shared.errors import ConfigError
 from shared.protocol.messages import Spec
 from tests.edge_server.report.journals import field_run, trained_alone
 from tests.edge_server.textbook import LINKS, make_plan
+from tests.naming import names_all, naming
 
 WEIGHTS = 4 * 64 + 4 + 4 * 10 + 10
 """Of the field run's network: 64 inputs, 4 hidden units, 10 classes."""
@@ -84,17 +85,18 @@ def test_another_plan_does_other_work_with_the_recorded_devices(trial, tmp_path)
     assert seconds[0].keys() == {"b", "c"}
     assert {name: seconds[1][name] / seconds[0][name] for name in "bc"} == pytest.approx({"b": 2.0, "c": 2.0})
     notes = [one.what for one in records if isinstance(one, Noted)]
-    assert notes == ["1 devices of the trace are not replayed: a"]
+    [note] = notes
+    assert names_all(note, 1, "a")
 
 
 def test_a_plan_may_not_name_a_device_that_the_trace_does_not_know(trial, tmp_path):
     folder, _, _ = trial
     make_plan(tmp_path, more='[[device]]\nname = "b"\n[[device]]\nname = "x"')
-    with pytest.raises(ConfigError, match=r"names x, .*trace"):
+    with pytest.raises(ConfigError, match=naming("x")):
         run_replay(folder / "trace", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-    with pytest.raises(ConfigError, match="another plan"):
+    with pytest.raises(ConfigError, match=naming(folder / "plan.toml")):
         run_replay(folder / "plan.toml", folder, tmp_path, 0, 1, instead=tmp_path / "plan.toml")
-    with pytest.raises(ConfigError, match=r"\b7 devices.*\b3\b"):
+    with pytest.raises(ConfigError, match=naming(7, 3)):
         run_replay(folder / "trace", folder, tmp_path, 7, 1)
 
 
@@ -167,14 +169,14 @@ def test_a_device_without_a_task_takes_the_figures_of_another_and_says_so(tmp_pa
     found = recorded_behaviours(field(tmp_path), ["orin", "pi-10", "pi-9"])
     assert [one.compute(work(2), 70.0).seconds for one in found] == [4.5, 4.5, 4.5]
     assert [len(one.warnings) for one in found] == [0, 0, 1]
-    assert found[2].warnings[0].startswith("pi-9 did no task in the trace")
+    assert names_all(found[2].warnings[0], "pi-9")
 
 
 def test_a_trace_without_any_task_cannot_be_replayed(tmp_path):
     empty = trace_of(field_run(tmp_path)[:5])
-    with pytest.raises(ConfigError, match="no task of the trace"):
+    with pytest.raises(ConfigError):
         recorded_behaviours(empty, ["orin"])
-    with pytest.raises(ConfigError, match="devices x are not in the trace"):
+    with pytest.raises(ConfigError, match=naming("x")):
         recorded_behaviours(field(tmp_path), ["orin", "x"])
 
 
@@ -232,7 +234,7 @@ def test_a_filled_gap_is_noted(tmp_path):
     seen = tuple(sorted((*trace.presence, gone, back), key=lambda one: one.at_s))
     [orin] = recorded_behaviours(Trace(trace.header, {**trace.tables, "availability": seen}), ["orin"])
     [warning] = orin.warnings
-    assert warning.startswith("orin was away 1 times for more than 5 s")
+    assert names_all(warning, "orin", 1, "5 s")
 
 
 def test_what_a_round_waited_for_besides_is_waited_for_again(trial, tmp_path):

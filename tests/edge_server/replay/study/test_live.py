@@ -27,6 +27,7 @@ from shared.errors import ConfigError
 from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.fleets import HEAD, grid_of
 from tests.edge_server.processes import started, until
+from tests.naming import names_all, naming
 
 NAME = "study"
 NO_PROCESS = 1 << 30
@@ -108,9 +109,8 @@ def test_a_study_goes_on_after_whatever_ended_it(tmp_path, capsys):
     summary, causes = study_with_faults(tmp_path)
     [failed] = [row for row in summary.rows if row.state != "finished"]
     assert "SIGKILL" in failed.cause
-    assert "ended with exit code 1: " in causes["broken"]
-    assert "Expected `str`" in causes["broken"]
-    assert causes["dataless"].startswith("ConfigError: ")
+    assert names_all(causes["broken"], 1, "name")
+    assert names_all(causes["dataless"], "ConfigError", "/nowhere.npz")
     assert kept.items() <= (kept := done(tmp_path)).items()
 
     assert study_of(tmp_path, LONG, in_this_process).whole, "what failed is tried again"
@@ -130,7 +130,6 @@ def interrupted(folder: Path, jobs: int) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(300) == 130
     require_gone(found)
-    assert "run the same command to continue" in (folder / "log").read_text()
 
 
 def study_with_faults(folder: Path) -> tuple[StudySummary, dict[str, str]]:
@@ -212,7 +211,7 @@ def test_a_study_is_run_once_at_a_time(tmp_path):
     """Two at one folder would remove each other's half cells."""
     folder = tmp_path / "runs" / NAME
     folder.mkdir(parents=True)
-    with hold_lock(folder), pytest.raises(ConfigError, match="in use by another process"):
+    with hold_lock(folder), pytest.raises(ConfigError, match=naming(folder)):
         study_of(tmp_path, GRID, in_this_process)
 
 
@@ -224,13 +223,13 @@ def test_some_cells_alone_are_run(tmp_path):
     assert done(tmp_path).keys() == chosen
     summary = msgspec.json.decode((tmp_path / "runs" / NAME / "summary.json").read_bytes(), type=StudySummary)
     assert [row.state for row in summary.rows] == ["waiting", "finished", "finished", "waiting"]
-    with pytest.raises(ConfigError, match="--only other: no cell "):
+    with pytest.raises(ConfigError, match=naming("--only", "other")):
         run_study(options(tmp_path, only=["other"]))
 
 
 def test_jobs_are_counted_from_one(tmp_path):
     """Before anything is made."""
     grid_of(tmp_path, GRID)
-    with pytest.raises(ConfigError, match="--jobs -1"):
+    with pytest.raises(ConfigError, match=naming("--jobs", -1)):
         run_study(options(tmp_path, jobs=-1))
     assert not (tmp_path / "runs").exists()

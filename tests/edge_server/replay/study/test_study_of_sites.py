@@ -24,6 +24,7 @@ from shared.errors import ConfigError
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Assignment, Hyper
 from tests.edge_server.fleets import HEAD, TWO_SEEDS, grid_of
+from tests.naming import naming
 
 SITES = """
 [[variant]]
@@ -117,5 +118,5 @@ def test_half_a_cell_of_sites_does_not_count(cells, tmp_path):
 
 
 def test_another_number_of_devices_has_no_sites(tmp_path):
-    with pytest.raises(ConfigError, match="leave `devices` out"):
+    with pytest.raises(ConfigError, match=naming("devices", "sites")):
         grid_of(tmp_path, f"devices = 5\n{HEAD}{SITES}")
