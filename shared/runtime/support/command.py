@@ -66,7 +66,7 @@ def set_up(purpose: Purpose, options: argparse.Namespace, say: Say = print) -> i
     if choice.row.note:
         say(choice.row.note)
     if is_current(extras, name) or (purpose == "infer" and _has_training_wheels(extras)):
-        say("already installed")
+        say("already there")  # the Ansible roles match this text
         return 0
     if not options.anyway:
         require_memory(purpose)

@@ -152,6 +152,7 @@ def test_the_command_says_the_size_brings_it_and_knows_it_again(packaged, stick)
     first = said[brought:]
     assert command.set_up("infer", told("--anyway"), said.append) == 0  # what trains serves, too
     assert first[-1] == said[-1]
+    assert "already there" in first[-1], "the Ansible roles match this text"
     assert len(said) == brought + 2 * len(first)
     assert len(first) < brought
 
