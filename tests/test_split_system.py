@@ -138,5 +138,5 @@ def test_a_trainer_that_is_killed_behind_its_last_step_does_its_session_again(si
         trainer(site.fleet, "a").kill()
         assert process.wait(PATIENCE_S) == 0
     site.require_same_bits(name)
-    anew = f"round {number}: a begins its session anew"
+    anew = f"round {number}: a restarts its session"
     assert anew in (site.folder / f"server-{name}.log").read_text()

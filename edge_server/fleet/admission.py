@@ -181,9 +181,9 @@ class Admission:
         sender.closures += 1
         closed[device] = sender.closed_until = now + seconds
         sender.wasted = _Bucket(WASTED_MESSAGES, WASTED_PER_S, AFTERWARDS, now + seconds)
-        explanation = f"not heard there for {seconds:.0f} s, and for twice as long each time that it goes on"
+        explanation = f"ignored there for {seconds:.0f} s, doubled each time that it continues"
         level = logging.WARNING if sender.closures == 1 else logging.INFO
-        log.log(level, "%s floods %s with what nobody asked for: %s", device, channel, explanation)
+        log.log(level, "%s floods %s with useless messages: %s", device, channel, explanation)
         self.closes.set()
 
     def closed_to(self, channel: str) -> set[str]:
@@ -219,7 +219,7 @@ class Admission:
             return None  # the server's own topics
         is_stranger = not self._takes(device)
         if len(self._strangers) >= MOST_STRANGERS if is_stranger else len(self._senders) >= MOST_DEVICES:
-            self._refuse(device, WireError(f"{device} is one name too many", reason="too-many-devices"))
+            self._refuse(device, WireError(f"too many device names, {device} is ignored", reason="too-many-devices"))
             return None
         if is_stranger:
             self._strangers.add(device)
@@ -240,7 +240,7 @@ class Admission:
         size = len(data)
         if not (channel in FRAMED and is_frame(data)):
             if size > (most := self.channels.get(channel, 0)):
-                return WireError(f"{channel} of {size} bytes, at most {most} are read", reason="oversized")
+                return WireError(f"{channel} of {size} bytes exceeds the limit of {most}", reason="oversized")
             now = self._clock()
             if not sender.messages.take(1, now) or not sender.bytes.take(size, now):
                 return WireError(f"more than {MESSAGES_PER_S:.0f} messages a second", reason="flood")
@@ -250,7 +250,7 @@ class Admission:
                 return WireError(f"reports of more than {REPORTS_BYTES} bytes in all", reason="oversized")
         over = sender.waiting_bytes + size > self._device_bytes or len(sender.queue) >= WAITING_MESSAGES
         if over or self._waiting_bytes + size > WAITING_BYTES:
-            return WireError("more than is read at once", reason="flood")
+            return WireError("queue is full", reason="flood")
         return None
 
     def _account_report(self, sender: _Sender, size: int) -> bool:

@@ -66,7 +66,7 @@ class Answers:
         try:
             await self.transport.publish(name, wire.encode(message))
         except Unreachable as error:
-            log.debug("not told, the device will say it again: %s", error)
+            log.debug("not sent, the device repeats its message: %s", error)
 
     async def finish(self) -> None:
         """Wait for replies in flight."""

@@ -49,12 +49,15 @@ def describe_exposure(broker: Broker) -> str:
         is_near = broker.host == "localhost"
     if is_near or (broker.tls and broker.has_account):
         return ""
-    place, remedy = f"{broker.host}:{broker.port}", "`edge-server site init` makes a site whose broker knows everybody"
+    place, remedy = (
+        f"{broker.host}:{broker.port}",
+        "`edge-server site init` creates a site whose broker authenticates everyone",
+    )
     if broker.tls:
-        return f"the broker at {place} is told neither a certificate nor a name: it lets anybody in; {remedy}"
+        return f"the broker at {place} requires neither certificate nor account: it accepts anyone; {remedy}"
     if broker.user:
         return f"the password for the broker at {place} goes over the network unencrypted; {remedy}"
-    return f"the broker at {place} is open to whoever reaches it, and nothing on the way is encrypted; {remedy}"
+    return f"the broker at {place} accepts anyone and encrypts nothing; {remedy}"
 
 
 def free_port() -> int:
@@ -82,7 +85,7 @@ async def run_private_broker(folder: Path, *, port: int = 0, embedded: bool = Fa
     if program:
         command = [program, "-c", str(_configure(folder, port))]
     else:
-        log.warning("mosquitto is not installed: the embedded broker serves, over MQTT 3.1.1 and more slowly")
+        log.warning("mosquitto is not installed: using the slower embedded broker, over MQTT 3.1.1")
         command = [sys.executable, "-m", "edge_server.fleet.embedded_broker", str(port)]
     with (folder / "broker.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(

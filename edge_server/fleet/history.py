@@ -71,11 +71,11 @@ class HistoryWriter:
             await self.worker(self.readings.write, list(batch.values()))
         except (Unwritable, CorruptFile, sqlite3.Error) as error:
             if not self._refused:
-                log.warning("reports are not kept, runs go on: %s", error)
+                log.warning("reports are not stored, runs continue: %s", error)
             self._refused = True
         else:
             if self._refused:
-                log.info("reports are kept again")
+                log.info("reports are stored again")
             self._refused = False
 
 

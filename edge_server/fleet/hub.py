@@ -287,7 +287,7 @@ class Server:
         if status and status.online:
             return
         if is_proof and status and (alive := self.fleet.revive(device)):
-            log.info("device %s speaks, although it was said to be gone", device)
+            log.info("device %s sends messages although its status is offline", device)
             await self._publish_change(alive, status)
         else:
             self._query_status(device)
@@ -391,7 +391,7 @@ class Server:
         """Log once that an id is used twice, and count each takeover."""
         if device not in self._used_twice:
             log.warning(
-                "two agents run as device %s and throw each other off the broker: give each board a name of its own",
+                "two agents run as device %s and disconnect each other from the broker; give each board its own name",
                 device,
             )
         self._used_twice.add(device)

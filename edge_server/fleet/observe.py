@@ -116,7 +116,7 @@ class Observer:
         if self.pending.qsize() < MOST:
             self.pending.put_nowait(record)
         elif not self._is_full:
-            log.warning("what devices say is lost to the run's journal until its disk takes something again")
+            log.warning("device records are lost to the run's journal until its disk has room again")
         self._is_full = self.pending.qsize() >= MOST
 
     async def write_batches(self) -> None:
@@ -139,7 +139,7 @@ class Observer:
             try:
                 await self.extend(batch)
             except Unwritable as error:
-                log.debug("what devices say waits for the disk: %s", error)
+                log.debug("device records wait for the disk: %s", error)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
@@ -152,5 +152,5 @@ class Observer:
             async with asyncio.timeout(SETTLE_S):
                 await self.pending.join()
         except TimeoutError:
-            log.debug("%d words of devices wait for the disk", self.pending.qsize())
+            log.debug("%d device records wait for the disk", self.pending.qsize())
         self._hurry.clear()

@@ -34,6 +34,6 @@ class RecordLimiter:
         is_allowed = budget >= 1
         if not is_allowed and device not in self._limited:
             self._limited.add(device)
-            log.warning("device %s says more than %s takes; some of it is left out", device, self.what)
+            log.warning("device %s exceeds the record limit of %s; some records are dropped", device, self.what)
         self._left[device] = (budget - is_allowed, at)
         return is_allowed

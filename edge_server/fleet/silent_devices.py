@@ -98,7 +98,7 @@ class SilentDevices:
         for device, silence in list(self._silences.items()):
             if (silence.life_signs, silence.instance) != _life_signs(fleet, device):
                 if silence.is_out:
-                    log.info("device %s speaks again and takes part", device)
+                    log.info("device %s sends messages again and takes part", device)
                 del self._silences[device]
             elif silence.is_out and device in devices:
                 silence.skipped, silence.probe = 0, min(2 * silence.probe, LAST_PROBE)
@@ -124,7 +124,7 @@ class SilentDevices:
             silent_s = now - silence.since
             if not silence.is_out and silence.rounds >= SILENT_ROUNDS and silent_s >= SILENT_S:
                 silence.is_out = True
-                left_out[device] = f"connected, and not a word of it in {silence.rounds} rounds of {silent_s:.0f} s"
+                left_out[device] = f"connected, but sent no message in {silence.rounds} rounds of {silent_s:.0f} s"
         return left_out
 
 

@@ -62,8 +62,8 @@ async def require_single_server(
     async with transport.subscribe(topic(site, SERVER, "status")) as inbox:
         is_second = await detect_other_server(inbox, instance, connections)
     problem = (
-        f"another server is at work at site {site!r}, and the two throw each other off the broker: "
-        "end it, or give one of them a site of its own"
+        f"another server runs at site {site!r}, and both disconnect each other from the broker: "
+        "stop it, or give one of them its own site"
     )
     if is_second and gives_way:
         raise ConfigError(problem)

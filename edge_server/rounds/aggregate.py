@@ -82,7 +82,7 @@ def _apply_mean(algorithm: Algorithm, state: State, mean: Mean) -> State:
 
 def _leave_out(gather: Gather, causes: Mapping[str, str]) -> None:
     for device, cause in causes.items():
-        log.warning("round %d: the update of %s is left out: %s", gather.number, device, cause)
+        log.warning("round %d: update of %s excluded: %s", gather.number, device, cause)
         gather.failed[device] = f"left out: {cause}"
 
 

@@ -170,8 +170,8 @@ class TaskAssigner:
         online, least = len(self.membership.list_online(fleet)), cohort.min_devices
         what = PURPOSE_LABELS.get(purpose, f"round {number}")
         able = len(self.membership.list_trainable(fleet))
-        hint = "" if online < least or able else "; none can do its tasks until its agent is started anew"
-        log.warning("%s: %d of %d devices are here after %.0f s%s", what, online, least, cohort.wait_s, hint)
+        hint = "" if online < least or able else "; none can do its tasks until its agent is restarted"
+        log.warning("%s: %d of %d devices are online after %.0f s%s", what, online, least, cohort.wait_s, hint)
 
     async def _record_left_out(self) -> None:
         """Record each online device that takes no part, once."""
@@ -223,7 +223,7 @@ class TaskAssigner:
         if news := sorted(set(silent) - self._silent):
             self._silent.update(news)
             log.info(
-                "%s: what their classes are called is not known; their labels are taken as they are",
+                "%s: no class names reported; labels are used unchanged",
                 _name_devices(news),
             )
 
@@ -247,8 +247,8 @@ class TaskAssigner:
             if len(chosen) < self.plan.round.min_updates:
                 few = sum(sorted(drawn_joules.values())[: self.plan.round.min_updates])
                 raise Infeasible(
-                    f"budget.joules: {spent_j:.6g} J of {budget:g} J are spent, and round {number} would take "
-                    f"{few:.4g} J at the least"
+                    f"budget.joules: {spent_j:.6g} J of {budget:g} J are spent, and round {number} needs at least "
+                    f"{few:.4g} J"
                 )
             devices, decision = chosen, await self._decide(state, chosen, number, decision)
             foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
@@ -286,7 +286,7 @@ class TaskAssigner:
             decision = await self.server.worker(coordinator.decide, table, case)
         if not decision.feasible and number <= self.plan.rounds:
             enough = ", ".join(f"{name} {value:.4g}" for name, value in decision.enough.items())
-            log.warning("round %d: not every device can meet the limits; %s would do", number, enough or "nothing")
+            log.warning("round %d: not every device can meet the limits; sufficient: %s", number, enough or "nothing")
         return decision
 
     def _build_case(self, state: State, devices: tuple[str, ...], number: int) -> Case:

@@ -277,16 +277,16 @@ class Outgoing:
             await self.transport.publish(topic(self.site, receiver, self.channel), frame, assured=False)
             self.bytes_sent += len(frame)
         except Unreachable as error:
-            log.debug("block %d not sent, it will be asked for again: %s", start, error)
+            log.debug("block %d not sent, the device requests it again: %s", start, error)
             await asyncio.sleep(RETRY_S)
 
     async def _dismiss_from_group(self, device: str) -> None:
-        log.info("device %s keeps the others waiting, serving it alone", device)
+        log.info("device %s delays the group and is served alone", device)
         leave = wire.encode(Leave(digest=self.digest))
         try:
             await self.transport.publish(topic(self.site, device, self.channel), leave)
         except Unreachable as error:
-            log.debug("not told to leave: %s", error)
+            log.debug("leave message not sent: %s", error)
 
 
 def group_audiences(trees: Mapping[str, T]) -> list[tuple[T, list[str]]]:

@@ -113,7 +113,7 @@ def require_trained(update: Update, assignment: Assignment) -> None:
     trains = assignment.is_split and not assignment.measures_statistics
     if trains and update.metrics.get(MISSED_STEPS, 0.0) >= assignment.steps:
         raise WireError(
-            f"all {assignment.steps} steps of its session went on without it: its part is as it was and does not count",
+            f"all {assignment.steps} steps of the session ran without the device; its part is unchanged and does not count",
             reason="missed-steps",
         )
 
@@ -126,7 +126,8 @@ def check_metrics(metrics: Mapping[str, float]) -> None:
     """
     if len(metrics) > MOST_METRICS or max(map(len, metrics), default=0) > MOST_NAME:
         raise WireError(
-            f"{len(metrics)} metrics; tell {MOST_METRICS} at most, by names of {MOST_NAME} characters", reason="metrics"
+            f"{len(metrics)} metrics; at most {MOST_METRICS} are permitted, with names of {MOST_NAME} characters",
+            reason="metrics",
         )
     for name, (least, most) in RANGES.items():
         if not least <= (value := metrics.get(name, least)) <= most and math.isfinite(value):

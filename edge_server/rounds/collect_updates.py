@@ -257,7 +257,7 @@ class Gather:
         except WireError as error:
             if error.reason == "digest" and not arrival.payload.is_hopeless:
                 self.refused["digest"] += 1
-                log.warning("update of %s was damaged on its way, it is asked for again", record.device)
+                log.warning("update of %s was damaged in transit, requesting it again", record.device)
                 self._arrivals[record.device] = arrival
                 self._coming.set()
                 await self.handle_reconnect(record.device)
@@ -284,7 +284,7 @@ class Gather:
     def _handle_unwritable(self, device: str, error: Unwritable) -> None:
         """Drop an update that the disk rejects: the device keeps it and offers it again."""
         if not self.refused["disk"]:
-            log.error("the update of %s waits on the device: %s", device, error)
+            log.error("update of %s not stored, the device keeps it: %s", device, error)
         self.refused["disk"] += 1
         self.turned_away += 1
         self._drop(device)  # half of it may take the room that another one needs
@@ -321,7 +321,7 @@ class Gather:
         try:
             await self.transport.publish(topic(self.site, device, "ack"), wire.encode(message), assured=assured)
         except Unreachable as error:
-            log.debug("not told, the device will offer again: %s", error)
+            log.debug("not sent, the device offers again: %s", error)
 
     async def close(self) -> None:
         """Finish stores in progress and drop incomplete updates."""

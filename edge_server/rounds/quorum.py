@@ -77,7 +77,7 @@ class QuorumWait:
         """Leave out devices that let several deadlines pass silently, until they send a message."""
         server, at = self.server, self.server.clock()
         for device, cause in self.membership.silent.count_miss(server.fleet, late, at).items():
-            log.warning("device %s takes no part until it speaks: %s", device, cause)
+            log.warning("device %s takes no part until it sends a message: %s", device, cause)
             instance = server.fleet.statuses[device].instance
             number = self.gather.number
             out = LeftOut(device=device, instance=instance, cause=cause, round=number, at=at, silent=True)
@@ -89,7 +89,7 @@ class QuorumWait:
         if not gather.turned_away or self.store.retry_s is None:
             return False
         gather.turned_away = 0
-        note = f"round {gather.number} waited for this server's disk, which took no update; its deadline begins anew"
+        note = f"round {gather.number} waited for this server's disk, which rejected updates; its deadline starts again"
         log.warning("%s", note)
         await persist(self.server.worker, self.store.retry_s, self.store.append, Noted(what=note))
         return True

@@ -91,9 +91,9 @@ class Repetition:
         cause = f"missed: {explain_miss(closed)}"
         what = f"{len(closed.arrived)} updates came"
         what += f", {len(closed.failed)} devices failed" if closed.failed else ""  # why was told when they did
-        log.warning("round %d is done again in %g s, missed: %s", closed.round, self.pause_s, what)
+        log.warning("round %d is repeated in %g s, missed: %s", closed.round, self.pause_s, what)
         if self.tries == TRIES_TO_WAIT:
-            log.warning("round %d was missed %d times one after the other: %s", closed.round, self.tries, REMEDY)
+            log.warning("round %d was missed %d times in a row: %s", closed.round, self.tries, REMEDY)
         await self._go_back(Rewound(round=closed.round, cause=cause, missed=True))
         await asyncio.sleep(self.pause_s)
 
@@ -101,7 +101,7 @@ class Repetition:
         """Return to the last good model; end the run if there is none, or if it led to the same round again."""
         store, number = self.rounds.store, closed.round
         reached = [record.round for record in closed_rounds(store.records()) if record.outcome == "aggregated"]
-        tries = f"training diverged {self._diverged} times one after the other, last in round {number}"
+        tries = f"training diverged {self._diverged} times in a row, last in round {number}"
         cause = f"{tries}: {explain_miss(closed)}"
         if not reached or number <= self._back_from or self.rounds.plan.round.on_missed == "stop":
             return RunClosed(outcome="diverged", cause=cause)

@@ -73,7 +73,7 @@ def resume(store: Store, init: Callable[[], State], *, split: bool = False) -> R
             store.append(Rewound(round=aggregated[-1], cause=cause))
             continue
         if number > 1:
-            log.info("going on with round %d", number)
+            log.info("resuming with round %d", number)
         open_round, accepted = _find_open_round(store.updates, records, number)
         if split and open_round:
             cause = "the server restarted, and with it went the top that this round had trained"
@@ -111,8 +111,8 @@ def _restore_lost_rounds(store: Store) -> None:
         else f"round {newest.round}"
     )
     what = (
-        f"the journal has lost its end: of {lost} nothing is recorded, but the model after round {newest.round} is "
-        "whole; the run goes on from there"
+        f"the journal has lost its end: {lost} not recorded, but the model after round {newest.round} is "
+        "intact; the run resumes there"
     )
     log.warning("%s", what)
     store.extend(
@@ -148,7 +148,7 @@ def _is_stored(folder: Path, record: UpdateAccepted) -> bool:
     path, params = folder / record.device, record.update.params
     if params is None or (path.exists() and payload.digest([to_file.view(path)]) == params.digest):
         return True
-    log.warning("the stored update of %s in round %d is damaged, asking for it again", record.device, record.round)
+    log.warning("the stored update of %s in round %d is damaged, requesting it again", record.device, record.round)
     return False
 
 

@@ -233,7 +233,7 @@ class Rounds:
             rule = self.plan.round
             return await self.server.worker(aggregate_updates, self.algorithm, state, assignments, gather, rule)
         except WireError as error:
-            log.warning("round %d: the model stays as it was, the aggregate cannot be used: %s", gather.number, error)
+            log.warning("round %d: model unchanged, the aggregate cannot be used: %s", gather.number, error)
             gather.refused["aggregate"] += 1
             return None
 

@@ -88,7 +88,7 @@ async def exclude_broken(rounds: Rounds, closed: RoundClosed) -> None:
         await rounds.persist(rounds.store.append, left_out)
     if broken:
         verb, whose = ("takes", "its agent is") if len(broken) == 1 else ("take", "their agents are")
-        log.warning("%s %s no part until %s started anew", name_some(sorted(broken)), verb, whose)
+        log.warning("%s %s no part until %s restarted", name_some(sorted(broken)), verb, whose)
 
 
 def load_class_names(
@@ -253,7 +253,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
     _require_examples(rounds, evaluated_parameters(rounds.algorithm, state))
     records, ledger = store.records(), Ledger()
     if any(isinstance(record, RunClosed) for record in records):
-        log.info("run %s has ended before", rounds.run)
+        log.info("run %s has already ended", rounds.run)
         return state
     async with _observe(rounds, records), _record_costs(rounds, records) as costs:
         await _measure_on_devices(rounds, state, records)
@@ -332,7 +332,7 @@ async def _check_budget(rounds: Rounds, ledger: Ledger) -> str:
         membership.unmetered = frozenset(spending.unmetered)
     if membership.list_online(fleet) and not membership.list_ready(fleet):
         dark = ", ".join(membership.list_online(fleet)[:8])
-        return f"budget.joules: no device tells its joules ({dark}): give them a meter, or take the budget away"
+        return f"budget.joules: no device reports energy ({dark}); add power meters, or remove the budget"
     return describe_spent_budget(budget, spending)
 
 
@@ -414,7 +414,7 @@ async def _measure_on_devices(rounds: Rounds, state: State, records: list[AnyRec
     gather = await rounds.exchange(0, state, assignments, accepted={}, purpose="measure")
     updates = {device: record.update for device, record in sorted(gather.accepted.items())}
     for device, cause in gather.failed.items():
-        log.warning("device %s measured no training step: %s", device, cause)
+        log.warning("device %s did not measure a training step: %s", device, cause)
     measured = Measured(
         by_device={device: update.step for device, update in updates.items() if update.step},
         metrics={device: update.metrics for device, update in updates.items() if update.metrics},

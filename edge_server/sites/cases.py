@@ -150,7 +150,7 @@ def read_decision(data: bytes, devices: Collection[str]) -> Decision:
         _check_allocation(device, allocation)
     names = [decision.optimizer, decision.coordinator, *decision.limits, *decision.enough]
     if any(len(name) > MOST_WORD or not name.isprintable() for name in names):
-        raise WireError("a decision with names that no figure has", reason="figure")
+        raise WireError("a decision with invalid figure names", reason="figure")
     encode(RoundOpened(round=1, assignments={}, decision=decision))  # refuses what a journal could not read back
     return decision
 
@@ -162,10 +162,10 @@ def _check_allocation(device: str, allocation: DeviceDecision) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
             raise WireError(f"{device}: {name[:MOST_WORD]!a} is {ascii(value)[:MOST_WORD]}", reason="figure")
     if not all(part is None or 0 <= part <= MOST_FIGURE for part in _list_costs(allocation.predicted)):
-        raise WireError(f"{device}: what its task should cost is no figure", reason="figure")
+        raise WireError(f"{device}: predicted cost is not a valid figure", reason="figure")
     names = [allocation.binding, *allocation.values, *allocation.figures]
     if any(len(name) > MOST_WORD or not name.isprintable() for name in names):
-        raise WireError(f"{device}: names that no figure has", reason="figure")
+        raise WireError(f"{device}: invalid figure names", reason="figure")
 
 
 def _list_costs(cost: Cost) -> list[float | None]:

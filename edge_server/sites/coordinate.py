@@ -95,7 +95,9 @@ class Coordination:
             match record:
                 case TermBegan() if record.term > self._grant_log.term + MOST_TERMS_AHEAD:
                     log.error(
-                        "term %d of the journal is far ahead of %d and not taken", record.term, self._grant_log.term
+                        "term %d of the journal is too far ahead of %d and is ignored",
+                        record.term,
+                        self._grant_log.term,
                     )
                 case TermBegan():
                     self._grant_log = pledges.adopt_term(self._grant_log, record.term)
@@ -175,16 +177,16 @@ class Coordination:
         if term <= self._grant_log.term:
             return
         if term > self._grant_log.term + MOST_TERMS_AHEAD:
-            raise WireError(f"term {term}, and ours is {self._grant_log.term}", reason=TERM)
+            raise WireError(f"term {term} is too far ahead of ours, {self._grant_log.term}", reason=TERM)
         if self._terms_heard[peer] >= MOST_TERMS_HEARD:
-            raise WireError(f"{MOST_TERMS_HEARD} terms within one round", reason=TERM)
+            raise WireError(f"more than {MOST_TERMS_HEARD} terms within one round", reason=TERM)
         self._terms_heard[peer] += 1
         await self._adopt(term, number, "heard", peer)
 
     def _require_joules(self, joules: Iterable[float]) -> None:
         """Refuse a pledge or grant above the plan's joules."""
         if over := [amount for amount in joules if not 0 <= amount <= self.joules * ROUNDING]:
-            raise WireError(f"{over[0]:g} J, and the plan has {self.joules:g} J in all", reason="joules")
+            raise WireError(f"{over[0]:g} J exceed the plan's {self.joules:g} J", reason="joules")
 
     async def _pledge(self, case: Case, key: Key) -> float | None:
         """Journal and pledge this round's part of our joules; None without a limit."""
@@ -332,8 +334,8 @@ class Coordination:
         alone = await self._decide_alone(case, key)
         if 2 * math.fsum(predicted_joules(alone).values()) >= needed:
             return decision
-        detail = f"{needed:.4g} J, more than are left: decided here"
-        log.warning("round %d: site %s lets our devices take %s", key[0], decision.coordinator, detail)
+        detail = f"{needed:.4g} J, more than are left; deciding locally"
+        log.warning("round %d: site %s allocates to our devices %s", key[0], decision.coordinator, detail)
         return alone
 
     def _devices_of(self, site: str) -> Collection[str]:
@@ -457,7 +459,7 @@ class Coordination:
         if coordinator_of(self.identity.order, ruling.term) != peer:
             raise WireError(f"term {ruling.term} is not of site {peer}", reason=TERM)
         if ruling.term < self._grant_log.term:
-            raise WireError(f"of term {ruling.term}, and it is {self._grant_log.term}", reason=TERM)
+            raise WireError(f"ruling of term {ruling.term}, the current one is {self._grant_log.term}", reason=TERM)
         if ruling.decision:
             read_decision(ruling.decision, self._devices_of(self.identity.site))
         if ruling.round == self._number and ruling.term == self._grant_log.term:  # else it is not what we wait for

@@ -179,7 +179,9 @@ class Gossip:
         for peer, edge in self._edges.items():
             if edge.on and not edge.has:
                 log.error(
-                    "round %d: the model of site %s was mixed, and its file is gone: going on without", number, peer
+                    "round %d: the model of site %s was mixed, but its file is missing; continuing without it",
+                    number,
+                    peer,
                 )
                 self._edges[peer] = replace(edge, on=False, cause="disk")
 
@@ -235,7 +237,7 @@ class Gossip:
         if on:
             self.links.bound_runs.setdefault(peer, run)
         else:
-            note = "its word never came, and it may have settled otherwise" if judged.cause == verdicts.UNHEARD else ""
+            note = "its verdict never came and may differ" if judged.cause == verdicts.UNHEARD else ""
             log.warning("round %d: not mixed with site %s: %s%s", number, peer, judged.cause, note and f" ({note})")
         self._edges[peer] = replace(self._edges[peer], on=on, cause=judged.cause)
         await self._send_verdict(peer)

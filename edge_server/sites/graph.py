@@ -39,7 +39,7 @@ def graph_edges(sites: SitesPlan) -> tuple[Edge, ...]:
             edges = _draw_connected(names, sites.p, sites.seed)
     if parts := connected_components(names, edges)[1:]:
         raise ConfigError(
-            f"sites.edges: the graph is not connected, {', '.join(parts[0])} would never hear of {names[0]}; "
+            f"sites.edges: the graph is not connected, {', '.join(parts[0])} cannot reach {names[0]}; "
             "add an edge between them"
         )
     return tuple(sorted(edges, key=lambda edge: (place[edge[0]], place[edge[1]])))

@@ -275,7 +275,7 @@ class Links:
         if handler is None or peer not in self._hellos:
             return  # it will be said again
         if why := self.objection(peer):
-            raise WireError(f"from a site that is refused: {why}", reason=why)
+            raise WireError(f"the site is refused: {why}", reason=why)
         if is_frame(data):
             await handler(peer, data)
             return
@@ -304,7 +304,7 @@ class Links:
         if message.site != peer:
             raise WireError(f"in the name of site {message.site[:NAME]!r}", reason="identity")
         if message.run != (known_run := self.run_of(peer)):
-            raise WireError(f"of run {message.run[:NAME]!r}, and that of the site is {known_run!r}", reason=OTHER_RUN)
+            raise WireError(f"message of run {message.run[:NAME]!r}, expected {known_run!r}", reason=OTHER_RUN)
 
     def _handle_hello(self, peer: str, hello: Hello) -> None:
         if hello.site != peer:
@@ -333,16 +333,17 @@ class Links:
             self._objections[peer] = OTHER_PLAN
             differences = describe_differences(self.plan, hello.plan) if hello.plan else []
             keys = (
-                "; ".join(printable(difference) for difference in differences[:MOST_NAMED])
-                or "it is too long to be told"
+                "; ".join(printable(difference) for difference in differences[:MOST_NAMED]) or "it is too long to send"
             )
             more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-            log.error("site %s has another plan (%s%s): give both the same; till then it is left out", peer, keys, more)
+            log.error(
+                "site %s has another plan (%s%s); give both the same, until then it is excluded", peer, keys, more
+            )
             self.refused[OTHER_PLAN] += 1
         elif self.objection(peer) == OTHER_RUN:
             bound_run = self.bound_runs[peer]
             log.error(
-                "site %s is at run %s, and ours was begun with its run %s: begin ours anew, or go on with that there",
+                "site %s is at run %s, but ours began with its run %s; start a new run here, or resume that one there",
                 *(peer, printable(hello.run, NAME), bound_run),
             )
             self.refused[OTHER_RUN] += 1

@@ -107,7 +107,7 @@ def summarise_sites(records: Sequence[AnyRecord], peer_rounds: Mapping[str, int]
     """
     begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun is None or not begun.plan.sites:
-        raise ConfigError("the run's plan has no [sites]: it has one server, and that no peers")
+        raise ConfigError("the run's plan has no [sites], so its server has no peers")
     edge_rounds = begun.plan.sites.edge_rounds
     gossips = {record.round: record for record in records if isinstance(record, Gossiped)}
     openings = [record for record in records if isinstance(record, RoundOpened) and record.round <= begun.plan.rounds]
@@ -205,7 +205,7 @@ def find_site(records: Sequence[AnyRecord], run: str = "") -> str:
     ends = [site for site in begun.plan.sites.names if (run or begun.run).endswith(f"-{site}")]
     if candidates := homes or sorted(ends, key=len)[-1:]:
         return candidates[0]
-    raise ConfigError(f"run {begun.run}: no device of any site took part in it, and its name is no site's")
+    raise ConfigError(f"run {begun.run}: no device took part in it, and its name ends with no site's name")
 
 
 def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:

@@ -73,4 +73,4 @@ def test_agents_of_before_take_part_in_measuring_running_statistics(old, new, ma
         (4, {}, {}),
     ]
     measures = any("STATISTICS_BATCHES" in path.read_text() for path in old.root.rglob("messages.py"))
-    assert ("an agent of before" in (site.folder / "server-bn.log").read_text()) != measures
+    assert ("too old to measure" in (site.folder / "server-bn.log").read_text()) != measures

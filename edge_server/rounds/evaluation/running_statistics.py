@@ -157,7 +157,7 @@ def fold_statistics(
         counted = served if isinstance(served, int) else 0
         measured = {name: top.tree[name] for name in names} | measured
     if not counted:
-        log.warning("nobody measured running statistics in time: they stay as training left them")
+        log.warning("no device measured running statistics in time; those of the training stay")
         return state, 0
     return State({**state.tree, **measured}, state.facts), counted
 
@@ -176,7 +176,7 @@ def _read_statistics(names: Collection[str], gather: Gather) -> dict[str, Tree]:
         tree = read_update(gather.path(device), record.update, gather.codec).tree
         statistics[device] = {name: leaf for name, leaf in tree.items() if name in names}
     if unaware:
-        log.info("%s: an agent of before, which measures no running statistics; update it", ", ".join(unaware))
+        log.info("%s: the agent is too old to measure running statistics; update it", ", ".join(unaware))
     return statistics
 
 

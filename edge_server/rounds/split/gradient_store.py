@@ -98,7 +98,7 @@ class GradientStore:
             self._file = self._file or UnnamedFile(self.folder)
             start = self._file.append(gradient.source.read(0, gradient.transfer.size))
         except OSError as error:
-            log.warning("gradients of this round stay in memory, %s does not take them: %s", self.folder, error)
+            log.warning("gradients of this round stay in memory, cannot write to %s: %s", self.folder, error)
             self.folder = None
             return gradient
         return replace(gradient, source=FilePart(self._file, start, gradient.transfer.size))

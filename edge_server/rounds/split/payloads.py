@@ -148,7 +148,7 @@ class StepPayloads:
         try:
             await self.transport.publish(topic(self.site, device, "gradient"), wire.encode(message), assured=assured)
         except Unreachable as error:
-            log.debug("not sent, %s will offer again: %s", device, error)
+            log.debug("not sent, %s offers again: %s", device, error)
 
     async def announce(self, session: DeviceSession, offer: Features) -> None:
         """Announce a device's gradient and push what it has room for.
@@ -180,7 +180,7 @@ class StepPayloads:
             announcing, self._push(session, pieces), return_exceptions=True
         )  # in this order
         if isinstance(ended, Unreachable):
-            log.debug("not announced, %s will offer again: %s", session.device, ended)
+            log.debug("not announced, %s offers again: %s", session.device, ended)
         elif ended is not None:
             raise ended
 
@@ -228,4 +228,4 @@ class StepPayloads:
             try:
                 await self.transport.publish(topic(self.site, session.device, "gradient"), frame, assured=False)
             except Unreachable as error:
-                log.debug("a frame for %s not sent, it will be asked for again: %s", session.device, error)
+                log.debug("frame for %s not sent, the device requests it again: %s", session.device, error)

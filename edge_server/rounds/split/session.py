@@ -121,7 +121,7 @@ class SplitRound:
         if not self.answers.is_due(session.device, cost):
             return
         if begins_anew:
-            log.info("round %d: %s begins its session anew", self._gather.number, session.device)
+            log.info("round %d: %s restarts its session", self._gather.number, session.device)
         session.at = offer.step
         self.payloads.expect_push(session)
         await self.payloads.announce(session, offer)
@@ -269,9 +269,9 @@ class SplitRound:
         for device, gradient in gradients.items():
             self.barrier.sessions[device].answers.put(number, gradient, self.gradient_store)
         if self.gradient_store.is_full and not was_full:
-            limit = f"{self.gradient_store.used / (1 << 20):.1f} MiB of gradients (link.kept_gradients_mb)"
+            limit = f"{self.gradient_store.used / (1 << 20):.1f} MiB (link.kept_gradients_mb)"
             log.info(
-                "round %d: from step %d on no more than %s are kept: a device that begins anew misses those behind",
+                "round %d: from step %d on, gradients beyond %s are not stored; a restarted session misses them",
                 *(self._gather.number, number, limit),
             )
 

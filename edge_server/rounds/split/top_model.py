@@ -70,7 +70,7 @@ class TopModel:
             up = decode_bounded(self.codec, sent).tree
             norm = self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
         except FAULTS as error:  # of torch, a codec, or a network of the user's own
-            raise WireError(f"features that make no sense: {error}", reason="shape") from error
+            raise WireError(f"invalid features: {error}", reason="shape") from error
         count = sum(leaf.numel() for leaf in up.values() if leaf.is_floating_point())
         return up, norm / math.sqrt(max(count, 1))
 
