@@ -172,7 +172,7 @@ class Admission:
         sender, closed = self._senders.get(device) or self._begin(device), self._closed.get(channel)
         now = self._clock()
         if sender is None or closed is None or closed.get(device, now) > now:
-            return  # what comes after the closure was on its way
+            return  # sent before the closure took effect
         if sender.wasted.take(1, now) and sender.wasted_bytes.take(size + PACKET_BYTES, now):
             return
         if now - sender.closed_until > LONGEST_CLOSED_S:

@@ -209,7 +209,7 @@ class Server:
 
         Device messages can arrive a moment before a new connection is usable, and may open a round.
         """
-        pause_s = GIVE_AGAIN_S  # the loss of a connection may not be known yet; or the broker is there and denies it
+        pause_s = GIVE_AGAIN_S  # a lost connection may not be detected yet, or the broker denies it
         while not await self._send_task(device) and self.broker:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, GIVE_LAST_S)
@@ -226,7 +226,7 @@ class Server:
             device, channel, is_of_use = parse_device(name), parse_channel(name), True
             try:
                 if not is_name(device) or device in self.denied:
-                    continue  # the server's own topics; what a broker had passed before it denied that device too
+                    continue  # own topics; messages of revoked devices still in flight
                 if channel in FRAMED and frames.is_frame(data):
                     taker = self._gather if channel == "update" else self._splitting
                     is_of_use = taker is not None and await taker.frame(device, data)
@@ -326,7 +326,7 @@ class Server:
             listener(after)
         if after.online:
             is_same = before and (before.instance, before.session) == (after.instance, after.session)
-            if before is None or not (is_same and before.online):  # brokers may tell one birth twice
+            if before is None or not (is_same and before.online):  # brokers may deliver a birth twice
                 log.info("device %s is here, session %d", device, after.session)
             if before and not is_same:
                 await self._handle_reconnect(device)
@@ -347,11 +347,11 @@ class Server:
         """Pass an offer to the open round, or settle it if no round will take it."""
         gather = self._gather
         if gather is None and self.run in ("", update.run):
-            return  # which run and round are next, and what of it is stored, is not known yet: the device offers again
+            return  # between rounds the device simply offers again
         is_open = gather is not None and (update.run, update.round) == (gather.run, gather.number)
         if gather and is_open and device in gather.expected:
             if update.start in (b"", gather.starts[device]):
-                self._dismiss(device)  # who offers an update has fetched everything
+                self._dismiss(device)  # a device that offers has the whole payload
             if self._splitting and self._splitting.is_void(device, update):
                 self.answers.tell(device, "ack", build_ack(update, "void"))
             else:
@@ -371,7 +371,7 @@ class Server:
         """Pass features to the open round; if their round is over, tell the device so that it ends its session."""
         gather = self._gather
         if gather is None and self.run in ("", features.run):
-            return  # as with an update
+            return  # the device offers again
         is_open = gather is not None and (features.run, features.round) == (gather.run, gather.number)
         if gather and self._splitting and is_open:
             if features.start == gather.starts.get(device):

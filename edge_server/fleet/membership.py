@@ -96,7 +96,7 @@ class Membership:
     def _find_class_mismatches(self, fleet: Fleet) -> dict[str, str]:
         if self.classes is None or not self.reads_labels:
             return {}
-        statuses, usual = fleet.statuses, [None, list(self.classes.names)]  # nearly all of a large fleet
+        statuses, usual = fleet.statuses, [None, list(self.classes.names)]  # fast path for nearly all devices
         unlike = (device for device in fleet.online if statuses[device].classes not in usual)
         class_lists = {device: statuses[device].classes or () for device in unlike if self.takes(device)}
         return {

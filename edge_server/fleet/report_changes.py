@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge_server.journal.claims import MAX_SOURCE
 from edge_server.journal.records import Sensed
 from edge_server.journal.report_rows import AT_ONCE_S
-from shared.protocol.measurements import Provenance
+from shared.protocol.measurements import Provenance, Reading
 from shared.protocol.messages import Report
 
 PAUSE_S = 5.0
@@ -61,14 +61,11 @@ def sense_report(report: Report, before: ObservedDevice | None, at: float) -> tu
         at: The server's clock, in seconds.
     """
     figures = {name: report.readings[name] for name in TOLERANCE if name in report.readings}
-    figures = {
-        name: reading for name, reading in figures.items() if math.isfinite(reading.value) and math.isfinite(reading.at)
-    }
-    readings = {
-        name: reading.value for name, reading in figures.items() if reading.value >= 0 or name.endswith("_celsius")
-    }
+    figures = {name: reading for name, reading in figures.items() if _is_possible(name, reading)}
+    readings = {name: reading.value for name, reading in figures.items()}
     sources = {
-        name: Provenance(source=figures[name].source[:MAX_SOURCE], quality=figures[name].quality) for name in readings
+        name: Provenance(source=reading.source[:MAX_SOURCE], quality=reading.quality)
+        for name, reading in figures.items()
     }
     facts = {name: report.facts[name][:MAX_FACT] for name in FACTS if name in report.facts}
     task = (report.spent.run, report.spent.round) if report.spent else None
@@ -91,6 +88,11 @@ def _is_news(before: ObservedDevice, now: ObservedDevice) -> bool:
         return True
     changed = {name for name, value in now.readings.items() if _has_moved(name, before.readings[name], value)}
     return any(not TOLERANCE[name] for name in changed) or (bool(changed) and now.at - before.at >= PAUSE_S)
+
+
+def _is_possible(name: str, reading: Reading) -> bool:
+    is_finite = math.isfinite(reading.value) and math.isfinite(reading.at)
+    return is_finite and (reading.value >= 0 or name.endswith("_celsius"))
 
 
 def _has_moved(name: str, before: float, value: float) -> bool:

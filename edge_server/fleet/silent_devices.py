@@ -69,11 +69,9 @@ class SilentDevices:
     def is_out(self, fleet: Fleet, device: str) -> bool:
         """Return true if a device is left out and has sent nothing since."""
         silence = self._silences.get(device)
-        return (
-            silence is not None
-            and silence.is_out
-            and (silence.life_signs, silence.instance) == _life_signs(fleet, device)
-        )
+        if silence is None or not silence.is_out:
+            return False
+        return (silence.life_signs, silence.instance) == _life_signs(fleet, device)
 
     def skip_silent(self, fleet: Fleet, devices: Collection[str]) -> list[str]:
         """Return a round's devices without the silent ones, except those due for another task."""

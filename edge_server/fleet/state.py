@@ -61,7 +61,7 @@ class Fleet:
             return False
         sessions = self.sessions.get(message.device, {})
         if message.online:
-            sessions.pop(message.instance, None)  # so that it stands last
+            sessions.pop(message.instance, None)  # move it to the end
             sessions[message.instance] = message.session
         elif message.instance not in sessions:
             sessions = {message.instance: 0, **sessions}
@@ -103,7 +103,7 @@ class Fleet:
     def _set(self, status: Status) -> None:
         last = self.statuses.get(status.device)
         if last and not status.online:
-            status = msgspec.structs.replace(status, classes=last.classes, inputs=last.inputs)  # a death repeats none
+            status = msgspec.structs.replace(status, classes=last.classes, inputs=last.inputs)  # deaths omit them
         if last is None or last.online != status.online:
             self._fresh.pop(status.device, None)
             self._online = None
@@ -112,7 +112,7 @@ class Fleet:
     def _is_stale(self, report: Report) -> bool:
         """Return true if a report is outdated, or from a superseded process."""
         last, status = self.reports.get(report.device), self.statuses.get(report.device)
-        if not report.instance:  # it does not say which process measured it, and boards begin to count anew
+        if not report.instance:  # unknown process; boards restart their clocks
             return last is not None and last.instance == "" and last.at == report.at
         if last and last.instance == report.instance and report.at <= last.at:
             return True

@@ -64,7 +64,7 @@ class Subscriptions:
             if subscribed != before:
                 self._open[channel] = subscribed, AsyncExitStack()
                 subscribing = asyncio.create_task(self._hear(subscribed, channel, self._open[channel][1]), name="hear")
-                await asyncio.sleep(0)  # the new subscription is on its way before the end of the old one: no gap
+                await asyncio.sleep(0)  # subscribe before unsubscribing: no gap
                 await old_stack.aclose()
                 await subscribing
 

@@ -75,10 +75,8 @@ def devices_table(devices: Sequence[Device]) -> TextTable:
             *(cell(device, column) for column in COLUMNS),
             *(throttle_cell(device), "/".join(cell(device, column) for column in LINK), cell(device, FREE)),
             *(cell(device, column) for column in more),
-            *(
-                task_cost_cell(device, "compute_s", "upload_s"),
-                task_cost_cell(device, "compute_joules", "upload_joules"),
-            ),
+            task_cost_cell(device, "compute_s", "upload_s"),
+            task_cost_cell(device, "compute_joules", "upload_joules"),
             NOTHING if device.age_s is None else duration(device.age_s),
         )
         for device in devices
@@ -121,7 +119,7 @@ def cell(device: Device, column: Column) -> str:
     if reading is None:
         return absence_cell(device, column.reading)
     value = reading.value / column.scale
-    text = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # else it takes the others' room
+    text = f"{value:.{column.decimals}f}" if abs(value) < WIDE else f"{value:.3g}"  # keep the column narrow
     return f"{text}{MARKS[reading.quality]}"
 
 

@@ -63,7 +63,7 @@ def aggregate_updates(
     try:
         return _apply_mean(algorithm, state, folded.mean)
     except WireError as error:
-        del folded  # the mean was used up
+        del folded  # aggregation consumed the mean
         causes = _explain_overflow(norms, error)
         if not causes:
             raise
@@ -113,7 +113,7 @@ def _fold(
         folded.norms[device] = tree_norm(update.tree) if norm is None else norm
         folded.leaves.update(update.tree)
         folded = folded._replace(mean=algorithm.absorb(folded.mean, device, assignments[device], update))
-        del update  # its pages are the file's; the next one needs the room
+        del update  # unmap the file before the next one
     return folded
 
 

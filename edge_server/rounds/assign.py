@@ -129,9 +129,8 @@ class TaskAssigner:
         await server.reachable()
         departure = self.algorithm.departure
         self.membership.departed = departure.departed(state) if departure and purpose == "train" else frozenset()
-        enough = await wait_for_cohort(
-            server, self.membership, plan.cohort, partial(self._require_matching_devices, number)
-        )
+        require_matching = partial(self._require_matching_devices, number)
+        enough = await wait_for_cohort(server, self.membership, plan.cohort, require_matching)
         self._agree_on_inputs()
         self._agree_on_classes()
         await self._record_left_out()
@@ -140,10 +139,9 @@ class TaskAssigner:
             return CohortTasks({})
         if purpose == "train" and number in self.recorded_rounds:
             return CohortTasks(dict(self.recorded_rounds[number].assignments), self.recorded_rounds[number].decision)
+        without_trainers = purpose == "evaluate" and evaluates_without_trainers(plan)
         devices = select_cohort(
-            self.membership.list_trainable(
-                server.fleet, evaluates=purpose == "evaluate" and evaluates_without_trainers(plan)
-            ),
+            self.membership.list_trainable(server.fleet, evaluates=without_trainers),
             size=0 if purpose == "evaluate" and evaluates_all_devices(plan, self.algorithm) else plan.cohort.size,
             seed=plan.seed,
             number=number,
@@ -157,10 +155,8 @@ class TaskAssigner:
         allocation = decision.allocation if decision else {}
         drawn = Cohort(devices, plan.hyper, plan.seed, plan.rounds)
         assignments = request_merging(self.model, self.algorithm.assign(state, drawn, allocation, number))
-        if purpose == "evaluate":  # that is no session, be the method split
-            assignments = {
-                device: msgspec.structs.replace(assignment, steps=0) for device, assignment in assignments.items()
-            }
+        if purpose == "evaluate":  # no split session, even for split algorithms
+            assignments = {device: msgspec.structs.replace(task, steps=0) for device, task in assignments.items()}
         if purpose == "evaluate" or (purpose == "train" and plan.evaluation.on_device):
             assignments = request_statistics(plan, self.algorithm, self.model, assignments)
         return CohortTasks(assignments, decision)
@@ -223,7 +219,7 @@ class TaskAssigner:
         if news := sorted(set(silent) - self._silent):
             self._silent.update(news)
             log.info(
-                "%s: no class names reported; labels are used unchanged",
+                "%s: names of classes not reported; labels are used unchanged",
                 _name_devices(news),
             )
 
@@ -247,8 +243,8 @@ class TaskAssigner:
             if len(chosen) < self.plan.round.min_updates:
                 few = sum(sorted(drawn_joules.values())[: self.plan.round.min_updates])
                 raise Infeasible(
-                    f"budget.joules: {spent_j:.6g} J of {budget:g} J are spent, and round {number} needs at least "
-                    f"{few:.4g} J"
+                    f"budget.joules: {spent_j:.6g} J of {budget:g} J are spent, and round {number} "
+                    f"needs at least {few:.4g} J"
                 )
             devices, decision = chosen, await self._decide(state, chosen, number, decision)
             foreseen = foreseen_joules(devices, predicted_joules(decision), dearest)
@@ -307,5 +303,5 @@ class TaskAssigner:
             last_limits=self._experience.limits,
             settled={device: settled_values(state, device) for device in devices} if settled_values else {},
         )
-        reports = dict(self.server.fleet.reports)  # it changes meanwhile
+        reports = dict(self.server.fleet.reports)  # copy: the original changes concurrently
         return coordinator.round_case(setting, self._experience, reports)

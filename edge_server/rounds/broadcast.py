@@ -77,7 +77,7 @@ class Fanout:
         for start, stop in pieces:
             replaced |= member.pending.add(start, stop)
             if start not in member.pending:
-                break  # a window of them waits already; the device will ask again
+                break  # a full window is pending; the device requests again
             member.served.discard(start)
             member.reached = max(member.reached, start)
             if device in self._group:
@@ -133,7 +133,7 @@ class Fanout:
         start = min(self._asked_at)
         slow = [device for device, member in self._group.items() if not member.ready(start)]
         ahead = [device for device, member in self._group.items() if start in member.pending]
-        leavers = slow if len(slow) <= len(ahead) else ahead  # who resumes far ahead must not break up the others
+        leavers = slow if len(slow) <= len(ahead) else ahead  # a device far ahead must not split the group
         for device in leavers:
             self.leave(device)
         return leavers
@@ -228,7 +228,7 @@ class Outgoing:
             return
         pieces = self.sender.pieces(want, self.transport.max_payload_bytes)
         if not self._may_ask(device, sum(stop - start for start, stop in pieces) * BLOCK_BYTES):
-            return  # an honest device asks again
+            return  # an honest device requests again
         if self.shared and self._fanout.in_group(device) and not all(map(self._is_common, pieces)):
             self._fanout.leave(device)
             self._leavers.append(device)

@@ -46,7 +46,7 @@ def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
         require_there(plan, data_root)
     uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
     if plan.codec.name == "topk":
-        uses |= {"sent"}  # by the codec, whatever the algorithm is
+        uses |= {"sent"}  # top-k uses it with any algorithm
     if plan.optimizer and (unused := unused_values(plan.optimizer, plan.algorithm.name, uses)):
         log.warning("%s: %s", path, unused)
     return plan
@@ -87,7 +87,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         model = build_blank(plan.model)
         if plan.optimizer:
             options_of(plan.optimizer)
-        state = algorithm.init(model, plan.seed)  # it refuses a cut that the model does not have
+        state = algorithm.init(model, plan.seed)  # refuses a cut outside the model
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     if (algorithm.server is None) != (not plan.server_data):

@@ -112,10 +112,8 @@ def require_trained(update: Update, assignment: Assignment) -> None:
     """
     trains = assignment.is_split and not assignment.measures_statistics
     if trains and update.metrics.get(MISSED_STEPS, 0.0) >= assignment.steps:
-        raise WireError(
-            f"all {assignment.steps} steps of the session ran without the device; its part is unchanged and does not count",
-            reason="missed-steps",
-        )
+        steps = f"all {assignment.steps} steps of the session ran without the device"
+        raise WireError(f"{steps}; its part is unchanged and does not count", reason="missed-steps")
 
 
 def check_metrics(metrics: Mapping[str, float]) -> None:

@@ -115,11 +115,11 @@ class Gather:
         if update.device != device:
             raise WireError(f"update in the name of {update.device!r}", reason="identity")
         if update.start and update.start != self.starts[device]:
-            self._answer(update, "late")  # trained before this round was begun anew
+            self._answer(update, "late")  # trained before the round restarted
         elif device in self.accepted or device in self.failed:
             self._answer(update, "duplicate")
         elif device in self._storing:
-            return  # its verdict is on the way
+            return  # its verdict follows
         elif update.failure is not None:
             self._drop(device)
             news = update.failure if update.failure not in self.failed.values() else "as devices before"
@@ -189,7 +189,7 @@ class Gather:
         frame = frames.decode(data)
         arrival, is_expected = self._arrivals.get(device), self._expect(device).take(frame.data.nbytes)
         if arrival is None:
-            return is_expected  # of a round that is over, or offered to a server that has restarted since
+            return is_expected  # from a past round, or offered before a server restart
         try:
             with explain_disk_errors(self.path(device)):
                 is_new = arrival.payload.take(frame, self.clock())
@@ -267,7 +267,7 @@ class Gather:
         else:
             self.accepted[record.device] = record
             await self._settle(record.update, "accepted")
-        del self._storing[record.device]  # not after an error that nobody foresaw: `watch` must find it
+        del self._storing[record.device]  # not after an unexpected error: `watch` must raise it
 
     def _keep(self, arrival: Arrival, record: UpdateAccepted) -> None:
         path = self.path(record.device)
@@ -287,7 +287,7 @@ class Gather:
             log.error("update of %s not stored, the device keeps it: %s", device, error)
         self.refused["disk"] += 1
         self.turned_away += 1
-        self._drop(device)  # half of it may take the room that another one needs
+        self._drop(device)  # free the disk space of its partial file
 
     def _drop(self, device: str) -> None:
         if stale := self._arrivals.pop(device, None):
@@ -299,7 +299,7 @@ class Gather:
 
     def _refuse(self, update: Update, error: WireError) -> None:
         self.refused[error.reason] += 1
-        is_diverged = error.reason == "not-finite"  # told by an agent of before, which did not look itself
+        is_diverged = error.reason == "not-finite"  # from an older agent without its own check
         kind = f"{Diverged.__name__}: its update is" if is_diverged else ""
         self.failed[update.device] = f"{kind} refused: {error}".strip()
         self._drop(update.device)

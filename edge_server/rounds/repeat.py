@@ -79,9 +79,8 @@ class Repetition:
         if not rounds.plan.device and (closed.failed or closed.arrived):
             return ""
         records = await rounds.server.worker(rounds.store.records)
-        causes = {
-            record.device: record.cause for record in records if isinstance(record, LeftOut) and not record.silent
-        }
+        refusals = (record for record in records if isinstance(record, LeftOut) and not record.silent)
+        causes = {record.device: record.cause for record in refusals}
         return f"every device has refused its task for good: {'; '.join(grouped_causes(causes))}"
 
     async def _repeat(self, closed: RoundClosed) -> None:
@@ -90,7 +89,7 @@ class Repetition:
         self.tries += 1
         cause = f"missed: {explain_miss(closed)}"
         what = f"{len(closed.arrived)} updates came"
-        what += f", {len(closed.failed)} devices failed" if closed.failed else ""  # why was told when they did
+        what += f", {len(closed.failed)} devices failed" if closed.failed else ""  # the causes were logged before
         log.warning("round %d is repeated in %g s, missed: %s", closed.round, self.pause_s, what)
         if self.tries == TRIES_TO_WAIT:
             log.warning("round %d was missed %d times in a row: %s", closed.round, self.tries, REMEDY)

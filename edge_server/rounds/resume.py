@@ -91,28 +91,20 @@ def _restore_lost_rounds(store: Store) -> None:
     records = store.records()
     run = next((record.run for record in records if isinstance(record, RunOpened)), "")
     closed = closed_rounds(records)
-    journal_end = Origin(
-        run, max((record.round for record in closed), default=0), sum(isinstance(record, Rewound) for record in records)
-    )
+    rewinds = sum(isinstance(record, Rewound) for record in records)
+    journal_end = Origin(run, max((record.round for record in closed), default=0), rewinds)
     newest = next((origin for origin in store.later(journal_end) if _load_state(store, origin.round)), None)
     if newest is None:
         return
     open_numbers = {record.round for record in drop_void(records) if isinstance(record, RoundOpened)}
     before = max((record.round for record in closed if record.outcome == "aggregated"), default=0)
-    if (
-        newest.round == journal_end.round + 1
-        and newest.round in open_numbers
-        and (not before or _load_state(store, before))
-    ):
+    first, last = journal_end.round + 1, newest.round
+    if last == first and first in open_numbers and (not before or _load_state(store, before)):
         return
-    lost = (
-        f"rounds {journal_end.round + 1} to {newest.round}"
-        if newest.round > journal_end.round + 1
-        else f"round {newest.round}"
-    )
+    lost = f"rounds {first} to {last}" if last > first else f"round {last}"
     what = (
-        f"the journal has lost its end: {lost} not recorded, but the model after round {newest.round} is "
-        "intact; the run resumes there"
+        f"the journal has lost its end: {lost} not recorded, but the model after round {last} is intact; "
+        "the run resumes there"
     )
     log.warning("%s", what)
     store.extend(

@@ -261,7 +261,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
         repetition = Repetition(rounds, is_live(records), costs.repeat)
         following = at.number if at.open_round else await repetition.after(closed_rounds(records), at.number)
         open_round, accepted = at.open_round, at.accepted
-        del at  # its state would be kept for as long as the run lasts
+        del at  # free its state
         while not isinstance(following, RunClosed) and following <= plan.rounds:
             if end := None if open_round else await _finish_round(rounds, state, ledger, following - 1):
                 following = end
@@ -291,7 +291,7 @@ async def _run_rounds(rounds: Rounds, stand: Callable[[], Awaitable[Resumption]]
 async def _conclude(rounds: Rounds, state: State, costs: Costs, end: RunClosed, ledger: Ledger) -> None:
     """Wait for the last round's costs, and evaluate on devices if due."""
     records = rounds.store.records()
-    ledger.take(records[ledger.seen :])  # a long journal is not read once more for that
+    ledger.take(records[ledger.seen :])  # avoid reading a long journal again
     for closed in closed_rounds(records)[-1:]:
         fleet = rounds.server.fleet
         await costs.wait_recorded(closed.round, set(closed.arrived) & set(fleet.online) & set(fleet.reports))

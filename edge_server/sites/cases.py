@@ -93,7 +93,7 @@ def read_case(data: bytes, devices: Collection[str]) -> Case:
                 raise WireError(f"{device}: {name} {figure.value:g} is not in {low:g} to {high:g}", reason="figure")
     places = {
         device: place for device, place in case.places.items() if device in site_devices
-    }  # a plan's order has all
+    }  # the order may include other sites' devices
     return Case(case.devices, case.limits, figures, tuple(case.ladder), places)
 
 
@@ -151,7 +151,7 @@ def read_decision(data: bytes, devices: Collection[str]) -> Decision:
     names = [decision.optimizer, decision.coordinator, *decision.limits, *decision.enough]
     if any(len(name) > MOST_WORD or not name.isprintable() for name in names):
         raise WireError("a decision with invalid figure names", reason="figure")
-    encode(RoundOpened(round=1, assignments={}, decision=decision))  # refuses what a journal could not read back
+    encode(RoundOpened(round=1, assignments={}, decision=decision))  # raises for unjournallable values
     return decision
 
 

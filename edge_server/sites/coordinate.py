@@ -94,18 +94,12 @@ class Coordination:
         for record in records:
             match record:
                 case TermBegan() if record.term > self._grant_log.term + MOST_TERMS_AHEAD:
-                    log.error(
-                        "term %d of the journal is too far ahead of %d and is ignored",
-                        record.term,
-                        self._grant_log.term,
-                    )
+                    log.error("term %d is too far ahead of %d and is ignored", record.term, self._grant_log.term)
                 case TermBegan():
                     self._grant_log = pledges.adopt_term(self._grant_log, record.term)
                 case Pledged():
-                    pledged = self._account.pledged
-                    self._account = replace(
-                        self._account, pledged={**pledged, (record.round, record.term): record.joules}
-                    )
+                    pledged = {**self._account.pledged, (record.round, record.term): record.joules}
+                    self._account = replace(self._account, pledged=pledged)
                 case Granted():
                     self._account = pledges.credit(self._account, (record.round, record.term), record.joules)
                 case Coordinated():
@@ -132,10 +126,7 @@ class Coordination:
             if decision is not None:
                 return decision
             if self._grant_log.term == key[1]:
-                reachable = {
-                    self.identity.site,
-                    *(site for site in self.identity.order if site in self.links.peers and self._may_answer(site)),
-                }
+                reachable = {self.identity.site, *filter(self._may_answer, self.links.peers)}
                 later = pledges.next_term(self.identity.order, key[1], reachable - {lead})
                 log.warning("round %d: no decision of site %s: term %d begins", number, lead, later)
                 await self._adopt(later, number, "gone" if self.links.is_gone(lead) else "deadline")
@@ -160,10 +151,8 @@ class Coordination:
             await self.keep(TermBegan(round=number, term=term, cause=cause, at=self.clock()))
             self._grant_log = pledges.adopt_term(self._grant_log, term)
             self._cases = {key: cases for key, cases in self._cases.items() if key[1] >= term}
-            passed = [
-                coordinator_of(self.identity.order, past_term)
-                for past_term in range(max(before, term - len(self.identity.order)), term)
-            ]
+            order = self.identity.order
+            passed = [coordinator_of(order, past) for past in range(max(before, term - len(order)), term)]
             responsive = {self.identity.site, speaker, coordinator_of(self.identity.order, term)}
             self._doubted |= {(peer, number) for peer in passed if speaker and peer not in responsive}
             self._changed.set()
@@ -209,7 +198,7 @@ class Coordination:
         """Decide for all sites whose cases arrive in time; None if a higher term has begun meanwhile."""
         log.debug("phase leading run=%s round=%d", self.identity.run, key[0])
         pledge, began = await self._pledge(case, key), self.clock()
-        for peer in sorted(self._silent - self._cases.get(key, {}).keys()):  # it may lead too
+        for peer in sorted(self._silent - self._cases.get(key, {}).keys()):  # it may coordinate, too
             await self._announce_term(peer, key)
         while key not in self._decisions and self._grant_log.term == key[1]:
             self._changed.clear()
@@ -244,7 +233,7 @@ class Coordination:
         try:
             record = await self._decide_all(case, pledge, key, messages)
             encode(record)
-        except Unrecordable as error:  # by a figure of theirs: within its bounds, and still more than can be added up
+        except Unrecordable as error:  # their figures are within bounds, but overflow when added
             log.warning("round %d: the cases of %s cannot be used: %s", key[0], ", ".join(sorted(messages)), error)
             messages = {}
             record = await self._decide_all(case, pledge, key, messages)
@@ -261,9 +250,8 @@ class Coordination:
         self, case: Case, pledge: float | None, key: Key, messages: Mapping[str, Telemetry]
     ) -> Coordinated:
         """Return the decision for our devices and those of the sites whose cases arrived."""
-        cases = {self.identity.site: case} | {
-            peer: read_case(message.case, self._devices_of(peer)) for peer, message in messages.items()
-        }
+        cases = {self.identity.site: case}
+        cases |= {peer: read_case(message.case, self._devices_of(peer)) for peer, message in messages.items()}
         all_pledges = {site: messages[site].pledge if site in messages else pledge for site in cases}
         site_pledges = {site: joules for site, joules in all_pledges.items() if joules is not None}
         joules = math.fsum(site_pledges.values()) if site_pledges else None
@@ -302,23 +290,19 @@ class Coordination:
             seconds = remaining_s(until, self.clock())
             if seconds <= 0 or self.links.is_gone(lead) or self._grant_log.term != key[1]:
                 return None
-            await self.links.send(
-                lead, "telemetry", msgspec.structs.replace(request, asks=self._open_pledges(lead, key))
-            )
+            request = msgspec.structs.replace(request, asks=self._open_pledges(lead, key))
+            await self.links.send(lead, "telemetry", request)
             await self._wait(min(OFFER_S, seconds))
         if ruling.decision:
-            decision = self._localize(
-                read_decision(ruling.decision, self._devices_of(self.identity.site)), case, key, lead
-            )
+            decision = read_decision(ruling.decision, self._devices_of(self.identity.site))
+            decision = self._localize(decision, case, key, lead)
             if not decision.devices or decision.devices.keys() == set(case.names):
                 return await self._check_means(decision, case, key)
             log.warning("round %d: site %s has not decided for all of our devices", key[0], lead)
         elif ruling.reason != LATE:
             return None
         else:
-            log.warning(
-                "round %d: site %s has decided without us: site %s decides alone", key[0], lead, self.identity.site
-            )
+            log.warning("round %d: site %s has decided without us, deciding alone", key[0], lead)
         return await self._decide_alone(case, key)
 
     async def _decide_alone(self, case: Case, key: Key) -> Decision:
@@ -345,11 +329,8 @@ class Coordination:
     def _open_pledges(self, lead: str, key: Key) -> tuple[Joules, ...]:
         """Return earlier pledges to a coordinator that it has not answered."""
         open_ones = ((pledge_key, joules) for pledge_key, joules in self._account.list_open() if pledge_key != key)
-        unsettled = [
-            (*pledge_key, joules)
-            for pledge_key, joules in open_ones
-            if coordinator_of(self.identity.order, pledge_key[1]) == lead
-        ]
+        order = self.identity.order
+        unsettled = [(*pledged, joules) for pledged, joules in open_ones if coordinator_of(order, pledged[1]) == lead]
         return tuple(unsettled[-MOST_ASKED:])
 
     async def _wait(self, seconds: float) -> None:
@@ -394,14 +375,12 @@ class Coordination:
         key = (message.round, message.term)
         if coordinator_of(self.identity.order, message.term) != self.identity.site:
             raise WireError(f"term {message.term} is another site's", reason=TERM)
-        self._require_joules(
-            [*([] if message.pledge is None else [message.pledge]), *(joules for *_, joules in message.asks)]
-        )
+        self._require_joules([message.pledge or 0.0, *(joules for *_, joules in message.asks)])
         if message.round < 1:
             raise WireError("rounds count from 1", reason="round")
         read_case(message.case, self._devices_of(peer))
         if self._settling:
-            return  # it will be said again
+            return  # the peer repeats it
         await self._adopt_from_peer(peer, message.term, message.round)
         is_over = message.round <= self._last_decided or message.round < self._number
         if is_over and key not in self._grant_log.grants and message.term == self._grant_log.term:
@@ -409,7 +388,7 @@ class Coordination:
         if key in self._grant_log.grants or message.term < self._grant_log.term:
             await self._answer(peer, message)
             return
-        if message.round <= self._number + KEPT_ROUNDS:  # else it is said again when we come to that round
+        if message.round <= self._number + KEPT_ROUNDS:  # the peer repeats later rounds
             self._cases.setdefault(key, {})[peer] = message
             self._changed.set()
 
@@ -417,17 +396,12 @@ class Coordination:
         """Send the decision of a round and term, and the state of pledges."""
         key, record = (message.round, message.term), self._decisions.get((message.round, message.term))
         devices = record.sites.get(peer) if record and record.decision else None
-        decision = (
-            msgspec.msgpack.encode(restrict_decision(record.decision, devices))
-            if record and record.decision and devices
-            else b""
-        )
+        decision = b""
+        if record and record.decision and devices:
+            decision = msgspec.msgpack.encode(restrict_decision(record.decision, devices))
         pledged = [(key, message.pledge)] if message.pledge is not None else []
         pledged += [((number, term), joules) for number, term, joules in message.asks]
-        answers = [
-            (pledge_key, pledges.find_grant(self._grant_log, peer, pledge_key, joules))
-            for pledge_key, joules in pledged
-        ]
+        answers = [(asked, pledges.find_grant(self._grant_log, peer, asked, joules)) for asked, joules in pledged]
         await self.links.reply(
             peer,
             "decision",
@@ -450,7 +424,7 @@ class Coordination:
                 await self._credit((number, term), joules)
         if ruling.reason == TERM:
             await self._adopt_from_peer(peer, ruling.term, self._number)
-            if ruling.term < self._grant_log.term:  # it was away, and would wait for us
+            if ruling.term < self._grant_log.term:  # it was offline and does not know our term
                 await self._announce_term(peer, (self._number, self._grant_log.term))
         else:
             self._store_ruling(peer, ruling)
@@ -462,7 +436,7 @@ class Coordination:
             raise WireError(f"ruling of term {ruling.term}, the current one is {self._grant_log.term}", reason=TERM)
         if ruling.decision:
             read_decision(ruling.decision, self._devices_of(self.identity.site))
-        if ruling.round == self._number and ruling.term == self._grant_log.term:  # else it is not what we wait for
+        if ruling.round == self._number and ruling.term == self._grant_log.term:  # ignore other rounds
             self._rulings[ruling.round, ruling.term] = ruling
             self._changed.set()
 

@@ -191,9 +191,8 @@ class Gossip:
     async def _offer(self, peer: str) -> None:
         """Offer our model to a neighbour until the edge is settled on this side."""
         assert self._model
-        offer = ModelOffer(
-            site=self.identity.site, run=self.identity.run, round=self._number, params=self._model.transfer
-        )
+        site, run = self.identity.site, self.identity.run
+        offer = ModelOffer(site=site, run=run, round=self._number, params=self._model.transfer)
         while self._edges[peer].on is None:
             await self.links.send(peer, "gossip", offer)
             await asyncio.sleep(OFFER_S)
@@ -250,10 +249,8 @@ class Gossip:
 
     def _build_verdict(self, number: int, digest: bytes, *, on: bool | None, reason: str) -> EdgeWord:
         why = reason.removesuffix(PEER_SUFFIX) if on is False else ""
-        identity = self.identity
-        return EdgeWord(
-            site=identity.site, run=identity.run, round=number, digest=digest, has=bool(on), on=on, reason=why
-        )
+        site, run = self.identity.site, self.identity.run
+        return EdgeWord(site=site, run=run, round=number, digest=digest, has=bool(on), on=on, reason=why)
 
     async def handle(self, peer: str, message: Message | bytes) -> None:
         """Handle a peer's message about models.
@@ -294,13 +291,12 @@ class Gossip:
 
     async def _handle_offer(self, peer: str, offer: ModelOffer) -> None:
         if offer.round > self._number or (offer.round == self._number and peer not in self._edges):
-            self._early[peer] = offer  # and it will be offered again
+            self._early[peer] = offer  # the peer repeats it
             return
         if offer.round < self._number:
             on = self._verdicts.get((offer.round, peer), False)
-            await self.links.reply(
-                peer, "gossiped", self._build_verdict(offer.round, offer.params.digest, on=on, reason=STALE)
-            )
+            verdict = self._build_verdict(offer.round, offer.params.digest, on=on, reason=STALE)
+            await self.links.reply(peer, "gossiped", verdict)
             return
         edge = self._edges[peer]
         if edge.on is not None or (edge.has and self._digests.get(peer) == offer.params.digest):

@@ -254,12 +254,12 @@ class Links:
                 await self._handle(peer, parse_channel(name), data)
             except WireError as error:
                 self.refuse(peer, error)
-            except OSError as error:  # the disk takes nothing more: it is said, or asked for, again
+            except OSError as error:  # disk full: the peer repeats its message
                 self.refuse(peer, WireError(f"not stored: {error}", reason="disk"))
 
     async def _handle(self, peer: str, channel: str, data: bytes) -> None:
         if not data:
-            return  # what was retained is taken away
+            return  # deletion of a retained message
         if channel == "status":
             self._handle_hello(peer, wire.decode_as(Hello, data))
             await self._note_round(peer)
@@ -273,7 +273,7 @@ class Links:
         """Pass on a known and accepted peer's message."""
         handler = self.handlers.get(channel)
         if handler is None or peer not in self._hellos:
-            return  # it will be said again
+            return  # the peer repeats it
         if why := self.objection(peer):
             raise WireError(f"the site is refused: {why}", reason=why)
         if is_frame(data):
@@ -289,12 +289,9 @@ class Links:
     async def _note_round(self, peer: str) -> None:
         """Store a peer's round; messages retained from an earlier run are ignored."""
         announced = self._announced.get(peer)
-        if (
-            self.note_rounds is None
-            or announced is None
-            or announced.site != peer
-            or announced.run != self.run_of(peer)
-        ):
+        if self.note_rounds is None or announced is None:
+            return
+        if (announced.site, announced.run) != (peer, self.run_of(peer)):
             return
         if self._rounds.get(peer) != announced.round:
             self._rounds[peer] = announced.round
@@ -316,10 +313,10 @@ class Links:
             self._hellos[peer] = hello
             self._compare(peer, hello)
         elif before:
-            ended = before.ended or hello.ended  # a will behind that word takes nothing back
+            ended = before.ended or hello.ended  # a later will does not revoke it
             self._hellos[peer] = msgspec.structs.replace(before, online=False, session=hello.session, ended=ended)
         else:
-            return  # it says nothing but that it was there once
+            return  # a will of an unknown session
         if not before or before.online != hello.online or before.instance != hello.instance:
             how = "here" if hello.online else "done" if hello.ended else "gone"
             log.info("site %s is %s, run %s", peer, how, printable(hello.run, NAME))
@@ -332,9 +329,7 @@ class Links:
         if hello.digest != digest_plan(self.plan):
             self._objections[peer] = OTHER_PLAN
             differences = describe_differences(self.plan, hello.plan) if hello.plan else []
-            keys = (
-                "; ".join(printable(difference) for difference in differences[:MOST_NAMED]) or "it is too long to send"
-            )
+            keys = "; ".join(map(printable, differences[:MOST_NAMED])) or "it is too long to send"
             more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
             log.error(
                 "site %s has another plan (%s%s); give both the same, until then it is excluded", peer, keys, more

@@ -111,9 +111,8 @@ def summarise_sites(records: Sequence[AnyRecord], peer_rounds: Mapping[str, int]
     edge_rounds = begun.plan.sites.edge_rounds
     gossips = {record.round: record for record in records if isinstance(record, Gossiped)}
     openings = [record for record in records if isinstance(record, RoundOpened) and record.round <= begun.plan.rounds]
-    closed = {
-        record.round for record in records if isinstance(record, RoundClosed) and record.round <= begun.plan.rounds
-    }
+    closed = {record.round for record in records if isinstance(record, RoundClosed)}
+    closed = {number for number in closed if number <= begun.plan.rounds}
     decisions = [record.decision for record in openings if record.decision and record.decision.coordinator]
     refused: dict[str, int] = {}
     for gossip in gossips.values():
@@ -197,9 +196,8 @@ def find_site(records: Sequence[AnyRecord], run: str = "") -> str:
     begun = next((record for record in records if isinstance(record, RunOpened)), None)
     if begun is None or not begun.plan.sites:
         raise ConfigError("the run's plan has no [sites]")
-    devices = next(
-        (list(record.assignments) for record in records if isinstance(record, RoundOpened) and record.assignments), []
-    )
+    openings = (record for record in records if isinstance(record, RoundOpened))
+    devices = next((list(opening.assignments) for opening in openings if opening.assignments), [])
     devices = devices or [record.device for record in records if isinstance(record, Joined)]
     homes = [site for site, those in devices_by_site(begun.plan.sites, devices[:1]).items() if those]
     ends = [site for site in begun.plan.sites.names if (run or begun.run).endswith(f"-{site}")]
@@ -218,9 +216,7 @@ def accuracy_line(runs: Mapping[str, Sequence[AnyRecord]]) -> str:
     measured = [accuracies[0] for accuracies in last.values() if accuracies]
     if not measured:
         return "accuracy by site: none was measured"
-    each = ", ".join(
-        f"{site} {accuracies[0][0]:.4f}" if accuracies else f"{site} -" for site, accuracies in last.items()
-    )
+    each = ", ".join(f"{site} {rounds[0][0]:.4f}" if rounds else f"{site} -" for site, rounds in last.items())
     mean = math.fsum(accuracy for accuracy, _ in measured) / len(measured)
     of = "" if len(measured) == len(last) else f" of {len(measured)} sites"
     name = name_rounds(next(iter(runs.values())))

@@ -64,10 +64,9 @@ async def evaluate_due(rounds: Rounds, state: State, after: int | None = None) -
         after: The last round; None if there are no more.
     """
     evaluation = rounds.plan.evaluation
-    if not (evaluation.on_device or evaluation.devices_every) or (
-        after is not None and not _is_due(rounds.plan, after)
-    ):
-        return  # as the records would tell, which are many
+    evaluates = evaluation.on_device or evaluation.devices_every
+    if not evaluates or (after is not None and not _is_due(rounds.plan, after)):
+        return  # cheap check before reading a long journal
     records = await rounds.server.worker(rounds.store.records)
     after = find_due_evaluation(rounds.plan, records, ended=after is None)
     if after is None:

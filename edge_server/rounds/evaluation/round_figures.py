@@ -47,12 +47,8 @@ def build_round_record(
 
 def list_accuracies(updates: dict[str, Update]) -> list[tuple[float, float]]:
     """Return (accuracy, number of examples) of each device's held-out examples."""
-    measurements = (update.metrics for update in updates.values())
-    return [
-        (metrics["eval_accuracy"], metrics.get("eval_examples", 1.0))
-        for metrics in measurements
-        if "eval_accuracy" in metrics
-    ]
+    measured = [update.metrics for update in updates.values() if "eval_accuracy" in update.metrics]
+    return [(metrics["eval_accuracy"], metrics.get("eval_examples", 1.0)) for metrics in measured]
 
 
 def mean_accuracy(updates: dict[str, Update], *, personal: bool) -> float | None:

@@ -85,19 +85,20 @@ def request_statistics(
     personal, batches = algorithm.personal, plan.evaluation.measured_batches
     if not personal or not personal.own_statistics or not batches or not statistic_names(model.layers):
         return dict(assignments)
-    return {
-        device: msgspec.structs.replace(assignment, values={**assignment.values, STATISTICS_BATCHES: batches})
-        for device, assignment in assignments.items()
-    }
+    return _add_value(assignments, STATISTICS_BATCHES, batches)
 
 
 def request_merging(model: Model, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
     """Add to tasks of BatchNorm networks that a last batch of one example is merged into the one before."""
     if not has_batch_norm(model.layers):
         return dict(assignments)
+    return _add_value(assignments, MERGES_SINGLE, True)
+
+
+def _add_value(assignments: Mapping[str, Assignment], name: str, value: float) -> dict[str, Assignment]:
     return {
-        device: msgspec.structs.replace(assignment, values={**assignment.values, MERGES_SINGLE: True})
-        for device, assignment in assignments.items()
+        device: msgspec.structs.replace(task, values={**task.values, name: value})
+        for device, task in assignments.items()
     }
 
 
@@ -128,12 +129,8 @@ def session_assignments(
         values = {STATISTICS: True, STATISTICS_BATCHES: steps}
         return assign_alike(state, cohort, dict.fromkeys(devices, values), number)
     hyper = msgspec.structs.replace(plan.hyper, local_epochs=steps)
-    return {
-        device: msgspec.structs.replace(
-            assignment, steps=steps, hyper=hyper, values={**assignment.values, STATISTICS: True}
-        )
-        for device, assignment in algorithm.assign(state, cohort, {}, number).items()
-    }
+    assignments = _add_value(algorithm.assign(state, cohort, {}, number), STATISTICS, True)
+    return {device: msgspec.structs.replace(task, steps=steps, hyper=hyper) for device, task in assignments.items()}
 
 
 def fold_statistics(

@@ -49,7 +49,7 @@ class Barrier:
     sessions: dict[str, DeviceSession] = field(init=False)
     _since: float = 0.0
     _waited_for: set[str] = field(default_factory=set)
-    _begun: set[str] = field(default_factory=set)  # of the open step: features are here, or were refused
+    _begun: set[str] = field(default_factory=set)  # features of the open step arrived, or were refused
 
     def __post_init__(self, devices: Iterable[str]) -> None:
         self.sessions = {device: DeviceSession(device) for device in devices}
@@ -86,17 +86,17 @@ class Barrier:
         """
         session = self.sessions[device]
         if step > session.step:
-            return session.step  # of a session that this process has not served
+            return session.step  # from a session of an earlier process
         is_answered = session.answers.answers(step, features)
         if not (session.is_overdue or (is_answered and step == session.answers.last)):
-            self._follow(session, "return")  # also on its way to the open step, which it begins anew
+            self._follow(session, "return")  # also while it catches up after a restart
         if is_answered:
             return Reply.AGAIN
         if step < self.step:
             return session.answers.next_served(step) or self._move_to_open_step(session)
         if session.state == "refused" or (session.state == "delivered" and session.delivered == features):
             return Reply.NOTHING
-        self._follow(session, "offer")  # also where it has begun anew since it delivered
+        self._follow(session, "offer")  # also after a restart since its delivery
         return Reply.TAKE
 
     def deliver(self, device: str, features: bytes, now: float) -> None:

@@ -78,7 +78,7 @@ class StepPayloads:
         is_expected = session.device in self._expected and self._expected[session.device].take(frame.data.nbytes)
         if receiver is None or frame.digest != receiver.transfer.digest:
             self.pace(session.device).note_size(frame.data.nbytes)
-            return is_expected  # of a step that is over
+            return is_expected  # from a past step
         is_new = receiver.take(frame, self.clock())
         await self._ask(session)
         return is_new or is_expected
@@ -176,9 +176,7 @@ class StepPayloads:
             room=self._room(session.device),
         )
         announcing = self.transport.publish(topic(self.site, session.device, "gradient"), wire.encode(header))
-        ended, _ = await asyncio.gather(
-            announcing, self._push(session, pieces), return_exceptions=True
-        )  # in this order
+        ended, _ = await asyncio.gather(announcing, self._push(session, pieces), return_exceptions=True)  # header first
         if isinstance(ended, Unreachable):
             log.debug("not announced, %s offers again: %s", session.device, ended)
         elif ended is not None:
@@ -221,7 +219,7 @@ class StepPayloads:
             session = await self._turns.get()
             start = next(iter(session.pending), None)
             if start is None or session.gradient is None:
-                continue  # that step is over
+                continue  # the step has closed
             frame = session.gradient.frame(start, session.pending.pop(start))
             if session.pending:
                 self._turns.put_nowait(session)

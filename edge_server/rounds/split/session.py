@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ class SplitRound:
         if not 1 <= offer.step <= self.barrier.steps:
             raise WireError(f"features of step {offer.step} of {self.barrier.steps}", reason="step")
         if offer.start != self._gather.starts[device] or not self.barrier.is_member(device):
-            return  # of before the round was begun anew from other parameters, as its newer task says; or it failed
+            return  # from before the round restarted with other parameters, or the device failed
         session = self.barrier.sessions[device]
         answer = self.barrier.offer(device, offer.step, offer.params.digest)
         if answer is Reply.AGAIN:
@@ -131,7 +132,7 @@ class SplitRound:
             await self.payloads.begin(session, offer)
         except WireError as error:
             self._refuse(session, error)
-        self._wake.set()  # from now on a silence is to be noticed
+        self._wake.set()  # start the timeout for missing frames
 
     def awaits(self, device: str) -> bool:
         """Return true if frames of a device are accepted."""
@@ -143,9 +144,7 @@ class SplitRound:
         Raises:
             WireError: It is damaged or does not match the offer.
         """
-        session = self.barrier.sessions.get(device) or DeviceSession(
-            device
-        )  # a stranger's frame is checked all the same
+        session = self.barrier.sessions.get(device) or DeviceSession(device)  # check frames of unknown devices as well
         is_new = await self.payloads.take(session, data)
         if is_new and session.receiver and session.receiver.complete:
             self._wake.set()
@@ -193,7 +192,7 @@ class SplitRound:
             features, size = await self.worker(self.top.read, session.device, receiver)
         except WireError as error:
             if session.receiver is not receiver:
-                return  # it has begun anew meanwhile
+                return  # the device has restarted meanwhile
             if await self.payloads.retry(session, error):
                 self._gather.refused["digest"] += 1
             else:
@@ -216,7 +215,7 @@ class SplitRound:
         median, large = self._find_oversized()
         if large and self._usual_size is None and not self._has_robust_median():
             self._usual_size = await run_uninterrupted(self.worker(self.top.usual_size))
-            median, large = self._find_oversized()  # offers have come meanwhile
+            median, large = self._find_oversized()  # offers may have arrived meanwhile
         least = 0.0 if self._has_robust_median() else self.most_size * (self._usual_size or 0.0)
         for session in large:
             if session.size > least:
@@ -239,9 +238,8 @@ class SplitRound:
         """Return the median feature size and the sessions that far exceed it."""
         delivered = self._list_delivered()
         median = lower_median([session.size for session in delivered])
-        return median, [
-            session for session in delivered if self.most_size and median and session.size > self.most_size * median
-        ]
+        bound = self.most_size * median or math.inf
+        return median, [session for session in delivered if session.size > bound]
 
     async def _serve_step(self) -> None:
         """Compute the due step and send its gradients."""
@@ -253,14 +251,14 @@ class SplitRound:
             log.info("round %d: step %d goes on without %s", self._gather.number, number, ", ".join(sorted(absent)))
         skips = {device: build_skip(_offer(sessions[device]), self.barrier.step) for device in in_vain}
         offers = {device: _offer(sessions[device]) for device in devices}
-        # All of it before anything is waited for: offers come meanwhile.
+        # Collect everything before the first await: offers may arrive meanwhile.
         features = {device: sessions[device].take_features() for device in devices}
         await asyncio.gather(*(self.payloads.tell(device, message) for device, message in skips.items()))
         if devices:
             self._keep(number, await self._compute(number, features))
         for device in offers:
             self.payloads.expect_push(sessions[device])
-        # One that does earlier steps again comes to this one later.
+        # A device that repeats earlier steps reaches this one later.
         due = [(sessions[device], offer) for device, offer in offers.items() if sessions[device].at >= number]
         await asyncio.gather(*(self.payloads.announce(session, offer) for session, offer in due))
 

@@ -69,7 +69,7 @@ class TopModel:
             sent = payload.unpack(receiver.finish())
             up = decode_bounded(self.codec, sent).tree
             norm = self.algorithm.split.check_features(self.model, self.state, self.assignments[device], up)
-        except FAULTS as error:  # of torch, a codec, or a network of the user's own
+        except FAULTS as error:  # from torch, a codec, or a user's own network
             raise WireError(f"invalid features: {error}", reason="shape") from error
         count = sum(leaf.numel() for leaf in up.values() if leaf.is_floating_point())
         return up, norm / math.sqrt(max(count, 1))
