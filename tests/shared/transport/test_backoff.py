@@ -19,7 +19,7 @@ import pytest
 from shared.errors import Unreachable
 from shared.transport import mqtt
 from shared.transport.base import Broker
-from shared.transport.mqtt import FIRST_S, LAST_S, UNIQUE_NAME_REMEDY, MqttTransport, longest_wait
+from shared.transport.mqtt import FIRST_S, LAST_S, UNIQUE_NAME, MqttTransport, longest_wait
 from tests.machine import configured
 from tests.naming import names_all
 
@@ -139,7 +139,7 @@ def test_one_id_used_twice_is_told_with_the_remedy(real, caplog):
 
     real(use())
     [error] = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert names_all(error, "attic.pi-4", UNIQUE_NAME_REMEDY)
+    assert names_all(error, "attic.pi-4", UNIQUE_NAME)
     assert len(attempts) <= 3  # the next but one waits up to half a minute
 
 
@@ -153,13 +153,13 @@ def test_two_boards_of_one_name_on_a_real_broker_say_why_they_are_thrown_out(tmp
             where = Broker(port=broker.port, version=version)
             one, other = MqttTransport(where, "attic.pi-4"), MqttTransport(where, "attic.pi-4")
             async with one.running(), other.running():
-                while UNIQUE_NAME_REMEDY not in caplog.text:  # noqa: ASYNC110 - what is waited for is a line of the log
+                while UNIQUE_NAME not in caplog.text:  # noqa: ASYNC110 - what is waited for is a line of the log
                     await asyncio.sleep(0.05)
 
     real(use())
-    assert "`device`" in UNIQUE_NAME_REMEDY
+    assert "`device`" in UNIQUE_NAME
     [told] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert names_all(told, "attic.pi-4", UNIQUE_NAME_REMEDY)
+    assert names_all(told, "attic.pi-4", UNIQUE_NAME)
     losses = [
         record.args for record in caplog.records if record.name == mqtt.__name__ and record.levelname == "WARNING"
     ]
