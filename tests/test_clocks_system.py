@@ -23,7 +23,7 @@ from edge_server.gateway.enrolment.service import EnrolmentService, service_cont
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import share
+from edge_server.plan.data import share
 from edge_server.rounds.check_plan import load
 from shared.runtime.clock import utc_seconds
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from device_agent.trainer import device_state
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay
 from shared.data.examples import Examples, split_holdout
 from shared.data.load import load

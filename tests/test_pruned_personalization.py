@@ -13,7 +13,8 @@ from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.transfer import export
 from edge_server.rounds.check_plan import load

@@ -26,7 +26,7 @@ from device_agent.inference.store import BoardStore
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.journal.rollouts.state import RolloutState
-from edge_server.plan.plan import share
+from edge_server.plan.data import share
 from edge_server.release.rollout.orders import boards_with, open_rollout
 from edge_server.release.store import StoredRelease, find_release
 from edge_server.rounds.check_plan import load

@@ -24,7 +24,7 @@ from device_agent import __main__ as agent_command
 from device_agent.config import load
 from edge_server.fleet import broker
 from edge_server.gateway.packages.store import PACKAGES
-from edge_server.plan.plan import share
+from edge_server.plan.data import share
 from edge_server.rounds.check_plan import load as load_plan
 from shared.protocol.enrolment import format_token, parse_token
 from shared.runtime.processes import terminate

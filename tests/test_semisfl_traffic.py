@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_server.plan.plan import Plan, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan
 from shared.codecs import CODECS
 from shared.data.load import load
 from shared.protocol import payload, wire

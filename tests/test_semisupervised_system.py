@@ -19,7 +19,8 @@ from msgspec.structs import replace as replace_field
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, CostSettled, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import Run as StoredRun
-from edge_server.plan.plan import Plan, share, test_data
+from edge_server.plan.data import share, test_data
+from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_run import recorded_behaviours
 from edge_server.replay.run import replay

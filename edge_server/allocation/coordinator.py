@@ -18,7 +18,7 @@ from edge_server.allocation.figures import device_facts
 from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.devices import expanded
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from shared.config import escape_unprintable
 from shared.errors import ConfigError
 from shared.protocol.messages import Report

@@ -19,7 +19,7 @@ from edge_server.journal.costs import costs_by_round
 from edge_server.journal.decision import Decision, Figure, Source, keep_ratio
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, drop_void
 from edge_server.journal.runs import name_rounds
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from shared.errors import ConfigError
 from shared.protocol.measurements import JOULES, Cost
 from shared.protocol.messages import Value

@@ -19,7 +19,8 @@ from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.claims import drop_implausible
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.links import GivenLink, RangeLink, WirelessLink, usual_rates
+from edge_server.plan.links import GivenLink, RangeLink, WirelessLink
+from edge_server.plan.radio import usual_rates
 from edge_server.plan.simulated_devices import GivenCompute, RangeCompute, Span, ends
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Report

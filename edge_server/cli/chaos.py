@@ -22,8 +22,8 @@ from rich.console import Console
 from edge_server.allocation.coordinator import options_of
 from edge_server.journal.records import AnyRecord, RoundOpened, drop_void
 from edge_server.journal.runs import make_folder, new_name
+from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan, devices
-from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.run import plan_for_exact_bits, replay, replay_sites
 from edge_server.report.progress_bar import print_line

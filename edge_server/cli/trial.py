@@ -16,7 +16,8 @@ from rich.console import Console
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import edited_from, find_unfinished, make_folder, new_name, run_exists
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import Plan, devices, planned_data, require_there
+from edge_server.plan.data import planned_data, require_there
+from edge_server.plan.plan import Plan, devices
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.server_config import load as load_config
 from edge_server.report.progress_bar import NewsBar, print_line

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from edge_server.journal.claims import Claims, PartTotal
 from edge_server.journal.decision import Granted, Pledged
 from edge_server.journal.records import AnyRecord, Gossiped, Noted, RoundClosed
-from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.budget import BudgetPlan
 
 COMPUTE = "compute_joules"
 NOTE = re.compile(r"device (.+?) (?:reported|told) ")  # older journals say "told"

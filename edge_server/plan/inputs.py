@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import PartitionPlan
 from shared.data.inputs import find_inputs
 from shared.data.spec import Data
 from shared.errors import ConfigError

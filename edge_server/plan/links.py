@@ -1,11 +1,4 @@
-"""The table `link` of a plan's `[[device]]`: how fast a replayed device's bytes move.
-
-The arithmetic of a cell's radio.
-
-The path loss PL(d) = 128.1 + 37.6 log10(d in km) dB is that of a macro cell at 2 GHz in 3GPP TR 36.814, table B.1.2.1-1
-(https://www.3gpp.org/dynareport/36814.htm); the general law PL(d) = PL(1 m) + 10 n log10(d in m) is T. S. Rappaport,
-"Wireless Communications", section 4.9.
-"""
+"""Plan table `link` of a `[[device]]`: rates, delay and loss of a simulated device's link."""
 
 from __future__ import annotations
 
@@ -27,8 +20,6 @@ from edge_server.plan.simulated_devices import (
 
 LEAST_M = 10.0
 """Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
-
-M_PER_KM = 1000.0
 
 
 class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
@@ -174,42 +165,3 @@ class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
 
 
 Link: TypeAlias = GivenLink | RangeLink | WirelessLink | TraceLink
-
-
-def watts(dbm: float) -> float:
-    """Return the power of a level in dBm."""
-    return math.pow(10.0, dbm / 10.0) / 1000.0
-
-
-def path_gain(table: WirelessLink, distance_m: float) -> float:
-    """Return h at a distance, as a ratio of powers."""
-    match table.path_loss:
-        case "3gpp":
-            loss_db = 128.1 + 37.6 * math.log10(distance_m / M_PER_KM)
-        case "exponent":
-            loss_db = table.loss_db_1m + 10 * table.exponent * math.log10(distance_m)
-        case "none":
-            loss_db = 0.0
-    return math.pow(10.0, -loss_db / 10.0)
-
-
-def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
-    """Return B log2(1 + gain * p / N) in bit/s.
-
-    Args:
-        bandwidth_hz: B.
-        noise_w: N, over the whole bandwidth.
-    """
-    return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
-
-
-def usual_rates(table: WirelessLink) -> tuple[float, float]:
-    """Return bit/s up and down in the middle of every range, with the fading at its mean."""
-    bandwidth, sent = table.share * _middle(table.bandwidth_hz), watts(_middle(table.tx_dbm))
-    gain = table.gain * path_gain(table, _middle(table.distance_m) if table.distance_m is not None else 1.0)
-    noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
-    return shannon(bandwidth, gain, sent, noise), shannon(bandwidth, gain, watts(table.server_dbm), noise)
-
-
-def _middle(span: Span) -> float:
-    return sum(ends(span)) / 2

@@ -1,41 +1,28 @@
-"""A trial plan: everything that decides what a run does, in one TOML file. `REFERENCE.md` has every key.
+"""Trial plan: the TOML file that defines a run.
 
-What a plan trains with where its data is not there, so that an example runs everywhere.
+`REFERENCE.md` lists every key.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expanded, rooted
-from edge_server.plan.devices import check as check_devices
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expanded
 from edge_server.plan.emulation import EmulationPlan
-from edge_server.plan.emulation import check as check_emulation
-from edge_server.plan.sections import (
-    BudgetPlan,
-    Chosen,
-    EarlyStoppingPlan,
-    EvaluationPlan,
-    HyperPlan,
-    MeasurePlan,
-    OptimizerPlan,
-    PartitionPlan,
-    ReplayPlan,
-    Section,
-)
+from edge_server.plan.evaluation import EvaluationPlan, MeasurePlan
+from edge_server.plan.optimizer import OptimizerPlan
+from edge_server.plan.partition import PartitionPlan
+from edge_server.plan.replay import ReplayPlan
+from edge_server.plan.sections import Chosen, Section
 from edge_server.plan.sites import SitesPlan
-from edge_server.plan.sites import check as check_sites
-from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
+from edge_server.plan.training import EarlyStoppingPlan, HyperPlan
+from shared.data.spec import Data
 from shared.errors import ConfigError
-from shared.protocol.topics import check_name
 
-log = logging.getLogger(__name__)
 MAX_OVER_SELECTION = 10
 
 
@@ -242,96 +229,6 @@ def _leaves(place: str, value: Any) -> dict[str, Any]:
     return {key: leaf for name, one in parts for key, leaf in _leaves(name, one).items()}
 
 
-def placed(plan: Plan, data_root: Path) -> Plan:
-    """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
-    plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
-    if plan.fallback and not (data_root / planned_data(plan).path).exists():
-        away = data_root / planned_data(plan).path
-        log.warning("%s is not there, training on %s instead", away, plan.fallback.data.source)
-        plan = fallen_back(plan)
-    own, theirs = _placed(plan.server_data, data_root), _placed(plan.data, data_root)
-    return msgspec.structs.replace(plan, data=theirs, server_data=own, fallback=None)
-
-
-def _placed(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:
-    return msgspec.structs.replace(data, path=str(data_root / data.path)) if data and data.path else data
-
-
-def planned_data(plan: Plan) -> Data:
-    """Return the data of a plan that has some, less the examples that the server keeps for its own training.
-
-    Raises:
-        ConfigError: It has none.
-    """
-    if not plan.data:
-        raise ConfigError(
-            f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
-            "add it, or run the plan with connected devices"
-        )
-    own = plan.server_data
-    if own and own.drawn and _is_same_set(own, plan.data):
-        return msgspec.structs.replace(plan.data, without=own.drawn)
-    return plan.data
-
-
-def _is_same_set(one: Data, other: Data) -> bool:
-    return (one.source, one.path, one.split, one.limit) == (other.source, other.path, other.split, other.limit)
-
-
-def require_there(plan: Plan, data_root: Path) -> None:
-    """Refuse a plan of which a data set is not there; its paths are placed.
-
-    Raises:
-        ConfigError: As said; the message names `data_root`.
-    """
-    for key, data in (("data", plan.data), ("server_data", plan.server_data)):
-        if data and data.path and not Path(data.path).exists():
-            raise ConfigError(
-                f"{key}.path: {data.path} is not there; relative paths start at data_root, which is {data_root}: "
-                f"correct {key}.path, --data-root or data_root of the server's file"
-            )
-
-
-def fallen_back(plan: Plan) -> Plan:
-    """Return the plan with what its fallback names in place of its own."""
-    chosen = plan.fallback and {name: one for name, one in msgspec.structs.asdict(plan.fallback).items() if one}
-    return msgspec.structs.replace(plan, **(chosen or {}))
-
-
-def check_structure(plan: Plan, path: Path) -> None:
-    """Refuse names and counts that no single section of the plan in `path` can tell to be wrong; builds nothing.
-
-    Raises:
-        ConfigError: Names clash or are none, or a count cannot be.
-    """
-    check_name(plan.name, f"{path}: name")
-    check_devices(plan.device, path)
-    if plan.rounds < 1:
-        raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
-    if plan.sites:
-        names = [device.name for device in expanded(plan.device)]
-        check_sites(plan.sites, names, plan.rounds, plan.cohort.min_devices, path)
-    _check_labels(plan, path)
-    if plan.emulation:
-        check_emulation(plan.emulation, expanded(plan.device), path)
-    if plan.local < 0:
-        raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
-
-
-def _check_labels(plan: Plan, path: Path) -> None:
-    """Refuse examples of the server's own that it has no labels of, or that cannot be told from the devices'."""
-    own, theirs = plan.server_data, plan.data
-    if (own and own.without) or (theirs and theirs.without):
-        raise ConfigError(f"{path}: data.without follows from [server_data] drawn: take it out")
-    if own and own.labels:
-        raise ConfigError(f"{path}: server_data.labels: the server trains on labels: take it out")
-    if own and theirs and own.drawn and not _is_same_set(own, theirs) and own.path == theirs.path:
-        wrong = next(name for name in ("source", "split", "limit") if getattr(own, name) != getattr(theirs, name))
-        raise ConfigError(
-            f"{path}: server_data.{wrong} must be that of data, so that what is drawn can be left out of the rest"
-        )
-
-
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
     """Return `count` devices: the plan's own, then made-up ones; 0 for just the plan's own.
 
@@ -348,34 +245,3 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
             f"{count or len(found)} devices: plan {plan.name!r} waits for cohort.min_devices = {least}; lower that"
         )
     return found
-
-
-def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
-    """Return the data of the `index`-th device of a local fleet.
-
-    Args:
-        plan: Its partition deals the examples.
-        fleet: All devices of the plan.
-        index: Of the device in the fleet.
-    """
-    part, parts = plan.partition, len(fleet)
-    place = {"parts": parts, "index": index, "seed": part.seed}
-    match part.kind:
-        case "none":
-            return planned_data(plan)
-        case "dirichlet":
-            split: Partition = Dirichlet(alpha=part.alpha, min_examples=part.min_examples, **place)
-        case "shards":
-            split = Shards(shards_per_device=part.shards_per_device, **place)
-        case "even":
-            split = Even(**place)
-        case "client":
-            split = Client(client=fleet[index].name)
-    return msgspec.structs.replace(planned_data(plan), partition=split)
-
-
-def test_data(plan: Plan) -> Data:
-    """Return the server's test set: the whole test split, with labels also where devices read none."""
-    absent = dict.fromkeys(("labels", "drawn", "without"), msgspec.UNSET)
-    data = planned_data(plan)
-    return msgspec.structs.replace(data, split="test", partition=None, holdout=0.0, validation=0.0, **absent)

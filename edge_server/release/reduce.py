@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_server.plan.plan import test_data
+from edge_server.plan.data import test_data
 from edge_server.release.graph import (
     INPUT,
     OUTPUT,

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from edge_server.journal import checkpoints
 from edge_server.journal.records import AnyRecord, Evaluated, RoundClosed, RoundOpened, closed_rounds, drop_void
 from edge_server.journal.runs import BEST, CHECKPOINTS, FOLDER, Run, best_path
+from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
-from edge_server.plan.plan import Plan, test_data
+from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated_parameters
 from shared.data.classes import normalise_class_names

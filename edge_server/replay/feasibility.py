@@ -10,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from device_agent.trainer.interface import Job
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.data import share
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, share
-from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.plan import Plan
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.devices.behaviour import Behaviour, Work
 from edge_server.replay.devices.flow import Flow

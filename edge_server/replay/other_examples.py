@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from edge_server.journal.records import AnyRecord, RoundOpened
+from edge_server.plan.partition import PartitionPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import PartitionPlan
 from edge_server.replay.trace.trace import Trace
 from shared.data.spec import Data
 from shared.errors import ConfigError

@@ -20,9 +20,10 @@ import xxhash
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
 from edge_server.journal.runs import find_run, make_folder, note_begun
+from edge_server.plan.data import placed, require_there, share
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, devices, placed, require_there, share
-from edge_server.plan.sections import ReplayPlan
+from edge_server.plan.plan import Plan, devices
+from edge_server.plan.replay import ReplayPlan
 from edge_server.replay import other_examples
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices import recorded_run as recorded

@@ -20,7 +20,8 @@ from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
-from edge_server.plan.plan import Plan, planned_data, share
+from edge_server.plan.data import planned_data, share
+from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.flow import FlowShare
 from edge_server.replay.participants import Participants

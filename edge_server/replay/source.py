@@ -8,8 +8,9 @@ from pathlib import Path
 
 from edge_server.journal.records import Gossiped
 from edge_server.journal.runs import find_all, run_exists
+from edge_server.plan.data import placed, share
 from edge_server.plan.devices import DevicePlan, expanded
-from edge_server.plan.plan import Plan, placed, share
+from edge_server.plan.plan import Plan
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.trace import files
 from edge_server.replay.trace.export import trace_of

@@ -11,7 +11,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from edge_server.allocation.coordinator import options_of, unused_values
-from edge_server.plan.plan import Plan, check_structure, fallen_back, placed, require_there
+from edge_server.plan.check import check_structure
+from edge_server.plan.data import fallen_back, placed, require_there
+from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, evaluated_parameters

@@ -33,9 +33,10 @@ from edge_server.journal.records import (
     closed_rounds,
 )
 from edge_server.journal.runs import describe_differences, require_record, versions
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.data import test_data
 from edge_server.plan.inputs import planned_inputs
-from edge_server.plan.plan import Plan, is_same_plan, test_data
-from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.plan import Plan, is_same_plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.rounds.check_update import prune_updates
 from edge_server.rounds.evaluation import evaluate

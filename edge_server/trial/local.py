@@ -17,9 +17,10 @@ import msgspec
 from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import LOCAL
+from edge_server.plan.data import share
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.emulation import emulated_link, emulated_power
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.plan import Plan, devices
 from edge_server.trial.progress import follow
 from edge_server.trial.relay import run_relay
 from shared import registry

@@ -14,8 +14,8 @@ import msgspec
 
 from edge_server.journal.budget import Ledger
 from edge_server.journal.records import AnyRecord, RunClosed
+from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import BudgetPlan
 from shared.errors import ConfigError, TaskFailed
 
 BASELINE = "cef"

@@ -26,7 +26,8 @@ import netns
 from measure import Figure, NotRun, Row, told
 
 from edge_server.fleet.broker import find_mosquitto
-from edge_server.plan.plan import devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import devices
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_text import lines, table
 from edge_server.rounds.check_plan import load

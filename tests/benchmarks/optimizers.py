@@ -26,7 +26,7 @@ from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms, value
 from edge_server.journal.decision import Figure as Told
 from edge_server.journal.decision import predicted_joules
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.sites import pledges
 from edge_server.sites.cases import merge_cases, pack_case, read_case, restrict_decision
 from tests.edge_server.allocation.optimizers import instances

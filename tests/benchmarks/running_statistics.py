@@ -26,7 +26,8 @@ from torch import Tensor
 from device_agent.trainer.workspace import TaskBatches
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import RunOpened, closed_rounds
-from edge_server.plan.plan import Plan, test_data
+from edge_server.plan.data import test_data
+from edge_server.plan.plan import Plan
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Algorithm, Cohort, evaluated_parameters
 from shared.data.examples import Examples

@@ -15,7 +15,8 @@ import psutil
 import torch
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import Cohort, Session

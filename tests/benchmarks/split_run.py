@@ -16,7 +16,8 @@ import numpy as np
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]

@@ -27,8 +27,9 @@ from device_agent.trainer.workspace import Workspace
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord
+from edge_server.plan.data import share
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import Plan, share
+from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
 from edge_server.release.evaluation_graph import make_evaluation_graph
 from edge_server.replay.study.grid import Cell, cells

@@ -33,7 +33,8 @@ from edge_server.__main__ import main
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import checkpoint_path
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.plan import Plan, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
 from shared.tensors import file

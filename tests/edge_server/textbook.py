@@ -18,7 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
 from shared.algorithms.base import (

@@ -7,7 +7,7 @@ import pytest
 from device_agent.profile.load import load_for_board
 from edge_server.allocation.coordinator import allocator_of
 from edge_server.journal.runs import find_run
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from shared.algorithms import ALGORITHMS
 from shared.errors import ConfigError
 from shared.models.build import build_blank

@@ -12,8 +12,9 @@ import msgspec
 
 from edge_server.allocation.coordinator import ALLOCATORS
 from edge_server.cli.plan.reference import CHOICES, builder_meanings, builder_options, option_function
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import Chosen, OptimizerPlan
+from edge_server.plan.sections import Chosen
 from shared.config_reference import DIALECT, describe, every_struct
 
 OWN_MODEL = "^[^:]+:[^:]+$"

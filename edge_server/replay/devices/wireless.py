@@ -2,13 +2,14 @@
 
     r = b B log2(1 + h g p / N),    h = 10^(-PL(d) / 10)
 
-with bandwidth B, the device's share b of it, power p, noise power N, path gain h (see `edge_server.plan.links`) and
+with bandwidth B, the device's share b of it, power p, noise power N, path gain h (see `edge_server.plan.radio`) and
 fading gain g. In Rayleigh fading, g is exponentially distributed and constant over a block.
 """
 
 from __future__ import annotations
 
-from edge_server.plan.links import WirelessLink, path_gain, shannon, watts
+from edge_server.plan.links import WirelessLink
+from edge_server.plan.radio import path_gain, shannon, watts
 from edge_server.replay.devices.components import LinkModel
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.flow import Flow

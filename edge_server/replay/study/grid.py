@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.plan.plan import Plan, devices, placed
+from edge_server.plan.data import placed
+from edge_server.plan.plan import Plan, devices
 from edge_server.replay.study.spec import SEED, Study, Variant, canonical
 from edge_server.replay.study.toml_lines import line_of
 from edge_server.rounds.check_plan import check

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from edge_server.plan.plan import Plan, check_structure
+from edge_server.plan.check import check_structure
+from edge_server.plan.plan import Plan
 from edge_server.replay.trace.schema import TABLES, columns, unit_of
 from shared.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 from edge_server.allocation.coordinator import allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, keep_ratio
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from tests.edge_server.allocation.test_decisions import band
 
 LADDER = ((0.2, 8_000), (0.4, 20_000), (0.6, 36_000), (0.8, 56_000), (1.0, 80_000))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edge_server.allocation.coordinator import decide
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.decision import Decision, DeviceDecision, Figure
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from shared.errors import ConfigError
 
 LIMITS = {

@@ -13,7 +13,7 @@ from edge_server.allocation.explain import Explanation, explain, explanation_lin
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from shared.protocol.measurements import Cost

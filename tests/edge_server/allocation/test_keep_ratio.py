@@ -12,7 +12,7 @@ from edge_server.allocation.coordinator import decide
 from edge_server.allocation.explain import find_margins
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.decision import Decision, Figure
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 
 TABLE = OptimizerPlan(name="keep_ratio", options={"keep": "0.2,0.6,1"})
 LADDER = ((0.2, 1000), (0.6, 5000), (1.0, 10_000))

@@ -26,7 +26,7 @@ from edge_server.journal.records import (
     UpdateAccepted,
     closed_rounds,
 )
-from edge_server.plan.sections import BudgetPlan
+from edge_server.plan.budget import BudgetPlan
 from edge_server.replay.run import replay
 from shared.errors import Infeasible
 from shared.protocol.measurements import Cost

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.plan.plan import Plan, fallen_back
+from edge_server.plan.data import fallen_back
+from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
 from tests.edge_server.harness import write_plan

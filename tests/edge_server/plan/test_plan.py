@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_server.plan.data import share, test_data
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.plan import devices, share, test_data
+from edge_server.plan.plan import devices
 from edge_server.rounds.check_plan import load
 from shared.data.spec import Client, Dirichlet, Even, Shards
 from shared.errors import ConfigError
@@ -193,7 +194,7 @@ def test_a_plan_falls_back_only_where_its_data_is_not_there(tmp_path, caplog):
     away = load(path, tmp_path)
     assert (away.data.source, away.model.name, away.algorithm.name) == ("digits", "mlp", "fedavg")
     assert away.fallback is None
-    [warning] = [record for record in caplog.records if record.name == "edge_server.plan.plan"]
+    [warning] = [record for record in caplog.records if record.name == "edge_server.plan.data"]
     assert names_all(warning.getMessage(), "far.npz", "digits")
     (tmp_path / "far.npz").touch()
     here = load(path, tmp_path)

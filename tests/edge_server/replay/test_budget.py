@@ -10,10 +10,10 @@ from msgspec.structs import replace as replace_field
 
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.data import placed
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink
-from edge_server.plan.plan import placed
-from edge_server.plan.sections import BudgetPlan
 from edge_server.plan.simulated_devices import CyclesPower, GivenCompute, GivenPower, RangeCompute
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.build import build_behaviour

@@ -8,7 +8,7 @@ import pytest
 from edge_server.cli import replay as command
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
-from edge_server.plan.plan import placed
+from edge_server.plan.data import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import server_training_s
 from edge_server.replay.devices.recorded_run import recorded_behaviours

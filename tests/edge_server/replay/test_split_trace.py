@@ -11,7 +11,7 @@ from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
-from edge_server.plan.plan import placed
+from edge_server.plan.data import placed
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
 from edge_server.replay.devices.recorded_device import load_devices

@@ -7,7 +7,7 @@ import pytest
 
 from edge_server.journal.records import Noted, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.plan.sections import ReplayPlan
+from edge_server.plan.replay import ReplayPlan
 from edge_server.replay import stacked_training
 from edge_server.replay.run import plan_for_exact_bits, replay, replay_name, run_replay
 from tests.edge_server.harness import write_examples

@@ -17,7 +17,8 @@ import xxhash
 
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.plan.plan import Plan, devices, share
+from edge_server.plan.data import share
+from edge_server.plan.plan import Plan, devices
 from shared.codecs import CODECS
 from shared.codecs.base import Codec
 from shared.codecs.dense import dense

@@ -14,7 +14,7 @@ from edge_server.allocation.inputs import Case
 from edge_server.journal import checkpoints
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import RoundClosed, RoundOpened
-from edge_server.plan.sections import OptimizerPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.rounds.check_plan import load
 from edge_server.rounds.neighbours import plan_of_site
 from shared.errors import ConfigError

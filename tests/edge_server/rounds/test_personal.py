@@ -26,8 +26,8 @@ from edge_server.journal.records import (
 )
 from edge_server.journal.runs import Run, summarise_run
 from edge_server.journal.sqlite import JOURNAL, read
+from edge_server.plan.evaluation import EvaluationPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import EvaluationPlan
 from edge_server.replay.comparison.compare import compare_runs
 from edge_server.replay.run import replay as play_replay
 from edge_server.replay.trace.anonymise import anonymise

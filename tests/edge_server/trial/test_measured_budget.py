@@ -11,8 +11,8 @@ import pytest
 from edge_server.__main__ import main
 from edge_server.cli import trial
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunClosed, RunOpened, UpdateAccepted
+from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.local import write_plan as write_for_server
 from edge_server.trial.measured_budget import BaselineCost, baseline_of, describe, measure_baseline

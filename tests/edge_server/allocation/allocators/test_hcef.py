@@ -18,7 +18,8 @@ from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_ca
 from edge_server.journal.budget import Ledger, RunSpending
 from edge_server.journal.decision import Decision, Figure
 from edge_server.journal.records import CostSettled, Gossiped, Measured, RoundOpened, UpdateAccepted
-from edge_server.plan.sections import BudgetPlan, OptimizerPlan
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.optimizer import OptimizerPlan
 from edge_server.plan.sites import SitesPlan
 from edge_server.rounds.check_plan import load
 from shared.algorithms.hcef import steps_taken

@@ -12,7 +12,7 @@ from msgspec.structs import replace as replace_field
 
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Joined, Left, Noted, RoundOpened, closed_rounds
-from edge_server.plan.plan import placed
+from edge_server.plan.data import placed
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_device import RecordedDevice
 from edge_server.replay.devices.recorded_run import recorded_behaviours

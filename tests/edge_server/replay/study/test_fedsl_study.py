@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_server.plan.plan import Chosen, EvaluationPlan
+from edge_server.plan.evaluation import EvaluationPlan
+from edge_server.plan.sections import Chosen
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import order_of, read_result

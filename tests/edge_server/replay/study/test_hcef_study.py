@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_server.plan.plan import BudgetPlan, devices
+from edge_server.plan.budget import BudgetPlan
+from edge_server.plan.plan import devices
 from edge_server.plan.sites import devices_by_site
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.spec import load

@@ -24,8 +24,8 @@ from edge_server.cli.chaos import (
     total,
     without_narrow_budgets,
 )
+from edge_server.plan.budget import BudgetPlan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sections import BudgetPlan
 from edge_server.rounds.check_plan import load
 from edge_server.trial.chaos.kills import DECIDING, MARKS, MIXING, Kill, Mark
 from edge_server.trial.chaos.site import Site, SiteProcess, running_trainer, sweep

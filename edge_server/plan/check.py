@@ -1,0 +1,48 @@
+"""Plan checks across sections: names, counts, labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_server.plan.data import is_same_set
+from edge_server.plan.devices import check as check_devices
+from edge_server.plan.devices import expanded
+from edge_server.plan.emulation import check as check_emulation
+from edge_server.plan.plan import Plan
+from edge_server.plan.sites import check as check_sites
+from shared.errors import ConfigError
+from shared.protocol.topics import check_name
+
+
+def check_structure(plan: Plan, path: Path) -> None:
+    """Refuse names and counts that no single section of the plan in `path` can tell to be wrong; builds nothing.
+
+    Raises:
+        ConfigError: Names clash or are none, or a count cannot be.
+    """
+    check_name(plan.name, f"{path}: name")
+    check_devices(plan.device, path)
+    if plan.rounds < 1:
+        raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
+    if plan.sites:
+        names = [device.name for device in expanded(plan.device)]
+        check_sites(plan.sites, names, plan.rounds, plan.cohort.min_devices, path)
+    _check_labels(plan, path)
+    if plan.emulation:
+        check_emulation(plan.emulation, expanded(plan.device), path)
+    if plan.local < 0:
+        raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
+
+
+def _check_labels(plan: Plan, path: Path) -> None:
+    """Refuse examples of the server's own that it has no labels of, or that cannot be told from the devices'."""
+    own, theirs = plan.server_data, plan.data
+    if (own and own.without) or (theirs and theirs.without):
+        raise ConfigError(f"{path}: data.without follows from [server_data] drawn: take it out")
+    if own and own.labels:
+        raise ConfigError(f"{path}: server_data.labels: the server trains on labels: take it out")
+    if own and theirs and own.drawn and not is_same_set(own, theirs) and own.path == theirs.path:
+        wrong = next(name for name in ("source", "split", "limit") if getattr(own, name) != getattr(theirs, name))
+        raise ConfigError(
+            f"{path}: server_data.{wrong} must be that of data, so that what is drawn can be left out of the rest"
+        )

@@ -1,0 +1,104 @@
+"""Data sets of a plan: paths, fallback, device shares, test set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edge_server.plan.devices import DevicePlan, rooted
+from edge_server.plan.plan import Plan
+from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
+from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def placed(plan: Plan, data_root: Path) -> Plan:
+    """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
+    plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
+    if plan.fallback and not (data_root / planned_data(plan).path).exists():
+        away = data_root / planned_data(plan).path
+        log.warning("%s is not there, training on %s instead", away, plan.fallback.data.source)
+        plan = fallen_back(plan)
+    own, theirs = _placed(plan.server_data, data_root), _placed(plan.data, data_root)
+    return msgspec.structs.replace(plan, data=theirs, server_data=own, fallback=None)
+
+
+def _placed(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:
+    return msgspec.structs.replace(data, path=str(data_root / data.path)) if data and data.path else data
+
+
+def planned_data(plan: Plan) -> Data:
+    """Return the data of a plan that has some, less the examples that the server keeps for its own training.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if not plan.data:
+        raise ConfigError(
+            f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
+            "add it, or run the plan with connected devices"
+        )
+    own = plan.server_data
+    if own and own.drawn and is_same_set(own, plan.data):
+        return msgspec.structs.replace(plan.data, without=own.drawn)
+    return plan.data
+
+
+def is_same_set(one: Data, other: Data) -> bool:
+    """Return whether both read the same examples of one source."""
+    return (one.source, one.path, one.split, one.limit) == (other.source, other.path, other.split, other.limit)
+
+
+def require_there(plan: Plan, data_root: Path) -> None:
+    """Refuse a plan of which a data set is not there; its paths are placed.
+
+    Raises:
+        ConfigError: As said; the message names `data_root`.
+    """
+    for key, data in (("data", plan.data), ("server_data", plan.server_data)):
+        if data and data.path and not Path(data.path).exists():
+            raise ConfigError(
+                f"{key}.path: {data.path} is not there; relative paths start at data_root, which is {data_root}: "
+                f"correct {key}.path, --data-root or data_root of the server's file"
+            )
+
+
+def fallen_back(plan: Plan) -> Plan:
+    """Return the plan with what its fallback names in place of its own."""
+    chosen = plan.fallback and {name: one for name, one in msgspec.structs.asdict(plan.fallback).items() if one}
+    return msgspec.structs.replace(plan, **(chosen or {}))
+
+
+def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
+    """Return the data of the `index`-th device of a local fleet.
+
+    Args:
+        plan: Its partition deals the examples.
+        fleet: All devices of the plan.
+        index: Of the device in the fleet.
+    """
+    part, parts = plan.partition, len(fleet)
+    place = {"parts": parts, "index": index, "seed": part.seed}
+    match part.kind:
+        case "none":
+            return planned_data(plan)
+        case "dirichlet":
+            split: Partition = Dirichlet(alpha=part.alpha, min_examples=part.min_examples, **place)
+        case "shards":
+            split = Shards(shards_per_device=part.shards_per_device, **place)
+        case "even":
+            split = Even(**place)
+        case "client":
+            split = Client(client=fleet[index].name)
+    return msgspec.structs.replace(planned_data(plan), partition=split)
+
+
+def test_data(plan: Plan) -> Data:
+    """Return the server's test set: the whole test split, with labels also where devices read none."""
+    absent = dict.fromkeys(("labels", "drawn", "without"), msgspec.UNSET)
+    data = planned_data(plan)
+    return msgspec.structs.replace(data, split="test", partition=None, holdout=0.0, validation=0.0, **absent)
