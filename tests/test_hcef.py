@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.allocation.explain import explain, explanation_lines
+from edge_server.allocation.explain import explain
+from edge_server.allocation.explanation_text import explanation_lines
 from edge_server.journal.budget import Ledger
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, RoundOpened, RunClosed, UpdateAccepted, closed_rounds

@@ -1,1 +1,1 @@
-"""Resource allocation: how much model, bandwidth and time each device of a round gets, and why."""
+"""Resource allocation: model size, bandwidth and time per device and round."""

@@ -1,4 +1,4 @@
-"""Allocator: one way to decide what every device of a round is given; the registry is in `coordinator`."""
+"""Allocator: interface of a plan's `[optimizer]`; `coordinator` has the registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edge_server.allocation.figures import DeviceFacts
+from edge_server.allocation.device_facts import DeviceFacts
 from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.allocation.optimizers.base import Solver
 from edge_server.allocation.options import Options

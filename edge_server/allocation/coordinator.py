@@ -1,4 +1,4 @@
-"""Coordinator and registry of allocators: from a plan's optimizer and devices' figures to one round's decision."""
+"""Coordinator: registry of allocators, and the decision for one round."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edge_server.allocation.allocators.bandwidth import BANDWIDTH
 from edge_server.allocation.allocators.clusters import CLUSTERS
 from edge_server.allocation.allocators.hcef import HCEF
 from edge_server.allocation.allocators.keep_ratio import KEEP_RATIO
+from edge_server.allocation.device_facts import device_facts
 from edge_server.allocation.experience import Experience
-from edge_server.allocation.figures import device_facts
 from edge_server.allocation.inputs import Case, RoundSetting
 from edge_server.journal.decision import Decision, Figure
 from edge_server.plan.devices import expanded

@@ -1,6 +1,6 @@
-"""Experience from a run's journal: order of devices, last good figures, prediction errors.
+"""Experience from a run's journal: device order, last good figures, prediction errors.
 
-All of it follows from the records, so that a server that was killed decides as one that was not.
+All of it is computed from the records, so that a restarted server decides like one that never stopped.
 """
 
 from __future__ import annotations

@@ -1,118 +1,30 @@
-"""Explanations of a round's decision: each device's figures, what binds, what more would buy, predicted and measured.
+"""Explanation of a round's decision: figures, binding limits, margins, costs.
 
-What one more second or joule would buy is found by deciding the recorded case once more with a little more of it, and
-so is what one more megahertz or Mbit/s of a single device would buy it, with `WhatIf.kept` for all at once.
+A margin is what one more second, joule, megahertz or Mbit/s would buy. For the limits that all devices share, the
+recorded case is decided again with slightly more; for figures of single devices, `WhatIf.keep_ratios` changes all of
+them at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from edge_server.allocation.coordinator import ALLOCATORS, allocator_of, decide, options_of
+from edge_server.allocation.coordinator import allocator_of, decide, options_of
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import costs_by_round
-from edge_server.journal.decision import Decision, Figure, Source, keep_ratio
+from edge_server.journal.decision import Decision, Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, RoundClosed, RoundOpened, RunOpened, drop_void
 from edge_server.journal.runs import name_rounds
 from edge_server.plan.optimizer import OptimizerPlan
 from shared.errors import ConfigError
-from shared.protocol.measurements import JOULES, Cost
+from shared.protocol.measurements import Cost
 from shared.protocol.messages import Value
 
 MEGA, LITTLE = 1e6, 0.01
-
-PARTS: Mapping[str, Label] = {
-    "compute_s": ("computing", 1.0, "s"),
-    "upload_s": ("upload", 1.0, "s"),
-    "download_s": ("download", 1.0, "s"),
-    "download_joules": ("download", 1.0, "J"),
-    "compute_joules": ("computing", 1.0, "J"),
-    "upload_joules": ("upload", 1.0, "J"),
-    "bytes_up": ("sent", 1e-3, "kB"),
-}
-
-LIMITS: Mapping[str, Label] = {
-    "joules": ("joules of a task", 1.0, "J"),
-    "round_joules": ("joules of the round", 1.0, "J"),
-    "backhaul_s": ("for mixing at the end of the global round", 1.0, "s"),
-    "spread_joules": ("of these moved here from other rounds, for estimates", 1.0, "J"),
-    "spent_s": ("of the run's time is spent", 1.0, "s"),
-    "spent_joules": ("of the run's energy is spent", 1.0, "J"),
-    "weights": ("weights", 1.0, ""),
-    "weights_global": ("of them shared", 1.0, ""),
-    "model_bytes": ("the model", 1e-3, "kB"),
-    "dense_bytes": ("never pruned", 1e-3, "kB"),
-    "most_share": ("a device at most", 1e2, "% of the uplink"),
-    "personal_steps": ("personal steps", 1.0, ""),
-    "warmup_steps": ("warm-up", 1.0, ""),
-    "global_steps": ("global", 1.0, ""),
-    "local_steps": ("local steps", 1.0, ""),
-    "gradients": ("gradients to estimate by", 1.0, ""),
-    "gradients_left": ("of them in the rounds that are left", 1.0, ""),
-}
-
-FIGURES: Mapping[str, Label] = {
-    "up_bits_per_s": ("uplink", 1e-6, "Mbit/s"),
-    "down_bits_per_s": ("downlink", 1e-6, "Mbit/s"),
-    "step_s": ("a local step", 1e3, "ms"),
-    "step_joules": ("a local step", 1.0, "J"),
-    "task_s": ("a task of the whole model", 1.0, "s"),
-    "task_joules": ("computing the whole model", 1.0, "J"),
-    "compute_w": ("computing", 1.0, "W"),
-    "upload_w": ("sending", 1.0, "W"),
-    "download_w": ("receiving", 1.0, "W"),
-    "download_joules": ("a download", 1.0, "J"),
-    "tx_w": ("sending", 1.0, "W above idle"),
-    "f_hertz": ("clock", 1e-9, "GHz"),
-    "memory_bytes": ("free memory", 1e-6, "MB"),
-    "keep": ("its own since its first task", 1e2, "% of the neurons"),
-    "sigma2": ("variance of its gradients", 1.0, ""),
-    "g2": ("their squared norm", 1.0, ""),
-}
-
-ERRORS = {"compute_error": "computing", "upload_error": "upload", "joules_error": "joules"}
-SOURCES: Mapping[Source, str] = {
-    "measured": "measured",
-    "last_good": "measured last",
-    "profile": "as the plan says",
-    "default": "guessed",
-}
-
-VALUES: Mapping[str, Label] = {
-    "prune": ("of the shared weights pruned", 1e2, "%"),
-    "keep": ("of the neurons kept", 1e2, "%"),
-    "share": ("of the uplink", 1e2, "%"),
-    "up_bits_per_s": ("at most", 1e-6, "Mbit/s"),
-    "steps": ("of the local steps", 1e2, "%"),
-    "sent": ("of the change sent", 1e2, "%"),
-}
-
-BUYS = {"second": "second of deadline", "joule": "J", "megahertz": "MHz of clock", "megabit_per_s": "Mbit/s of link"}
-WORDS = {
-    "interior": "the bandwidth that all share",
-    "floor": "its floor: the others make more of the bandwidth",
-    "time": "its own deadline",
-    "full": "nothing: it has all that it can use",
-    "nothing": "the others make more of the bandwidth",
-    "out": "it cannot take part: no time is left to it, or it has no link or clock",
-    "unknown": "nothing is known of it",
-    "energy": "its joules",
-    "memory": "its memory",
-    "settled": "what it kept at first: this method chooses once and for all",
-    "fairness": "the largest share of the uplink that one device may have (fairness)",
-    "cluster": "its cluster's ratio, whatever it measures",
-    "round_joules": "the joules of the round, which all share",
-    "least": "its floors: fewer steps would do, but for rho_min and theta_min",
-    "baseline": "nothing: this baseline looks at no budget",
-}
-
-NOTHING = 1e-9
-"""What is less buys nothing: it is a rounding error of deciding twice."""
 
 
 class DeviceExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,95 +180,3 @@ def _more_of_each(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
             faster = Figure(rate.value + more * MEGA, "measured")
             found["megabit_per_s"][name] = _Change(more, "up_bits_per_s", faster)
     return found
-
-
-Label = tuple[str, float, str]
-"""What people call a figure, and its unit: what to multiply by, and the unit's name."""
-
-
-def explanation_lines(found: Explanation) -> Iterator[str]:
-    """Yield the lines."""
-    deadline = found.limits.get("deadline_s")
-    yield f"round {found.named}: {found.optimizer} decided" + (
-        f", for tasks within {deadline:.4g} s" if deadline else ""
-    )
-    if limits := [_amount(LIMITS, name, found.limits[name]) for name in LIMITS if name in found.limits]:
-        yield f"  {', '.join(limits)}"
-    if found.objective is not None:
-        chosen = ALLOCATORS[found.optimizer]
-        more = f"; one more {chosen.shared} would save {found.multiplier:.4g} of it" if found.multiplier else ""
-        yield f"  {chosen.objective} {found.objective:.4g}{more}"
-    if not found.feasible:
-        enough = ", ".join(f"{name} {value:.4g}" for name, value in found.enough.items())
-        yield f"  the limits cannot be met by all; {enough or 'nothing'} would do"
-    tasks = {one.device: _task_s(one.measured) for one in found.devices if one.measured}
-    if deadline and (known := {name: took for name, took in tasks.items() if took is not None}):
-        name, took = max(known.items(), key=lambda pair: pair[1])
-        yield f"  the longest task took {took:.4g} s, computing and upload ({name}): {took / deadline:.2f} of the limit"
-    if found.seconds is not None:
-        yield f"  the round took {found.seconds:.4g} s, with downloads and all waiting"
-    for one in found.devices:
-        yield from _device(one)
-        if found.limits.keys() & {"joules", "round_joules"} and one.predicted.compute_joules is None:
-            yield "  nobody knew its joules: their limit did not hold it back"
-
-
-def _task_s(cost: Cost) -> float | None:
-    """Return the seconds that a deadline of tasks counts; None where the device did not tell them all."""
-    return None if cost.compute_s is None or cost.upload_s is None else cost.compute_s + cost.upload_s
-
-
-def _device(one: DeviceExplanation) -> Iterator[str]:
-    given = ", ".join(_given(name, value) for name, value in one.values.items())
-    yield f"{one.device}: {given or 'the defaults'}"
-    multiplier = "" if one.multiplier is None else f" (multiplier {one.multiplier:.4g})"
-    yield f"  held back by {WORDS.get(one.binding, one.binding)}{multiplier}"
-    if bought := [f"{100 * more:.3g} % by one more {BUYS[what]}" for what, more in one.buys.items() if more > NOTHING]:
-        yield f"  would keep more of the model: {', '.join(bought)}"
-    for source, said in SOURCES.items():
-        told = {name: figure.value for name, figure in one.figures.items() if figure.source == source}
-        if known := [_amount(FIGURES, name, told[name]) for name in (*FIGURES, *told) if name in told.keys() - ERRORS]:
-            yield f"  {said}: {', '.join(dict.fromkeys(known))}"
-    if errors := [f"{ERRORS[name]} {one.figures[name].value:.3g}" for name in ERRORS if name in one.figures]:
-        yield f"  predictions multiplied, as earlier rounds taught: {', '.join(errors)}"
-    for part in PARTS:
-        if (line := _compared(part, one.predicted, one.measured)) is not None:
-            yield line
-    if one.predicted.compute_joules is not None:
-        yield _task_joules(one.predicted, one.measured)
-
-
-def _task_joules(predicted: Cost, measured: Cost | None) -> str:
-    """Return the joules of the whole task, of those parts that were predicted: what its limit and a budget count."""
-    names = [name for name in JOULES if getattr(predicted, name) is not None]
-    expected = math.fsum(getattr(predicted, name) for name in names)
-    told = [one for name in names if measured and (one := getattr(measured, name)) is not None]
-    if len(told) < len(names):
-        return f"  the task: {expected:.4g} J predicted, not measured as a whole"
-    off = f" ({100 * (math.fsum(told) / expected - 1):+.0f} %)" if expected else ""
-    return f"  the task: {expected:.4g} J predicted, {math.fsum(told):.4g} measured{off}"
-
-
-def _compared(part: str, predicted: Cost, measured: Cost | None) -> str | None:
-    expected, found = getattr(predicted, part), getattr(measured, part) if measured else None
-    label, factor, unit = PARTS[part]
-    if expected is None:
-        return None
-    if found is None:
-        return f"  {label}: {factor * expected:.4g} {unit} predicted, not measured"
-    off = f" ({100 * (found / expected - 1):+.0f} %)" if expected else ""
-    return f"  {label}: {factor * expected:.4g} {unit} predicted, {factor * found:.4g} measured{off}"
-
-
-def _given(name: str, value: Value) -> str:
-    if name not in VALUES or not isinstance(value, float | int):
-        return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-    label, factor, unit = VALUES[name]
-    amount = f"{factor * value:.3g} {unit}"
-    return f"{label} {amount}" if name == "up_bits_per_s" else f"{amount} {label}"
-
-
-def _amount(labels: Mapping[str, Label], name: str, value: float) -> str:
-    label, factor, unit = labels.get(name, (name, 1.0, ""))
-    number = f"{factor * value:,.0f}" if abs(factor * value) >= 1000 else f"{factor * value:.3g}"  # noqa: PLR2004
-    return f"{label} {number} {unit}".rstrip()

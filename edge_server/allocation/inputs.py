@@ -1,4 +1,7 @@
-"""One round's case: what its decision is made from, and nothing else; the same case gives the same decision."""
+"""Case: all inputs of one round's decision.
+
+The same case always gives the same decision.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of a model and of its parts, in weights and bytes, as optimizers ask."""
+"""Model sizes for allocators: weights, and bytes of partial updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that the table `[optimizer]` of a plan may have: the base of each optimizer's own."""
+"""Base classes of the options in the plan table `[optimizer]`."""
 
 from __future__ import annotations
 

@@ -1,41 +1,24 @@
-"""Joules of a task as allocators predict them: of the whole device, idle included, as the ledger charges them.
+"""Energy prediction of a task in joules, as charged by the ledger.
 
-Watts of a part are those of the newest task that told its joules and seconds; before there is one, those that the plan
-says, and of a transfer at the least what the device draws idle. What a device has measured of other tasks, and never of
-that part, is no figure: the ledger charges nothing for it either.
-
-Paper 004 shares the uplink out without a limit of joules. Where there is one, shares stay as they are, and a device
-keeps the least of what T_th allows and of what its joules allow:
-
-    E_k(kept) = E_down + P_busy t_compute(kept) + P_up bits(kept) / (share_k R_k) <= E
-
-A share that it then cannot use stays its own: it sends for a shorter time, which saves joules too.
+Joules are those of the whole device, idle power included.
+The watts of a part are those of the newest task that reported its joules and seconds; before the first such task, those
+of the plan, and for a transfer at least the idle watts. Where a device has reported tasks but never the energy of that
+part, the part has no figure: the ledger does not charge it either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
-from edge_server.allocation.figures import DeviceFacts, Estimate
-from edge_server.allocation.inputs import Case
-from edge_server.allocation.optimizers.bandwidth_problem import Shares
-from edge_server.allocation.optimizers.base import Array, Bound
+from edge_server.allocation.device_facts import DeviceFacts
+from edge_server.allocation.figures import Estimate
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.simulated_devices import CyclesPower, GivenPower, ends
 from shared.protocol.measurements import Cost
-
-Spent: TypeAlias = Callable[[Array], Array]
-"""What devices keep -> the joules of their tasks, by device; what nobody knows of is zero."""
-
-HALVINGS, LITTLE = 60, 1e-6
-"""Of an interval within [0, 1], to the last bits of a double; a part of a model, to see what a joule more buys."""
 
 
 def joule_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
@@ -111,53 +94,3 @@ def with_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float |
 def times(figure: Figure | None, amount: float | None) -> float | None:
     """Return a figure so many times; None where one of both is not known."""
     return None if figure is None or amount is None else figure.value * amount
-
-
-def spent_joules(case: Case, compute_s: Array, upload_s: Array) -> Array:
-    """Return the joules of tasks, as far as devices have told what they draw.
-
-    Args:
-        compute_s: Seconds of computing, a column.
-        upload_s: Seconds of uploads; what is no number belongs to a device that sends nothing.
-    """
-    busy_w, upload_w, download, error = (
-        np.array(case.column(name, otherwise))
-        for name, otherwise in (("compute_w", 0.0), ("upload_w", 0.0), ("download_joules", 0.0), ("joules_error", 1.0))
-    )
-    with np.errstate(all="ignore"):
-        computing = np.where(busy_w > 0, busy_w * np.nan_to_num(compute_s, posinf=np.inf), 0.0)
-        sending = np.where(upload_w > 0, upload_w * np.nan_to_num(upload_s, posinf=np.inf), 0.0)
-    joules: Array = error * (download + computing + sending)
-    return joules
-
-
-def hold_to_joules(shares: Shares, spent: Spent, limit: float, most_pruned: float) -> tuple[Shares, float]:
-    """Return the allocation with more pruned where joules bind, and the smallest limit that would do for all.
-
-    Args:
-        shares: Without a limit of joules.
-        spent: Joules of tasks; they rise with what is kept, but for a warm-up that the whole model does not need.
-        limit: Joules of one device's task.
-        most_pruned: The largest ratio.
-    """
-    kept = 1 - shares.pruned
-    least = np.minimum(kept, 1 - most_pruned)
-    enough, over = float(np.max(spent(least), initial=0.0)), ~(spent(kept) <= limit)
-    if not over.any():
-        return shares, enough
-    low, high = least, kept
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        fits = spent(middle) <= limit
-        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    held = np.where(over, low, kept)
-    with np.errstate(all="ignore"):
-        more = np.nan_to_num(LITTLE / (spent(held + LITTLE) - spent(held)), posinf=0.0)
-    return replace(
-        shares,
-        pruned=1 - held,
-        bound=np.where(over, Bound.ENERGY, shares.bound).astype(np.int8),
-        gain_per_s=np.where(over, more, shares.gain_per_s),
-        objective=float((1 - held).sum()),
-        feasible=bool(shares.feasible and enough <= limit),
-    ), enough

@@ -151,7 +151,7 @@ def show(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     """Explain the decisions of a round."""
     from edge_server.allocation.explain import explain as explained  # noqa: PLC0415
-    from edge_server.allocation.explain import explanation_lines  # noqa: PLC0415
+    from edge_server.allocation.explanation_text import explanation_lines  # noqa: PLC0415
     from edge_server.journal.runs import find_run  # noqa: PLC0415
     from edge_server.plan.sites import parse_round  # noqa: PLC0415
 

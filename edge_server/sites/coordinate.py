@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from edge_server.allocation.inputs import SPREAD, Case
-from edge_server.allocation.optimizers.hcef_problem import Place, remaining
+from edge_server.allocation.optimizers.hcef_budget import Place, remaining
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan, predicted_joules
 from edge_server.journal.records import AnyRecord, RoundOpened
 from edge_server.journal.sqlite import encode

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from edge_server.allocation.inputs import Case
-from edge_server.allocation.optimizers.hcef_problem import Place
+from edge_server.allocation.optimizers.hcef_budget import Place
 from edge_server.journal.decision import Decision
 from edge_server.journal.records import AnyRecord, Gossiped, RunOpened
 from edge_server.plan.plan import Plan

@@ -19,7 +19,8 @@ from measure import Figure, NotRun, Row, told
 from rich.console import Console
 from rich.table import Table
 
-from edge_server.allocation.explain import explain, explanation_lines
+from edge_server.allocation.explain import explain
+from edge_server.allocation.explanation_text import explanation_lines
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import RoundOpened, drop_void
 from edge_server.journal.sqlite import read

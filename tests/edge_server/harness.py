@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from edge_server.allocation.inputs import Case
-from edge_server.allocation.optimizers.hcef_problem import Place
+from edge_server.allocation.optimizers.hcef_budget import Place
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision

@@ -1,1 +1,1 @@
-"""Allocators of a coordinator, one a file: options, limits and figures of a round, and the decision made from these."""
+"""Allocators, one per file: options, limits, figures and decision."""

@@ -1,6 +1,6 @@
-"""Figures of bandwidth and pruning: options, limits of a round, and what is known of a device.
+"""Figures of `bandwidth`: options, limits of a round, device estimates.
 
-What a local iteration takes is measured before round 1, or a task's seconds divided among its iterations.
+The time of a local iteration is measured before round 1, or is that of a task divided by its iterations.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from edge_server.allocation.figures import (
+from edge_server.allocation.device_facts import (
     DeviceFacts,
-    Estimate,
-    choose_figures,
     error_estimates,
     link_estimates,
     planned_step_s,
     planned_task_s,
 )
+from edge_server.allocation.figures import Estimate, choose_figures
 from edge_server.allocation.inputs import RoundSetting, task_limits
 from edge_server.allocation.optimizers.bandwidth_marks import Upload
 from edge_server.allocation.options import MeasuringOptions

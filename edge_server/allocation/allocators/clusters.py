@@ -1,4 +1,4 @@
-"""The ratios of paper 001: devices are dealt to clusters as they first appear, and stay there.
+"""Allocator `clusters`: paper 001's keep ratios, by order of first appearance.
 
 Z. Niu, H. Dong, A. K. Qin: FedSPU, AAAI 2025, section 4. https://arxiv.org/abs/2403.11464
 """

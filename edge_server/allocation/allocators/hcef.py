@@ -1,10 +1,10 @@
-"""HCEF's control of one round: from devices' figures to the symbols of P2, and back; and what it is compared with.
+"""Allocator `hcef`: local steps and compression of one round (P2), with baselines.
 
-P2 takes the bytes of an update to be in proportion to theta; in truth an entry of a sparse change costs more the fewer
-there are, as its position travels too. With beta(theta), the share of the whole model's bytes that an update really
-takes, and o = beta(theta) / theta at the theta of the last turn, each device is decided for with o nu_n in place of
-nu_n, from the dearest o on; what it sends in the end is the largest theta whose bytes pass in the seconds that the last
-turn gave it. So deadlines and joules hold of real bytes.
+P2 takes the bytes of an update to be in proportion to theta. In reality an entry of a sparse change costs more the
+fewer there are, because its position travels too. With beta(theta), the share of the whole model's bytes that an update
+really takes, and o = beta(theta) / theta at the theta of the last turn, the decision uses o nu_n in place of nu_n,
+starting with the largest o. The device finally sends the largest theta whose bytes fit into the seconds of the last
+turn. Deadlines and joules therefore hold for real bytes.
 
     CEF: rho = theta = 1.   CEF-F: theta = 1, P2.2.   CEF-C: rho = 1, P2.1.   MLL-SGD: theta = 1, rho_n = min mu / mu_n
 

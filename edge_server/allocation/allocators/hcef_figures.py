@@ -1,8 +1,8 @@
-"""Figures of HCEF's control: options, limits of a round, and what is known of a device.
+"""Figures of `hcef`: options, limits of a round, device estimates.
 
-Seconds and joules are those that a budget counts: of the whole device, idle included, downloads and the gradients of
-estimates too, which no decision changes. mu and alpha are those of the newest task, by the steps that it took, or were
-timed before round 1; sigma^2 and G^2 are those that devices told with their last updates, for the round after.
+Seconds and joules are those that a budget counts: of the whole device, idle included, with downloads and the gradients
+of estimates, which no decision changes. mu and alpha are those of the newest task, divided by its steps, or timed
+before round 1; sigma^2 and G^2 come with the devices' last updates and serve the next round.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from edge_server.allocation.figures import (
+from edge_server.allocation.device_facts import (
     DeviceFacts,
-    Estimate,
-    choose_figures,
     error_estimates,
     link_estimates,
     planned_step_s,
     planned_task_s,
 )
+from edge_server.allocation.figures import Estimate, choose_figures
 from edge_server.allocation.inputs import SPREAD, RoundSetting
 from edge_server.allocation.optimizers.base import MOST
-from edge_server.allocation.optimizers.hcef_problem import Place, remaining
+from edge_server.allocation.optimizers.hcef_budget import Place, remaining
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
 from edge_server.journal.decision import Figure

@@ -1,7 +1,7 @@
-"""Keep ratios of one round: the largest p_k whose task meets deadline, joules and memory.
+"""Allocator `keep_ratio`: largest p_k whose task meets deadline, joules and memory.
 
-A task counts as one step: its seconds and joules on the whole model are told by earlier tasks. Its joules are those of
-the whole device while it downloads, computes and uploads, as a budget is charged. Training takes, of the
+A task counts as one step: earlier tasks give its seconds and joules on the whole model. Its joules are those of the
+whole device while it downloads, computes and uploads, as a budget is charged. Training takes, of the
 model's bytes, 1 + 0.79 p^2 + 0.84 p: weights, gradients of active parameters, activations of active neurons, in the
 proportions of FedSPU's Fig. 5 (Z. Niu, H. Dong, A. K. Qin, AAAI 2025, https://arxiv.org/abs/2403.11464).
 """
@@ -15,14 +15,8 @@ from typing import Literal
 import numpy as np
 
 from edge_server.allocation.allocator import Allocator, WhatIf
-from edge_server.allocation.figures import (
-    DeviceFacts,
-    Estimate,
-    choose_figures,
-    error_estimates,
-    link_estimates,
-    planned_task_s,
-)
+from edge_server.allocation.device_facts import DeviceFacts, error_estimates, link_estimates, planned_task_s
+from edge_server.allocation.figures import Estimate, choose_figures
 from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepAllocation, KeepRatio, solve

@@ -1,1 +1,1 @@
-"""Optimizers of the coordinator: `solve(problem) -> allocation`, pure, in SI units, one problem a file."""
+"""Solvers of the allocation problems: pure `solve(problem)` functions in SI units."""

@@ -1,6 +1,6 @@
-"""Paper 004's joint bandwidth and pruning, solved by water-filling: the formulas are in `bandwidth_problem`.
+"""Water-filling solution of paper 004's joint bandwidth and pruning problem.
 
-https://arxiv.org/abs/2309.01816
+The formulas are in `bandwidth_problem`. https://arxiv.org/abs/2309.01816
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The problem of `bandwidth` as a conic solver is told it, compiled once for each number of devices.
+"""Conic formulation (cvxpy) of the `bandwidth` problem, compiled once per fleet size.
 
 With y = b / cap, r = c cap / u and a cone t (1 + r y) >= (alpha + beta y)^2 for each device:
 

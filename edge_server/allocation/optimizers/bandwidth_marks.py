@@ -1,13 +1,13 @@
-"""Paper 004's bandwidth with what goes up beside the weights: marks of which they are, and biases.
+"""Bandwidth problem with marks: uploads that also carry mask positions and biases.
 
-What a device sends is no straight line in what it keeps:
+The upload size is not linear in the kept share:
 
-    bits(kept) = q N kept + min(N, 32 N kept) + biases        a bit of each weight, or 32 of each that is held
+    bits(kept) = q N kept + min(N, 32 N kept) + biases        one bit per weight, or 32 per kept weight
     bits(1) = q N + biases,  bits(0) = 0
 
-so the problem is solved with W_k = bits(kept_k) / kept_k, again and again until what is kept no longer moves. Where
-there are no floors, a device may flip between nothing and something for ever: what is taken then is the best of those
-shares, each device with as much as it can send in time. Whatever comes out is checked against every device's deadline.
+so the problem is solved repeatedly with W_k = bits(kept_k) / kept_k until the kept shares no longer move. Without
+floors a device may oscillate between nothing and something; then the best of these shares is taken, and each device
+keeps as much as it can send in time. Every result is checked against every device's deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Paper 004's joint bandwidth and pruning: who gets which share of the uplink, and how much each must prune for it.
+r"""Paper 004's bandwidth and pruning problem: uplink shares b_k, pruning ratios rho_k.
 
 Liu, Ratnarajah, Sellathurai, Eldar. Adaptive Model Pruning and Personalization for Federated Learning over Wireless
 Networks. https://arxiv.org/abs/2309.01816
@@ -13,10 +13,10 @@ With s_k = T_th - T_per_k - T_W_k (the warm-up that (46) omits is in it) and u_k
     cap_k = min(1, u_k / (s_k - c_k)) if s_k > c_k else 1: more would not be used
     floor_k = (1 - rho_max) u_k / (s_k - (1 - rho_max) c_k): what rho_k <= rho_max needs
 
-Both are at most b_max, where no device may have more of the uplink; the paper has no such limit, b_max = 1. b_k is a
+Both are at most b_max, the largest share that one device may have; the paper has no such limit, b_max = 1. b_k is a
 ramp in x = 1 / sqrt(lambda), a jump where c_k = 0: water-filling finds x exactly. Devices with s_k <= 0 or no rate take
-no part. Where the floors do not fit together the dearest are dropped, so that one hopeless device costs nobody else its
-floor, and `enough_s` says with which T_th all would fit.
+no part. Where the floors do not fit together, the largest are dropped, so that one hopeless device does not cost the
+others their floors; `enough_s` is the T_th with which all would fit.
 """
 
 from __future__ import annotations

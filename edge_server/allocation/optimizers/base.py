@@ -1,4 +1,4 @@
-"""What every optimizer here speaks: columns of doubles with one entry a device, and why a device got what it got."""
+"""Shared types of the optimizers: columns (one entry per device) and `Bound`."""
 
 from __future__ import annotations
 

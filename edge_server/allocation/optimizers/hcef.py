@@ -1,4 +1,4 @@
-r"""HCEF's control of one edge round: how many local steps each device makes, and how much of its change it sends.
+r"""HCEF's control problem P2 of one edge round, by alternation (Algorithm 3).
 
 Zhang, Gao, Guo, Gong. HCEF: heterogeneity-aware cooperative federated edge learning with adaptive computation and
 communication compression. https://arxiv.org/abs/2409.04022
@@ -11,10 +11,10 @@ communication compression. https://arxiv.org/abs/2409.04022
     P2.2, theta fixed: minimise sum_n w G^2 rho_n^2 + C_n rho_n, C_n = (2 - theta_n)(sigma^2 + G^2) - 2 w G^2,
         rho_n = clip(-(C_n + lambda tau alpha_n) / (2 w G^2), rho_min, min(1, (D_n - theta_n nu_n) / (tau mu_n)))
 
-Both are water-filling, exact; G = 0 turns P2.2 into a knapsack too. Algorithm 3 takes them in turn, and where it ends
-depends on where it starts: by default where half of the room beyond the floors is spent on steps. `hcef_joint` solves
-P2 as a whole. Floors that do not fit are given all the same, and `enough_s`, `enough_joules` say what they need; no
-device's floor counts as more than its equal part of E then.
+Both are water-filling, exact; G = 0 turns P2.2 into a knapsack too. Algorithm 3 alternates between them, and its result
+depends on the start: by default half of the room beyond the floors is spent on steps first. `hcef_joint` solves P2 as a
+whole. Floors that do not fit are granted nevertheless, and `enough_s`, `enough_joules` say what they need; no device's
+floor counts as more than its equal part of E then.
 """
 
 from __future__ import annotations

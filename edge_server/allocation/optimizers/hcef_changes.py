@@ -1,13 +1,13 @@
-"""HCEF's P2 near its bound: which few devices leave the face that the price of a joule puts them on, as a knapsack.
+"""HCEF's P2 near its bound: knapsack over devices that change faces.
 
-At the price lambda of the bound, another face costs a device r more and changes its joules by j. What such changes
-leave of E, d = E - J - sum j, all others take up along their faces. The best changes have, about, the least
+At the price lambda of the bound, another face costs a device r more and changes its joules by j. Such changes leave
+d = E - J - sum j of E, and all other devices take it up along their faces. The best changes approximately minimise
 
-    sum r + d^2 / (2 S),  S = sum_n drawn_n^2 / (2 bend_n) over those inside of their faces
+    sum r + d^2 / (2 S),  S = sum_n drawn_n^2 / (2 bend_n) over the devices inside their faces
 
-by dynamic programming over d; what is not spent costs lambda d at most. Between its faces a device may send at any
-level; of all devices, that pays for one at most, and at what level is searched for at the end, unless they are so many
-that one is nothing. Every point is solved exactly.
+by dynamic programming over d; unspent joules cost at most lambda d. A device may also send at any level between its
+faces, which pays for at most one device; its level is searched for at the end, unless the fleet is so large that one
+device does not matter. Every point is solved exactly.
 """
 
 from __future__ import annotations

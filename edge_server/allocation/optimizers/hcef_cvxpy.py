@@ -1,4 +1,4 @@
-"""The blocks P2.1 and P2.2 of `hcef` as a conic solver is told them, each compiled once for each number of devices."""
+"""Conic formulation (cvxpy) of the `hcef` blocks P2.1 and P2.2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Faces of HCEF's P2: the edges of what a device can do, on one of which it is best off at any price of a joule.
+"""Faces of HCEF's P2: edges of a device's feasible set that contain its optimum.
 
-A face is a line theta = x - y rho: theta_min, one, and the deadline. On each, the objective is a convex parabola in rho
-and the joules are a straight line, so that P2 with every device on a given face is one water-filling.
+At any price of a joule, a device's optimum lies on one of the lines theta = x - y rho: theta_min, one, and the
+deadline. On each, the objective is a convex parabola in rho and the joules are a straight line, so that P2 with every
+device on a given face is one water-filling.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""HCEF's P2 for few devices: the joules of each from a grid, by dynamic programming, the rest of P2 exactly.
+"""HCEF's P2 for few devices: dynamic programming over a grid of joules.
 
-phi_n(J) = min (2 - theta) rho A + B (1 - rho)^2,  rho a_n + theta e_n <= J, and in time: convex in rho
-minimise sum_n phi_n(J_n),  sum_n J_n <= E
+Given its joules, each device is solved exactly:
 
-The same with cells in place of levels bounds P2 from below. Of device n, c_n is how many whole units u its joules are
-above its floors', so that sum_n c_n <= (E - sum_n floors_n) / u. At a price lambda of a joule,
+    phi_n(J) = min (2 - theta) rho A + B (1 - rho)^2,  rho a_n + theta e_n <= J, and in time: convex in rho
+    minimise sum_n phi_n(J_n),  sum_n J_n <= E
+
+The same with cells in place of levels bounds P2 from below. For device n, c_n is the number of whole units u by which
+its joules exceed those of its floors, so that sum_n c_n <= (E - sum_n floors_n) / u. At a price lambda of a joule,
 
     least of P2  >=  min sum_n r_n(c_n) - lambda min(E, sum_n floors_n + u sum_n (c_n + 1))
     r_n(c) = min of phi_n(J) + lambda J in the cell c
 
-where phi_n + lambda J is least at an end of the cell or on a face (`hcef_joint`) within it. What the rounding costs
-falls with the square of u at the price of the optimum, and a bound at lambda alone lacks what one device loses.
+where phi_n + lambda J is least at an end of the cell or on a face (`hcef_joint`) within it. The rounding error falls
+with the square of u at the price of the optimum; a bound at lambda alone misses the loss of one device.
 """
 
 from __future__ import annotations

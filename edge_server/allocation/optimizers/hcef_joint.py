@@ -1,20 +1,23 @@
-"""HCEF's P2 in steps and in what is sent at once, with a bound that certifies how far from the optimum it can be.
+"""HCEF's P2 solved jointly in rho and theta with a certified gap.
 
-P2 is not convex, and alternating between its blocks stops wherever both are at their limits. Its one coupling is the
-energy row, so that with its multiplier lambda the devices fall apart:
+P2 is not convex, and alternating between its blocks stops wherever both are at their limits. The energy row is its only
+coupling, so that the devices separate given its multiplier lambda:
 
     bound(lambda) = sum_n min_{rho, theta} [(2 - theta) rho A + B (1 - rho)^2 + lambda (rho a_n + theta e_n)] - lambda E
     A = sigma^2 + G^2,  B = w G^2,  a_n = tau alpha_n,  e_n = p_n nu_n
 
 A device's term is linear in theta, so that its minimum lies on one of three faces theta = x - y rho: theta_min, one,
 and its deadline; on each it is a convex parabola in rho. No allocation is below max bound(lambda), which is concave:
-its tangents on both sides close in on it. There some devices are about to change faces. With the faces of all devices
-fixed, P2 is convex and one water-filling: the faces on both sides of lambda are tried, and of equal devices, which are
-all about to change at once, as many on the one as there are joules for; then those with another face for one of the
-devices that are nearest to changing. These, or all where they are no more than `FEW`, then share their joules out anew
-by dynamic programming, as one of few devices matters to the whole. The same over cells of joules bounds P2 from below
-where there are up to `MANY` and that of lambda is too far. Alternation ends it: from there, and from what devices do on
-both sides of lambda, where it gives the joules that no whole change of faces takes to one device between its faces.
+tangents from both sides close in on it. At this lambda some devices are about to change faces. With the faces of all
+devices fixed, P2 is convex and one water-filling. The candidates are, in order:
+
+1. the faces on both sides of lambda; of equal devices, which all change at once, as many as there are joules for;
+2. those with another face for one of the devices that are nearest to changing;
+3. the joules of these devices, or of all where they are at most `FEW`, redistributed by dynamic programming, since one
+   of few devices matters to the whole. Where there are up to `MANY` and the bound of lambda is too far, the same over
+   cells of joules bounds P2 from below;
+4. alternation, from the best point and from both sides of lambda, where it gives the joules that no whole change of
+   faces takes to one device between its faces.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""HCEF's problem P2 and what its solvers share: the terms, the caps, the objective, and why each got what it got.
+"""HCEF's problem P2: input, terms, caps, objective and result of its solvers.
 
-The formulas stand in `hcef`.
-
-What a run's budget leaves for the next edge round, if the rest of the run looks like it: HCEF's D_i and E.
-
-(15b), (15c): ((total - sum_{c < l} spent^c) / (phi - l) - fixed - sum_{e < r} spent^{l,e}) / (q - r)
+The formulas are in `hcef`.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -250,33 +246,3 @@ def control(
         enough_joules=given.enough_joules,
         sweeps=sweeps,
     )
-
-
-class Place(NamedTuple):
-    """Where a run stands.
-
-    Attributes:
-        over: Global rounds that are over; l.
-        rounds: Global rounds in all; phi.
-        edge_over: Edge rounds of this global round that are over; r.
-        edge_rounds: Edge rounds of a global round; q.
-    """
-
-    over: int
-    rounds: int
-    edge_over: int = 0
-    edge_rounds: int = 1
-
-
-def remaining(total: float, before: float, place: Place, now: float = 0.0, fixed: float = 0.0) -> float:
-    """Return the seconds or joules of the next edge round: below zero where more is spent, zero where none is left.
-
-    Args:
-        total: Budget of the whole run.
-        before: Spent in the global rounds that are over.
-        place: Where the run stands.
-        now: Spent in this global round; for a deadline, by the cluster.
-        fixed: What a global round takes once besides, such as seconds of the backhaul.
-    """
-    left, edge_left = place.rounds - place.over, place.edge_rounds - place.edge_over
-    return ((total - before) / left - now - fixed) / edge_left if left > 0 and edge_left > 0 else 0.0

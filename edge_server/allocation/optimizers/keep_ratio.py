@@ -1,13 +1,13 @@
-"""The largest model that a device can train in a round: within its memory, its deadline and its joules.
+"""Largest keep ratio of a device within its memory, deadline and joules.
 
     keep_k = max p  subject to
     seconds_k(p) = steps_k step_s_k curve(p) + 8 (up(p) / R_up_k + down(p) / R_down_k) <= deadline_k
     joules_k(p) = steps_k step_joules_k curve(p) + 8 (tx_w_k up(p) / R_up_k + rx_w_k down(p) / R_down_k) <= energy_k
     memory(p) <= memory_k
 
-All three rise with p. `curve` is the time of a step relative to the full model's; where nobody measured it, that of
+All three rise with p. `curve` is the time of a step relative to the full model's; if it was not measured, that of
 FedSPU's exact gradients, (2 + p^2) / 3: frozen neurons stay in the forward pass and in the gradient of the inputs.
-Between the given ratios all is taken for straight lines, which for that curve is on the safe side.
+Between the given ratios all values are interpolated linearly, which for that curve is on the safe side.
 """
 
 from __future__ import annotations

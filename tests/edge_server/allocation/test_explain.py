@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edge_server.allocation.coordinator import decide
-from edge_server.allocation.explain import Explanation, explain, explanation_lines
+from edge_server.allocation.explain import Explanation, explain
+from edge_server.allocation.explanation_text import explanation_lines
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, keep_ratio
 from edge_server.journal.records import AnyRecord, CostSettled, RoundClosed, RoundOpened, RunOpened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_server.allocation.figures import MeasuredResources, measured_resources
+from edge_server.allocation.device_facts import MeasuredResources, measured_resources
 from shared.protocol.measurements import Cost, Reading, StepCost, TaskCost
 from shared.protocol.messages import Report
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from edge_server.allocation.inputs import Case
-from edge_server.allocation.optimizers.hcef_problem import Place
+from edge_server.allocation.optimizers.hcef_budget import Place
 from edge_server.fleet import broker
 from edge_server.journal.decision import Coordinated, Decision, DeviceDecision, Granted, Pledged, TermBegan
 from edge_server.journal.records import AnyRecord

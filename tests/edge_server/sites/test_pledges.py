@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.allocation.optimizers.hcef_problem import Place, remaining
+from edge_server.allocation.optimizers.hcef_budget import Place, remaining
 from edge_server.sites import pledges
 from edge_server.sites.pledges import EnergyAccount, GrantLog, coordinator_of, next_term, share_out
 

@@ -8,16 +8,8 @@ import pytest
 from edge_server.allocation.optimizers import hcef_cvxpy
 from edge_server.allocation.optimizers.base import Bound
 from edge_server.allocation.optimizers.hcef import alternate, halfway, sent_for, solve, steps_for
-from edge_server.allocation.optimizers.hcef_problem import (
-    Hcef,
-    Place,
-    joules,
-    remaining,
-    sent_cap,
-    steps_cap,
-    terms,
-    value,
-)
+from edge_server.allocation.optimizers.hcef_budget import Place, remaining
+from edge_server.allocation.optimizers.hcef_problem import Hcef, joules, sent_cap, steps_cap, terms, value
 from tests.edge_server.allocation.optimizers.instances import CONTROLS, control
 
 SEEDS = range(5)

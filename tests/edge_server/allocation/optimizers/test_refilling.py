@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge_server.allocation.optimizers.water_filling import Ramps, fill, refill
+from edge_server.allocation.optimizers.refilling import refill
+from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 near = st.integers(-4, 4).map(float)
 size = st.integers(0, 3).map(float)

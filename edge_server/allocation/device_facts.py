@@ -1,0 +1,232 @@
+"""Device facts: measurements, last report, plan entry and earlier tasks.
+
+Measured figures are in the papers' symbols. A. HCEF (P2): mu_n seconds and alpha_n joules of one local iteration, nu_n
+seconds to upload the full model, p_n watts while sending. Pruned personalization: C_k cycles per weight and local
+iteration, f_k hertz, R_k bit/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edge_server.allocation.experience import Experience, PastTask
+from edge_server.allocation.figures import Estimate
+from edge_server.allocation.options import MeasuringOptions
+from edge_server.journal.claims import drop_implausible
+from edge_server.journal.decision import Figure
+from edge_server.plan.devices import DevicePlan
+from edge_server.plan.links import GivenLink, RangeLink, WirelessLink
+from edge_server.plan.radio import usual_rates
+from edge_server.plan.simulated_devices import GivenCompute, RangeCompute, Span, ends
+from shared.protocol.measurements import StepCost
+from shared.protocol.messages import Report
+
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class MeasuredResources:
+    """One device; None for what nobody measured.
+
+    Attributes:
+        mu_s: Seconds of one local iteration.
+        alpha_joules: Joules of one local iteration, beyond what the idle device draws.
+        nu_s: Seconds to upload the full model.
+        tx_w: Watts while sending, beyond what the idle device draws; p_n.
+        cycles_per_weight: CPU cycles of one local iteration over the network's weights; C_k.
+        f_hertz: Clock of the CPU while it trains; f_k.
+        up_bits_per_s: Goodput from the device; R_k.
+        weights: Trainable parameters; N.
+        flops: Floating-point operations of one local iteration.
+    """
+
+    mu_s: float | None = None
+    alpha_joules: float | None = None
+    nu_s: float | None = None
+    tx_w: float | None = None
+    cycles_per_weight: float | None = None
+    f_hertz: float | None = None
+    up_bits_per_s: float | None = None
+    weights: int | None = None
+    flops: int | None = None
+
+
+def measured_resources(step: StepCost | None, report: Report | None, model_bytes: int) -> MeasuredResources:
+    """Return what is known of a device.
+
+    Args:
+        step: What a training step costs it, if it was measured.
+        report: What it reported last, if it did.
+        model_bytes: Of the full model as it is uploaded.
+    """
+    rate = _rate(report)
+    known = MeasuredResources(
+        nu_s=8 * model_bytes / rate if rate else None,
+        tx_w=_sending_w(report),
+        up_bits_per_s=rate,
+    )
+    if step is None:
+        return known
+    return MeasuredResources(
+        mu_s=step.seconds,
+        alpha_joules=_beyond_idle(step.joules, step.idle_w, step.seconds),
+        nu_s=known.nu_s,
+        tx_w=known.tx_w,
+        cycles_per_weight=step.cycles / step.weights if step.cycles is not None and step.weights else None,
+        f_hertz=step.hertz,
+        up_bits_per_s=rate,
+        weights=step.weights,
+        flops=step.flops,
+    )
+
+
+def _rate(report: Report | None) -> float | None:
+    reading = report.readings.get("link.up_bits_per_s") if report else None
+    return reading.value if reading and 0 < reading.value < math.inf else None
+
+
+def _sending_w(report: Report | None) -> float | None:
+    """Return watts beyond idle during the upload that was settled last."""
+    cost = drop_implausible(report.spent.cost) if report and report.spent else None
+    if cost is None or not cost.upload_s:
+        return None
+    extra = _beyond_idle(cost.upload_joules, cost.idle_w, cost.upload_s)
+    return None if extra is None else extra / cost.upload_s
+
+
+def _beyond_idle(joules: float | None, idle_w: float | None, seconds: float) -> float | None:
+    """Return the increment, never below zero: noise may make it so where little is drawn beyond idle."""
+    return None if joules is None or idle_w is None else max(0.0, joules - idle_w * seconds)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What is known of one device before a decision.
+
+    Attributes:
+        report: Its last one, if it reported.
+        known: What was measured of it before round 1, and of its link.
+        timed: What a training step cost it before round 1.
+        task: The newest of which it told a cost.
+        carried: The newest of which it told what its upload took.
+        planned: What the plan says of it.
+        errors: By how much earlier predictions were off, measured over predicted, by part of a cost.
+        last: The figures that were decided from last.
+        metrics: What its newest update, or the measurement before round 1, told beside its cost.
+    """
+
+    report: Report | None = None
+    known: MeasuredResources = MeasuredResources()
+    timed: StepCost | None = None
+    task: PastTask | None = None
+    carried: PastTask | None = None
+    planned: DevicePlan | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, Figure] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def device_facts(
+    device: str, reports: Mapping[str, Report], experience: Experience, planned: DevicePlan | None
+) -> DeviceFacts:
+    """Return what is known of a device.
+
+    Args:
+        reports: The devices' last ones.
+        experience: What the run's journal teaches.
+        planned: What the plan says of it.
+    """
+    report, timed = reports.get(device), experience.steps.get(device)
+    return DeviceFacts(
+        report=report,
+        known=measured_resources(timed, report, 1),
+        timed=timed,
+        task=experience.tasks.get(device),
+        carried=experience.carried.get(device),
+        planned=planned,
+        errors=experience.errors.get(device, {}),
+        last=experience.last.get(device, {}),
+        metrics=experience.metrics.get(device, {}),
+    )
+
+
+def link_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
+    """Return what is said of its link."""
+    up, down = _planned_rates(one.planned)
+    return {
+        "up_bits_per_s": Estimate(
+            _reading(one, "link.up_bits_per_s") or (one.carried.up_bits_per_s if one.carried else None),
+            _is_stale(one, "link.up_bits_per_s", options.stale_s),
+            up,
+            options.up_bits_per_s,
+        ),
+        "down_bits_per_s": Estimate(
+            _reading(one, "link.down_bits_per_s") or (one.task.down_bits_per_s if one.task else None),
+            _is_stale(one, "link.down_bits_per_s", options.stale_s),
+            down,
+            options.down_bits_per_s,
+        ),
+        "f_hertz": Estimate(one.known.f_hertz),
+        "memory_bytes": Estimate(_reading(one, "memory.available_bytes")),
+    }
+
+
+def error_estimates(one: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
+    """Return by how much to put predictions right.
+
+    What was found out from the costs of tasks is right by itself; only another measurement has an error to correct,
+    and a rate that a device was held to.
+    """
+    errors, estimates = one.errors, {}
+    is_held = one.carried is not None and one.carried.is_held
+    if (is_held or _reading(one, "link.up_bits_per_s")) and "upload_error" in errors:
+        estimates["upload_error"] = Estimate(errors["upload_error"])
+    if steps and one.known.mu_s and "compute_error" in errors:
+        estimates["compute_error"] = Estimate(errors["compute_error"])
+    return estimates
+
+
+def planned_task_s(one: DeviceFacts) -> float | None:
+    """Return the seconds of a task as the plan has them."""
+    if one.planned is None:
+        return None
+    match one.planned.compute:
+        case None:
+            return one.planned.compute_s
+        case GivenCompute() as compute:
+            return compute.seconds
+        case _:
+            return None
+
+
+def planned_step_s(one: DeviceFacts, weights: float) -> float | None:
+    """Return the seconds of a local iteration by the cycles and the clock that the plan gives the device."""
+    compute = one.planned.compute if one.planned else None
+    if not isinstance(compute, RangeCompute):
+        return None
+    cycles = compute.cycles_per_step or (compute.cycles_per_weight or 0.0) * weights
+    return 2 * cycles / sum(ends(compute.hertz)) if cycles else None
+
+
+def _planned_rates(planned: DevicePlan | None) -> tuple[float | None, float | None]:
+    if planned is None:
+        return None, None
+    if isinstance(planned.link, WirelessLink):
+        return usual_rates(planned.link)
+    rates: tuple[Span | None, Span | None] = (planned.up_mbit_s, planned.down_mbit_s)
+    if isinstance(planned.link, GivenLink | RangeLink):
+        rates = (planned.link.up_mbit_s, planned.link.down_mbit_s)
+    up, down = (None if rate is None else MEGA * sum(ends(rate)) / 2 for rate in rates)
+    return up, down
+
+
+def _reading(one: DeviceFacts, name: str) -> float | None:
+    reading = one.report.readings.get(name) if one.report else None
+    return reading.value if reading else None
+
+
+def _is_stale(one: DeviceFacts, name: str, stale_s: float) -> bool:
+    reading = one.report.readings.get(name) if one.report else None
+    return bool(one.report and reading and one.report.at - reading.at > stale_s)

@@ -1,0 +1,40 @@
+"""HCEF's D_i and E: budget left for the next edge round.
+
+The rest of the run is assumed to be like this round. (15b), (15c):
+
+    ((total - sum_{c < l} spent^c) / (phi - l) - fixed - sum_{e < r} spent^{l,e}) / (q - r)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a run stands.
+
+    Attributes:
+        over: Global rounds that are over; l.
+        rounds: Global rounds in all; phi.
+        edge_over: Edge rounds of this global round that are over; r.
+        edge_rounds: Edge rounds of a global round; q.
+    """
+
+    over: int
+    rounds: int
+    edge_over: int = 0
+    edge_rounds: int = 1
+
+
+def remaining(total: float, before: float, place: Place, now: float = 0.0, fixed: float = 0.0) -> float:
+    """Return the seconds or joules of the next edge round: below zero where more is spent, zero where none is left.
+
+    Args:
+        total: Budget of the whole run.
+        before: Spent in the global rounds that are over.
+        place: Where the run stands.
+        now: Spent in this global round; for a deadline, by the cluster.
+        fixed: What a global round takes once besides, such as seconds of the backhaul.
+    """
+    left, edge_left = place.rounds - place.over, place.edge_rounds - place.edge_over
+    return ((total - before) / left - now - fixed) / edge_left if left > 0 and edge_left > 0 else 0.0
