@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.config import MeterConfig, load
-from device_agent.measurement.calibrate import CalibrationBench, calibrate, open_meters
+from device_agent.measurement.calibrate import CalibrationSetup, calibrate, open_meters
 from device_agent.measurement.calibration_file import FILE_NAME, Calibration
 from device_agent.profile.load import load_for_board
 from shared.errors import ConfigError
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     reference, own = open_meters(root, profile, meter, monotonic)
     _print(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
     share = options.minutes / USUAL_MINUTES
-    bench = CalibrationBench(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _print)
+    bench = CalibrationSetup(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _print)
     with hold_lock(folder):
         found = backports.run(calibrate(bench))
     print_fit(found, folder / FILE_NAME)

@@ -108,8 +108,7 @@ class Surroundings:
     Attributes:
         gates: Runs the gates on a candidate.
         announce: Receives each change of a record.
-        now: Returns UTC seconds.
-        worker: Runs blocking calls.
+        now: Returns seconds since the epoch.
         look_s: Seconds between two checks of a trial.
         has_folder: Returns, for a name and version, whether an operator's folder holds another version as a fallback.
     """

@@ -1,4 +1,4 @@
-"""Entry point of the inference process: commands on standard input, inference over HTTP."""
+"""Entry point of the inference process: commands on stdin, inference over HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Opening(NamedTuple):
     """Arguments shared by all model loads.
 
     Attributes:
-        executor: Runs long computations.
         ask: Client for upper halves on the server; None if networks run whole.
     """
 

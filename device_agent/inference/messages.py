@@ -21,7 +21,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """Agent -> process: open a model beside those served; reply `Loaded` or `LoadRefused`.
 
     Attributes:
-        manifest: Bytes of `shared.protocol.inference.release.write_manifest`.
+        manifest: Manifest as serialised by `shared.protocol.inference.release.write_manifest`.
         parts: Paths of the release's files by their names in an exported folder.
         own: File of the device's own parameters to use in place of the release's; empty for the release's.
     """

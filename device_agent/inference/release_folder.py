@@ -48,7 +48,6 @@ class ReleaseFiles:
     """Location of a release on disk.
 
     Attributes:
-        manifest: Serialised manifest.
         parts: Paths of its files by their names in an exported folder; not verified yet.
     """
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime session of a release: checked files, parameters bound to the graph by name.
+"""ONNX Runtime session of a release, with verified parameters.
 
 Needs neither torch nor onnx. Non-finite parameters are refused: ONNX Runtime accepts them and answers with NaN.
 """

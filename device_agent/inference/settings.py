@@ -119,7 +119,7 @@ def choose_settings(
 
 
 def runs_on_battery(root: Path) -> bool:
-    """Return whether a battery of the board is discharging.
+    """Return True if a battery of the board is discharging.
 
     Args:
         root: Root of the board's file system, `/` except in tests.

@@ -1,4 +1,4 @@
-"""Release store of a board: parts by digest, manifests by version, a record per model.
+"""Release store of a board: parts, manifests and update records.
 
     releases/.parts/SHA256           a part, shared by all releases that contain it
     releases/NAME/VERSION.json       manifest
@@ -204,7 +204,7 @@ class BoardStore:
         """Move a fetched file into the store. Hashes all of it, so do not call this on the event loop.
 
         Args:
-            digest: Expected SHA-256.
+            digest: Expected SHA-256 in hexadecimal.
             path: File on the same disk.
 
         Raises:
@@ -224,7 +224,7 @@ class BoardStore:
         """Store the bytes of a part.
 
         Args:
-            digest: Expected SHA-256.
+            digest: Expected SHA-256 in hexadecimal.
 
         Raises:
             CorruptFile: The digest differs.

@@ -1,4 +1,4 @@
-"""Coordinate release swaps: one task per model advances its record and serves requests.
+"""Coordinate release swaps, with one task per model.
 
 A newer offer aborts any work except a trial, whose end it waits for. A restarted agent continues where the records
 left off.
@@ -212,7 +212,7 @@ class _Owner:
         await self._candidate.advance("fetched")
 
     def _has_another(self) -> bool:
-        """Return whether another version can replace the committed one."""
+        """True if another version can replace the committed one."""
         record = self._record
         return record.previous > 0 or self._candidate.around.has_folder(record.name, record.committed)
 

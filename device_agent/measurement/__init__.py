@@ -1,1 +1,1 @@
-"""What a task, a link and a board cost: cycles, joules, seconds and rates."""
+"""Measurement of tasks, links and boards: cycles, energy, time and rates."""

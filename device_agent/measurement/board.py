@@ -1,4 +1,4 @@
-"""The board this process runs on: its profile, its probes, and the log of its power."""
+"""Board of the current process: profile, probes and power log."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ log = logging.getLogger(__name__)
 
 NEVER_S = 1e6
 TRAINER_SAMPLES = 1 << 16
-"""At 5 Hz they are 3.6 hours of training, and 7 MiB of a trainer's hundreds."""
+"""3.6 hours of training at 5 Hz; takes 7 MiB, little beside a trainer's memory."""
 
 
 def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> ProbeResult:
-    """Run all probes; one that fails costs its own figures and no others, and gives its cause.
+    """Run all probes; a failing probe reports its cause and does not affect the others.
 
     Args:
-        root: The board's root folder.
-        clock: Monotonic seconds of the readings.
+        root: Root of the board's file system.
+        clock: Monotonic seconds, for the readings.
     """
-    all_found = ProbeResult()
+    combined = ProbeResult()
     for name, probe in probes.items():
         try:
-            found = run_probe(probe, root, profile, clock())
+            result = run_probe(probe, root, profile, clock())
         except NoData as error:
             log.debug("probe %s: %s", name, error)
-            found = ProbeResult(absent={name: describe_absence(error)})
-        all_found = ProbeResult(
-            readings=all_found.readings | found.readings,
-            absent=all_found.absent | found.absent,
-            facts=all_found.facts | found.facts,
+            result = ProbeResult(absent={name: describe_absence(error)})
+        combined = ProbeResult(
+            readings=combined.readings | result.readings,
+            absent=combined.absent | result.absent,
+            facts=combined.facts | result.facts,
         )
-    return gpu.derive_figures(profile, all_found)
+    return gpu.derive_figures(profile, combined)
 
 
 @dataclass(frozen=True)
 class Board:
-    """A board and its instruments, as one process of this device uses them.
+    """A board and its instruments, as used by one process.
 
     Attributes:
-        measuring: How it is measured, for the trainer.
-        power: Samples its power; None where nothing measures it.
+        measuring: Measurement settings, also passed to the trainer.
+        power: Power log; None without a power source.
     """
 
     measuring: Measuring
@@ -70,33 +70,34 @@ class Board:
     clock: Clock
 
     def report(self, device: str, link: LinkMeter, state_dir: Path) -> Report:
-        """Report all probes, which blocks; the total of a source that has to be watched, such as a meter, is the log's.
+        """Run all probes (blocking) and return their report.
+
+        The total power of a source that is sampled continuously, such as a meter, comes from the power log.
 
         Args:
-            device: Name of the device.
             state_dir: Folder of the agent's state, whose disk is reported.
         """
-        found = run_probes(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
+        result = run_probes(self.root, self.profile, {**PROBES, "disk": disk.make_probe(state_dir)}, self.clock)
         carried = link.read(self.clock())
-        readings, absent = found.readings | carried.readings, found.absent | carried.absent
+        readings, absent = result.readings | carried.readings, result.absent | carried.absent
         total = self.power.latest() if self.power else None
         if total:
             readings[TOTAL_WATTS] = total
             absent.pop(TOTAL_WATTS, None)
             absent.pop("power", None)
-        elif meter := self.measuring.board.meter:  # the board's own sensors see less than a meter does
+        elif meter := self.measuring.board.meter:  # the board's own sensors cover less than the meter
             readings.pop(TOTAL_WATTS, None)
             absent[TOTAL_WATTS] = Absent(lack="busy", cause=f"the meter {meter.url or meter.chip} does not answer")
-        facts = found.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
+        facts = result.facts | runtime.verdict_facts(runtime.load_verdicts(state_dir, self.profile.id))
         return Report(
             device=device, at=self.clock(), board=self.profile.id, readings=readings, absent=absent, facts=facts
         )
 
     def meter(self, idle_w: float | None) -> ProcessMeter:
-        """Return a meter of this process's tasks.
+        """Return a meter for this process's tasks.
 
         Args:
-            idle_w: Watts of the idle board, where they are known.
+            idle_w: Watts of the idle board; None if unknown.
         """
         return ProcessMeter(
             clock=self.clock,
@@ -109,31 +110,31 @@ class Board:
 
 @dataclass(frozen=True)
 class Meters:
-    """The meters of a trainer's process, made when the first job says how to measure; they live as long as it does."""
+    """Meters of a trainer process, opened by the first job that needs them and kept for later jobs."""
 
     boards: dict[Measuring, Board] = field(default_factory=dict)
 
-    def meter_for(self, how: Measuring | None, idle_w: float | None) -> ProcessMeter:
-        """Return the meter for a job that states how to measure, on a board that draws `idle_w` watts at rest.
+    def meter_for(self, measuring: Measuring | None, idle_w: float | None) -> ProcessMeter:
+        """Return the meter for a job's measurement settings, on a board that draws `idle_w` watts when idle.
 
         Raises:
-            ConfigError: There is no such profile.
+            ConfigError: The profile does not exist.
         """
-        if how is None:
+        if measuring is None:
             return ProcessMeter()
-        if how not in self.boards:
-            board = open_board(how, idle_period_s=NEVER_S, samples=TRAINER_SAMPLES)
+        if measuring not in self.boards:
+            board = open_board(measuring, idle_period_s=NEVER_S, samples=TRAINER_SAMPLES)
             if board.power:
                 board.power.start()
-            self.boards[how] = board
-        return self.boards[how].meter(idle_w)
+            self.boards[measuring] = board
+        return self.boards[measuring].meter(idle_w)
 
 
 def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
-    """Load how a device measures: as its file has it, with the calibration of this board, if that can be read.
+    """Load the measurement settings: the configuration, plus this board's calibration if it is readable.
 
     Args:
-        folder: Where the calibration lies, if there is one.
+        folder: Folder that may hold a calibration.
     """
     try:
         return Measuring(board=config, calibration=load(folder))
@@ -143,7 +144,7 @@ def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
 
 
 def apply_target(profile: Profile, target: TargetConfig) -> Profile:
-    """Return the profile with the agent's own highest clock as an intended one, which is not throttling."""
+    """Mark the agent's own clock cap in the profile as intended, so that it does not count as throttling."""
     if not target.max_hertz:
         return profile
     throttle = msgspec.structs.replace(profile.throttle, intended_max_hertz=target.max_hertz)
@@ -157,28 +158,27 @@ def open_board(
     idle_period_s: float = IDLE_PERIOD_S,
     samples: int = MAX_SAMPLES,
 ) -> Board:
-    """Open the board: its profile, and the source of its power; the log is not started yet.
+    """Open a board's profile and power source. The power log is not started yet.
 
     Args:
-        measuring: How it is measured.
-        idle_period_s: Seconds between two samples of power while nothing is going on.
-        samples: Most of them that are kept.
+        idle_period_s: Seconds between power samples while the board is idle.
+        samples: Capacity of the power log.
 
     Raises:
-        ConfigError: There is no such profile.
+        ConfigError: The profile does not exist.
     """
     config, fitted = measuring.board, measuring.calibration
     root = Path(config.root)
     profile = apply_target(apply_calibration(load_for_board(root, config.profile), fitted), config.target)
     if fitted and fitted.profile != profile.id:
-        log.warning("what was fitted on a %s is left aside: this is a %s; calibrate again", fitted.profile, profile.id)
+        log.warning("calibration of a %s ignored: this board is a %s; calibrate again", fitted.profile, profile.id)
     if config.emulated:
         return Board(measuring, root, profile, None, clock)
     model = fitted.model if fitted and fitted.profile == profile.id else None
     try:
         source = open_source(root, profile, clock, meter=config.meter, calibrated=model)
     except NoData as error:
-        log.info("nothing tells this board's power, joules stay unknown: %s", error)
+        log.info("no source of this board's power, energy stays unknown: %s", error)
         return Board(measuring, root, profile, None, clock)
     period_s = 1.0 / config.sample_hz if config.sample_hz else 0.0
     power = PowerLog(source, clock, period_s=period_s, idle_period_s=idle_period_s, size=samples)

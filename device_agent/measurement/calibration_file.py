@@ -1,4 +1,4 @@
-"""Calibration of a board against a meter: its file, and its place in the firmware profile."""
+"""Calibration file of a board, and its application to the firmware profile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_BYTES = 1 << 16
 
 
 class SensorLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Watts of the whole board by those of its own sensor: `gain * sensed + offset_w`.
+    """Linear correction of the board's own sensor: `watts = gain * sensed + offset_w`.
 
     Attributes:
-        uncertainty: One standard deviation, as a share.
-        uncertainty_w: The part of it that is the same at every load: the meter's own error.
+        uncertainty: One standard deviation, relative.
+        uncertainty_w: Load-independent part of it in watts: the meter's own error.
     """
 
     gain: float
@@ -30,18 +30,18 @@ class SensorLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fit, and the conditions under which it was made.
+    """A power fit and its conditions.
 
     Attributes:
-        profile: Id of the firmware profile; a fit is of no use with another one.
-        meter: What it was fitted against.
-        stamp: Calendar time (UTC), for people.
-        governor: Of the CPU's clock meanwhile; empty where it is unknown.
-        celsius: The hottest zone at its end; None where it is unknown.
-        residual_w: Root mean square of what the fit leaves.
-        r_squared: Share of the variance that it explains.
-        model: Watts by clock and load, where the board has no sensor.
-        line: Of the board's own sensor, where it has one.
+        profile: Id of the firmware profile; the fit is invalid for any other.
+        meter: Source of the reference power.
+        stamp: UTC date and time, for display.
+        governor: CPU frequency governor during the calibration; empty if unknown.
+        celsius: Hottest zone at its end; None if unknown.
+        residual_w: Root mean square of the residuals.
+        r_squared: Explained fraction of the variance.
+        model: Power model, for a board without a sensor.
+        line: Correction of the board's own sensor, if it has one.
     """
 
     profile: str
@@ -56,10 +56,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def save(folder: Path, calibration: Calibration) -> Path:
-    """Write a calibration so that a power cut leaves the old one or the new one; return its path.
+    """Write a calibration atomically, safe against power cuts; return its path.
 
     Raises:
-        Unwritable: The disk takes nothing.
+        Unwritable: The disk refuses the write.
     """
     path = folder / FILE_NAME
     replace_file(path, msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")
@@ -67,10 +67,10 @@ def save(folder: Path, calibration: Calibration) -> Path:
 
 
 def load(folder: Path) -> Calibration | None:
-    """Load the calibration of a state folder; None where there is none.
+    """Load the calibration from a state folder; None if there is none.
 
     Raises:
-        CorruptFile: It cannot be read.
+        CorruptFile: It is unreadable.
     """
     path = folder / FILE_NAME
     try:
@@ -83,7 +83,7 @@ def load(folder: Path) -> Calibration | None:
 
 
 def apply_calibration(profile: Profile, calibration: Calibration | None) -> Profile:
-    """Return the profile with the fit of this board in place of the figures for any of its kind."""
+    """Replace the profile's generic power figures by this board's fit."""
     if calibration is None or calibration.profile != profile.id:
         return profile
     power = profile.power
@@ -97,11 +97,11 @@ def apply_calibration(profile: Profile, calibration: Calibration | None) -> Prof
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """How the trainer measures its tasks.
+    """Measurement settings of a device's tasks.
 
     Attributes:
-        board: As the agent's file has it.
-        calibration: Of this very board, if there is one.
+        board: The `[board]` table of the configuration.
+        calibration: Calibration of this individual board; None if there is none.
     """
 
     board: BoardConfig = BoardConfig()

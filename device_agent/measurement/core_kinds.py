@@ -1,4 +1,4 @@
-"""Kinds of CPU cores of a board: cores of several kinds take different energy per cycle."""
+"""Detect mixed CPU core types, which differ in energy per cycle."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from device_agent.probes.clocks import CPU_FOLDER, CPUINFO, POLICY_FOLDER
 from shared.errors import NoData
 
 HYBRID_X86 = "sys/devices/cpu_atom"
-"""Performance counters of the small cores; processors with one kind of core have none of their own."""
+"""Performance counters of efficiency cores; absent on processors with one kind of core."""
 SAME_SHARE = 0.1
-"""Capacities and clocks of equal cores differ by less, such as the favoured cores of a turbo."""
+"""Equal cores differ by less than this in capacity and clock, such as a turbo's favoured cores."""
 CPU_PART = re.compile(r"^CPU (?:implementer|part)\s*:\s*(0x[0-9a-f]{1,8})\s*$", re.MULTILINE)
 
 
 def describe_core_kinds(root: Path) -> str:
-    """Describe by what the cores of a board differ; empty where they are of one kind, or nothing tells.
+    """Describe how the cores differ; empty if they are of one kind or nothing is known.
 
     Args:
-        root: The board's root folder.
+        root: Root of the board's file system.
     """
-    words = CPU_PART.findall(_text_or_empty(root / CPUINFO))
-    parts = sorted(set(zip(words[::2], words[1::2], strict=False)))
+    codes = CPU_PART.findall(_read_or_empty(root / CPUINFO))
+    parts = sorted(set(zip(codes[::2], codes[1::2], strict=False)))
     if len(parts) > 1:
         return f"CPU parts {', '.join(part for _, part in parts)}"
     if is_there(root / HYBRID_X86):
@@ -50,7 +50,7 @@ def _read_numbers(root: Path, pattern: str) -> list[float]:
     return numbers
 
 
-def _text_or_empty(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return read_text(path)
     except NoData:

@@ -1,6 +1,6 @@
-"""CPU cycles of a block of computation: its busy CPU seconds, each times the clock of its moment.
+"""CPU cycles of a computation, from busy seconds and clock frequencies.
 
-Performance counters would be exact, but few of these boards let a process have them. Cycles in which a core waits for
+Performance counters would be exact, but few of these boards expose them to a process. Cycles in which a core waits for
 memory count too: right for energy, not for operations.
 """
 
@@ -23,17 +23,17 @@ from shared.protocol.measurements import Provenance
 from shared.runtime.clock import Clock, monotonic
 
 MAX_TIME_SHARE = 0.01
-"""Of the time, at most so much goes into reading clocks; what takes longer is read less often."""
+"""Fraction of the time that reading clocks may take; slower reads are made less often."""
 
 MAX_PAUSE_S = 2.0
 
 
 class Cycles(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds and cycles of a block of computation; None where no clock is known.
+    """CPU seconds and cycles of a block; None if no clock is known.
 
     Attributes:
-        cpu_s: Busy seconds of this process, all threads and children that have ended together.
-        mean_hertz: The clock while it was busy.
+        cpu_s: Busy seconds of this process: all threads, and children that have ended.
+        mean_hertz: Mean clock while busy.
     """
 
     cpu_s: float
@@ -43,7 +43,7 @@ class Cycles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks and the kernel's accounts at one moment, cumulative; `states` by policy. What is not there is empty."""
+    """Snapshot of clocks and cumulative kernel counters; `states` by policy. Unavailable values are empty."""
 
     clocks: tuple[CpuClock, ...]
     states: dict[str, dict[float, float]] = {}
@@ -51,48 +51,50 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_cpu_seconds() -> float:
-    """Read CPU seconds of this process: all threads, and children that were waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    """Return the CPU seconds of this process: all threads, and children that have been waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def read_moment(root: Path, cpu: Cpu) -> Moment:
-    """Read the clocks and what weighs them; raises NoData where no clock is known."""
+    """Read the clocks and their weights; raise `NoData` if no clock is known."""
     answer = read_clocks(root, cpu)
     if answer.part:
         raise NoData(answer.part.cause, lack=answer.part.lack)
-    found = answer.clocks
-    return Moment(clocks=found, states=_read_states(root, found, cpu), cpus=_read_cpus(root) if len(found) > 1 else {})
+    clocks = answer.clocks
+    return Moment(
+        clocks=clocks, states=_read_states(root, clocks, cpu), cpus=_read_cpus(root) if len(clocks) > 1 else {}
+    )
 
 
 def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
     """Return the mean clock of busy CPUs between two moments.
 
-    A clock is the mean of its states where the kernel counts them, else that of both ends. Several clocks weigh as
-    busy as their CPUs were, with whatever: which of them ran this process is not known. The time in states has pauses
-    in it, so moments should not lie much further apart than a governor takes to follow the load.
+    A clock is the time-weighted mean of its states if the kernel counts them, else the mean of both ends. Several
+    clocks are weighted by the busy time of their CPUs, whatever ran on them, since the CPUs of this process are not
+    known. The state counters include idle time, so moments should lie about as close as a governor follows the load.
 
     Args:
-        cpu: The profile's table of clocks, which corrects them.
+        cpu: CPU table of the profile, whose correction applies.
     """
     busy = cputime.count_busy_seconds(before.cpus, after.cpus)
-    weights = [sum(busy.get(one, 0.0) for one in clock.cpus) for clock in after.clocks]
+    weights = [sum(busy.get(number, 0.0) for number in clock.cpus) for clock in after.clocks]
     if not any(weights):
         weights = [float(max(1, len(clock.cpus))) for clock in after.clocks]
     earlier = {clock.name: clock.hertz for clock in before.clocks}
     each = []
     for clock in after.clocks:
-        spent = cpufreq.subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
+        times = cpufreq.subtract_times(before.states.get(clock.name, {}), after.states.get(clock.name, {}))
         ends = (earlier.get(clock.name, clock.hertz) + clock.hertz) / 2
-        each.append(_mean_corrected(spent, cpu) if spent else ends)
+        each.append(_mean_corrected(times, cpu) if times else ends)
     return sum(weight * hertz for weight, hertz in zip(weights, each, strict=True)) / sum(weights)
 
 
 class CycleCounter:
-    """Counter of the cycles that this process computes between `start` and `stop`.
+    """Counts the cycles of this process between `start` and `stop`.
 
-    `tick` may be called from another thread, as often as its caller likes: it reads the clocks only as often as is
-    cheap, and ignores clocks that cannot be read now.
+    `tick` may be called from another thread at any rate: it reads the clocks only as often as is cheap, and skips
+    unreadable clocks.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class CycleCounter:
         self._provenance: Provenance | None = None
 
     def start(self) -> None:
-        """Begin a block."""
+        """Start a block."""
         with self._lock:
             self._cycles, self._next = 0.0, 0.0
             self._last = self._provenance = None
@@ -116,25 +118,25 @@ class CycleCounter:
             self._read()
 
     def tick(self) -> None:
-        """Read the clocks, unless it was just done."""
+        """Read the clocks if the last reading is old enough."""
         with self._lock:
             if self._clock() >= self._next:
                 self._read()
 
     def stop(self) -> Cycles:
-        """End the block and return what it took."""
+        """End the block and return its cycles."""
         with self._lock:
             self._read()
             busy_s = self._cpu_seconds()
             cpu_s = busy_s - self._started
             if self._last is None:
                 return Cycles(cpu_s=cpu_s)
-            self._charge(busy_s, self._last)  # what this reading took, or all since the last one that succeeded
+            self._charge(busy_s, self._last)  # the cost of this reading, or all since the last successful one
             mean = self._cycles / cpu_s if cpu_s > 0 else None
             return Cycles(cpu_s=cpu_s, cycles=self._cycles, mean_hertz=mean, provenance=self._provenance)
 
     def _read(self) -> None:
-        """Charge what was computed since the last reading; where there is none now, the next one pays for both."""
+        """Charge the computation since the last reading; if the clocks are unreadable, the next reading charges it."""
         began, busy_s = self._clock(), self._cpu_seconds()
         try:
             now = read_moment(self._root, self._cpu)
@@ -151,27 +153,27 @@ class CycleCounter:
 
 
 def describe_clocks(now: Moment) -> Provenance:
-    """Return the provenance of cycles counted by these clocks, as good as the worst of them."""
+    """Return the provenance of cycles counted with these clocks: that of the worst."""
     worst = max(now.clocks, key=lambda clock: WORST_LAST.index(clock.quality))
     source = "cpufreq time_in_state" if worst.name in now.states else worst.source
     return Provenance(source=f"CPU seconds by {source}", quality=worst.quality, uncertainty=UNCERTAINTY[worst.quality])
 
 
-def choose_worse(one: Provenance | None, other: Provenance) -> Provenance:
-    """Return the one of lesser quality, of equals the first."""
-    if one is None or WORST_LAST.index(one.quality) < WORST_LAST.index(other.quality):
+def choose_worse(current: Provenance | None, other: Provenance) -> Provenance:
+    """Return the provenance of lower quality, `current` if equal."""
+    if current is None or WORST_LAST.index(current.quality) < WORST_LAST.index(other.quality):
         return other
-    return one
+    return current
 
 
-def _mean_corrected(spent: Mapping[float, float], cpu: Cpu) -> float:
-    return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in spent.items()})
+def _mean_corrected(times: Mapping[float, float], cpu: Cpu) -> float:
+    return cpufreq.mean_hertz({correct_hertz(hertz, cpu)[0]: seconds for hertz, seconds in times.items()})
 
 
-def _read_states(root: Path, found: tuple[CpuClock, ...], cpu: Cpu) -> dict[str, dict[float, float]]:
-    """Return the time in states of the policies that count it; what a firmware overrides is not worth counting."""
+def _read_states(root: Path, clocks: tuple[CpuClock, ...], cpu: Cpu) -> dict[str, dict[float, float]]:
+    """Return the time in states of the policies that count it; useless if firmware overrides the clock."""
     states = {}
-    for clock in found:
+    for clock in clocks:
         if clock.name.startswith("policy") and "firmware" not in cpu.sources:
             with suppress(NoData):
                 states[clock.name] = cpufreq.read_time_in_state(root / POLICY_FOLDER / clock.name)

@@ -1,6 +1,6 @@
-"""CPU load of a calibration: training steps without an end, in a process of its own.
+"""CPU load for calibration: endless training in a separate process.
 
-Each line on standard input is a number of threads, 0 to rest; the end of it ends the process. Prints `ready` once.
+Each line on standard input sets the number of threads, 0 to pause; end of file ends the process. Prints `ready` once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ MODEL = Spec(name="cnn")
 
 
 class ThreadCountReader:
-    """Read the number of threads from standard input."""
+    """Reads the number of threads from standard input."""
 
     def __init__(self) -> None:
         self.count, self.ended = 0, False
         self.changed = threading.Event()
 
     def start(self) -> None:
-        """Read in a thread of its own."""
+        """Read in a background thread."""
         threading.Thread(target=self.run, name="threads", daemon=True).start()
 
     def run(self) -> None:
-        """Read until the other end is closed."""
+        """Read until end of file."""
         for line in sys.stdin:
             self.count = int(line)
             self.changed.set()
@@ -36,7 +36,7 @@ class ThreadCountReader:
 
 
 def main() -> None:
-    """Train as asked."""
+    """Train with the requested number of threads until standard input closes."""
     with loading():
         import torch  # noqa: PLC0415 - nothing heavy where this module is only named
 

@@ -1,8 +1,7 @@
-"""Meter of the link to the broker, from the transfers that the agent makes anyway.
+"""Measure link rates from the agent's ordinary transfers.
 
-What counts is goodput: bytes of TCP's payload that the other end has, in the seconds in which the link was busy with
-them. The rate that a radio announces does not enter: it is that of its last frame, and an idle one announces its
-lowest.
+Counts goodput: TCP payload bytes received by the other end, over the seconds in which the link was busy with them. The
+bit rate that a radio reports is not used: it is that of the last frame, and an idle radio reports its lowest.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from shared.transport.tcp_info import Counts, Traffic
 
 
 def measure_haul(before: Counts, after: Counts) -> tuple[int, float]:
-    """Return bytes and busy seconds of the way up between two counts of one connection, its round trip removed.
+    """Return bytes and busy seconds of an upload between two counts of one connection, without its round trip.
 
-    The kernel's busy time ends with the last byte's acknowledgement, a round trip after a link that was idle at first
-    began. Where the kernel counts none, the clock does, up to when the last byte had left.
+    The kernel's busy time ends with the acknowledgement of the last byte, a round trip later if the link was idle at
+    first. If the kernel does not count it, wall time is used, up to the last byte's departure.
     """
     if before.busy_s is not None and after.busy_s is not None:
         seconds = after.busy_s - before.busy_s
@@ -33,11 +32,11 @@ def measure_haul(before: Counts, after: Counts) -> tuple[int, float]:
 
 @dataclass
 class LinkMeter:
-    """Meter of both ways of the link; whoever transfers says when. Has no figures where the kernel counts nothing.
+    """Meter of both directions; transfers announce their start and end. Without kernel counters there are no figures.
 
     Attributes:
-        traffic: What passes the agent's connection.
-        clock: Monotonic seconds.
+        traffic: Counters of the agent's connection.
+        clock: Monotonic seconds, the same as that of `traffic`.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -51,11 +50,11 @@ class LinkMeter:
     _is_paced: bool = False
 
     def __post_init__(self) -> None:
-        """Have arrivals timed from now on."""
+        """Start timing arrivals."""
         self.traffic.watched = True
 
     def uploading(self) -> None:
-        """Note that the server asks for frames: what has passed since it last did counts, on the same connection."""
+        """Count what was sent on this connection since the server's last request for frames."""
         last, self._last = self._last, self._count()
         if last and self._last and last.connection == self._last.connection:
             sent_bytes, seconds = measure_haul(last, self._last)
@@ -63,25 +62,25 @@ class LinkMeter:
             self._sending_s += seconds
 
     def uploaded(self) -> None:
-        """Note that the server has all it asked for."""
+        """Finish an upload: the server has all that it requested."""
         if self._last:
-            is_told = not self._is_paced or self._last.busy_s is not None  # pauses of ours are no time of the link
+            is_measurable = not self._is_paced or self._last.busy_s is not None  # pauses are not the link's time
             self.uploading()
-            if is_told:
+            if is_measurable:
                 self.up.add(Haul(self._sent_bytes, self._sending_s, self.clock()))
         self._last, self._sent_bytes, self._sending_s, self._is_paced = None, 0, 0.0, False
 
     def paced(self) -> None:
-        """Note that what goes next was held back here: it begins on a link that may have become idle meanwhile.
+        """Note that the next frames were delayed by the agent, so that the link may have become idle.
 
-        Only a kernel that counts busy seconds tells the rate then.
+        Then only the kernel's busy time gives a rate.
         """
         self._is_paced = True
         self.uploading()
 
     @contextmanager
     def downloading(self) -> Iterator[None]:
-        """Measure what arrives while the block lasts."""
+        """Measure arrivals during the block."""
         self._count()
         before = self.traffic.arrived_bytes, self.traffic.arriving_s
         try:
@@ -91,7 +90,7 @@ class LinkMeter:
             self.down.add(Haul(arrived, seconds, self.clock()))
 
     def read(self, at: float) -> ProbeResult:
-        """Return the figures of the link; absent where no transfer was long enough yet."""
+        """Return the link's rates; absent until a transfer was long enough."""
         readings: dict[str, Reading] = {}
         absent: dict[str, Absent] = {}
         for way in (self.up, self.down):
@@ -113,7 +112,7 @@ class LinkMeter:
         return ProbeResult(readings=readings, absent=absent)
 
     def _count(self) -> Counts | None:
-        """Count now; what was measured from another address is forgotten, for that is another link."""
+        """Return the current counts; a new address means another link and resets the figures."""
         if counts := self.traffic.counts():
             if self._address and counts.address != self._address:
                 self.up.reset()

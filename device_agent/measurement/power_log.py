@@ -1,4 +1,4 @@
-"""Sample a board's power in a thread: often while something is going on, now and then while nothing is."""
+"""Sample a board's power in a thread, less often while idle."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ log = logging.getLogger(__name__)
 IDLE_PERIOD_S, FIRST_IDLE_PERIOD_S = 5.0, 1.0
 IDLE_SAMPLES, MIN_IDLE_SAMPLES = 60, 3
 MAX_SAMPLES = 8192
-"""Of 112 bytes each; at 5 Hz they are 27 minutes."""
+"""27 minutes at 5 Hz; 112 bytes each."""
 MAX_CPU_SHARE, MAX_WAIT_SHARE = 0.01, 0.1
-"""Of one core that sampling may compute, and of the time that it may wait for a bus, a firmware or a meter: a source
-whose reads take more is read more rarely."""
+"""Fractions of one core that sampling may use, and of the time that it may wait for a bus, firmware or meter. Costlier
+sources are read less often.
+"""
 COST_READS = 9
 """Reads whose median cost counts."""
 END_PATIENCE_S, HURRY_S = 0.5, 5.0
 CHEAP_S = 0.04
-"""A read that takes no longer may be made in passing, at the ends of a block."""
+"""Reads up to this duration may be made synchronously at the ends of a block."""
 WELL_COVERED = 0.9
-"""Where gaps are longer, what fills them is so much of the figure that it counts as modelled."""
+"""Below this coverage the filled gaps are so large that the figure counts as modelled."""
 
 
 class PowerLog:
-    """Thread that owns a power source. A source that does not answer makes a gap, nothing more.
+    """Thread that samples a power source. A source that does not answer only leaves a gap.
 
     Attributes:
-        cpu_s: CPU seconds that sampling took so far, this process's own.
+        cpu_s: CPU seconds that sampling has used in this process.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class PowerLog:
         self._busy = self._occupied = 0
         self._hurried = clock()
         self._touched = self._ended = False
-        self._reading, self._noting = threading.Lock(), threading.Lock()  # the first is held for as long as a read
+        self._reading, self._noting = threading.Lock(), threading.Lock()  # `_reading` is held during a read
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Sample in a thread of its own, until the process ends or the block is left."""
+        """Start sampling in a background thread."""
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -86,7 +87,7 @@ class PowerLog:
         log.debug("power: sampling took %.3f CPU seconds", self.cpu_s)
 
     def run(self) -> None:
-        """Sample until the block is left; a source may hang for a while, and nobody waits for it."""
+        """Sample until the context is left; nothing waits for a source that hangs."""
         while not self._ended:
             self._wake.clear()
             began = self.clock()
@@ -96,7 +97,7 @@ class PowerLog:
 
     def pause_s(self, *, full_rate: bool = True) -> float:
         """Return the seconds from one read to the next."""
-        import statistics  # noqa: PLC0415 - a quarter of a megabyte, on boards with a meter alone
+        import statistics  # noqa: PLC0415 - 0.25 MB, needed only on boards with a meter
 
         cpu_s = statistics.median(self._costs) if len(self._costs) == COST_READS else 0.0  # the first ones warm up
         learns = len(self._idle) < MIN_IDLE_SAMPLES and self._idle_period_s <= IDLE_PERIOD_S
@@ -107,7 +108,7 @@ class PowerLog:
 
     @contextmanager
     def busy(self, *, full_rate: bool = True) -> Iterator[None]:
-        """Sample at full rate while the block lasts, from its very begin; else only know that the board is not idle."""
+        """Mark the board as not idle during the block and, with `full_rate`, sample at full rate from its start."""
         self._touched = True
         self._occupied += 1
         self._busy += full_rate
@@ -120,12 +121,12 @@ class PowerLog:
             self._occupied -= 1
 
     def hurry(self, seconds: float = HURRY_S) -> None:
-        """Sample at full rate for so long, from now: something is going on whose end will not be announced."""
+        """Sample at full rate for some seconds, for activity whose end is not announced."""
         self._touched, self._hurried = True, self.clock() + seconds
         self._wake.set()
 
     def mark(self) -> None:
-        """Take a sample now, at an end of a block, unless the source is slow or is being read anyway."""
+        """Take a sample now, at the edge of a block, unless the source is slow or being read."""
         if self.source.cost_s <= CHEAP_S and self._reading.acquire(blocking=False):
             try:
                 self._read()
@@ -133,11 +134,11 @@ class PowerLog:
                 self._reading.release()
 
     def energy(self, start: float, stop: float) -> Energy | None:
-        """Return the energy between two moments of the log's clock; None where too little of it was sampled."""
+        """Return the energy between two moments of the log's clock; None if too little of it was sampled."""
         return self.energies([(start, stop)])
 
     def energies(self, spans: Sequence[tuple[float, float]]) -> Energy | None:
-        """Return the energy of several spans together; None where too little of one was sampled."""
+        """Return the total energy of several spans; None if too little of any span was sampled."""
         with self._noting:
             samples = list(self._samples)
         source = self.source
@@ -151,20 +152,20 @@ class PowerLog:
         )
 
     def idle_w(self) -> float | None:
-        """Return the median watts of the idle board, last seen; None before it has idled for a few samples."""
+        """Return the median watts of the latest idle samples; None before there are enough."""
         import statistics  # noqa: PLC0415 - as above
 
         with self._noting:
             return statistics.median(self._idle) if len(self._idle) >= MIN_IDLE_SAMPLES else None
 
     def latest(self) -> Reading | None:
-        """Return the last reading, unless it is so old that the source must have fallen silent."""
+        """Return the latest reading; None if it is so old that the source must have stopped answering."""
         reading = self._latest
         fresh = reading and self.clock() - reading.at <= MAX_GAP_PERIODS * self.pause_s(full_rate=False)
         return reading if fresh else None
 
     def is_busy(self) -> bool:
-        """Tell whether samples are taken at full rate."""
+        """True while samples are taken at full rate."""
         return self._busy > 0 or self.clock() < self._hurried
 
     def _read(self) -> None:
@@ -183,37 +184,37 @@ class PowerLog:
 
     def _note(self, reading: Reading, *, idle: bool) -> None:
         if not self._samples and self.source.kind == "mean":
-            self._samples.append(Sample(self._since, reading.value))  # it stands for the time since counting began
+            self._samples.append(Sample(self._since, reading.value))  # start of the first mean
         if self._samples and reading.at <= self._samples[-1].at:
-            return  # a meter that has nothing new
+            return  # the meter has no new reading
         self._samples.append(Sample(reading.at, reading.value))
         self._latest = reading
         if idle:
             self._idle.append(reading.value)
 
 
-def describe_energy(source: PowerSource, found: Energy) -> Provenance:
-    """Return the provenance of an energy; gaps are named, and many of them make it a modelled figure."""
+def describe_energy(source: PowerSource, energy: Energy) -> Provenance:
+    """Return the provenance of an energy, with its coverage; large gaps make it a modelled figure."""
     plain = source.provenance
-    whole = found.covered_ratio >= WELL_COVERED
-    told = "" if whole else f", {found.covered_ratio:.0%} of the time covered"
+    is_covered = energy.covered_ratio >= WELL_COVERED
+    gaps = "" if is_covered else f", {energy.covered_ratio:.0%} of the time covered"
     return Provenance(
-        source=plain.source + told,
-        quality=plain.quality if whole else "modelled",
-        uncertainty=found.uncertainty,
+        source=plain.source + gaps,
+        quality=plain.quality if is_covered else "modelled",
+        uncertainty=energy.uncertainty,
     )
 
 
 def charge_energy(cost: Cost, figure: str, power: PowerLog | None, start: float, stop: float) -> Cost:
-    """Return a cost with the joules between two moments as one of its figures; as it was where they are not known.
+    """Add the joules between two moments to a cost; unchanged if they are not known.
 
     Args:
-        figure: Name of the figure in `Cost`, such as `download_joules`.
-        power: The board's power log; None where nothing measures it.
-        start: Monotonic seconds.
+        figure: Field of `Cost`, such as `download_joules`.
+        power: The board's power log; None without a power source.
+        start: Monotonic seconds, as is `stop`.
     """
-    found = power.energy(start, stop) if power else None
-    if power is None or found is None:
+    energy = power.energy(start, stop) if power else None
+    if power is None or energy is None:
         return cost
-    named = {figure: describe_energy(power.source, found)}
-    return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: found.joules})
+    named = {figure: describe_energy(power.source, energy)}
+    return msgspec.structs.replace(cost, provenance=cost.provenance | named, **{figure: energy.joules})

@@ -1,7 +1,7 @@
-"""Who may ask whether a broker serves this board, so that the agent's own connection loses nothing by it.
+"""Lock that prevents a second broker connection with this board's account.
 
-A broker that knows a board by an account may take its second connection for the end of the first. So nobody but the
-agent connects by an account while the agent runs, and the agent does not begin to meanwhile.
+A broker with accounts may drop the first connection when a second one arrives. So only the agent connects by account
+while it runs, and it cannot start while another tool is connected.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from device_agent.config import AgentConfig
 from shared.runtime.folder_lock import FOLDER_LOCK
 
 IN_USE = (
-    "the agent is connected by this board's account, and a second connection would end its own: stop the agent first"
+    "the agent is connected with this board's account, and a second connection would end its own: stop the agent first"
 )
 
 
 @contextmanager
 def holding_off(config: AgentConfig) -> Iterator[bool]:
-    """Keep the agent from connecting while the block lasts; tell whether a connection would take nothing from it.
+    """Keep the agent from connecting during the block; yield whether a connection is safe.
 
     Args:
-        config: Of the agent. Where its broker knows nobody by name, nobody is held off.
+        config: Configuration of the agent. Without a broker account a connection is always safe.
     """
     if not config.broker.has_account:
         yield True

@@ -1,4 +1,4 @@
-"""Measure what a task costs, where it is spent. A figure that cannot be measured is None, never zero."""
+"""Measure the cost of a task. Unmeasurable figures are None, never zero."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ WALL_CLOCK = Provenance(source="monotonic clock", quality="measured")
 CPU_CLOCK = Provenance(source="getrusage", quality="measured")
 TICK_S = 0.2
 MIN_RESOLVED_PERIODS = 2.0
-"""Waits shorter than so many samples take the same watts as the computing between them, whatever either took."""
+"""Shorter waits, in sample periods, get the same watts as the computation around them, whatever each really took."""
 
 
 class Spent(msgspec.Struct):
-    """Cost of one block; filled in when the block is left.
+    """Cost of a block, filled in at its end.
 
     Attributes:
-        compute_s: Wall seconds.
+        compute_s: Wall seconds, exchanges excluded.
         cpu_s: CPU seconds of all threads, and of child processes that have ended.
-        cycles: CPU cycles, all cores together.
-        mean_hertz: Mean clock while it was busy.
-        joules: Of the whole device, idle included.
-        exchange_s: Wall seconds between, in which a split session waited for its server; nothing above counts them.
-        exchange_joules: Of the whole device in that time.
-        idle_w: Watts of the device while it did nothing.
-        provenance: Source and quality of a figure, by its name in `Cost`.
+        cycles: CPU cycles of all cores.
+        mean_hertz: Mean clock while busy.
+        joules: Energy of the entire device, idle power included, exchanges excluded.
+        exchange_s: Wall seconds in which a split session waited for its server.
+        exchange_joules: Energy of the entire device during the exchanges.
+        idle_w: Watts of the idle device.
+        provenance: Source and quality of each figure, by its name in `Cost`.
     """
 
     compute_s: float | None = None
@@ -49,7 +49,7 @@ class Spent(msgspec.Struct):
     provenance: dict[str, Provenance] = {}
 
     def add_to(self, cost: Cost) -> Cost:
-        """Return a task's earlier cost with this as the cost of its computing."""
+        """Return a task's cost with this block as its computation."""
         return msgspec.structs.replace(
             cost,
             compute_s=self.compute_s,
@@ -63,15 +63,15 @@ class Spent(msgspec.Struct):
         )
 
     def exchanging(self) -> AbstractContextManager[None]:
-        """Take what passes in a block for exchange; what is given, as in replay, says so already."""
+        """Mark a block as an exchange. No effect here: a replay's predetermined costs contain the exchange."""
         return nullcontext()
 
 
-class _Measured(Spent):
-    """A block that is being measured: it notes when it waited.
+class _MeasuredBlock(Spent):
+    """A block being measured, which records its exchanges.
 
     Attributes:
-        waits: Begin and end of every exchange.
+        waits: Start and end of each exchange, in seconds of `clock`.
     """
 
     clock: Clock = monotonic
@@ -88,14 +88,14 @@ class _Measured(Spent):
 
 @dataclass(frozen=True)
 class ProcessMeter:
-    """Meter of this process; cycles and joules where there is something that measures them.
+    """Meter of this process; measures cycles and joules if there is a source for them.
 
     Attributes:
-        clock: Wall seconds; the same as the log's.
-        cpu_clock: CPU seconds.
-        power: Samples the board's power.
+        clock: Wall seconds; the same clock as the power log's.
+        cpu_clock: CPU seconds of this process.
+        power: The board's power log.
         idle_w: Watts of the idle board.
-        emulated: Of the board that this process stands for; then no sensor is asked.
+        emulated: Power of an emulated board, used instead of sensors.
     """
 
     clock: Clock = monotonic
@@ -108,35 +108,35 @@ class ProcessMeter:
     @contextmanager
     def task(self) -> Iterator[Spent]:
         """Measure the block."""
-        spent = _Measured(idle_w=self.idle_w, clock=self.clock)
+        cost = _MeasuredBlock(idle_w=self.idle_w, clock=self.clock)
         with self.power.busy() if self.power else nullcontext(), _tick_clocks(self.cycles):
             if self.power:
                 self.power.mark()
             start, cpu = self.clock(), self.cpu_clock()
             try:
-                yield spent
+                yield cost
             finally:
                 stop = self.clock()
-                spent.compute_s, spent.cpu_s = stop - start, self.cpu_clock() - cpu
-                spent.provenance = {"compute_s": WALL_CLOCK, "cpu_s": CPU_CLOCK}
-                if spent.waits:
-                    spent.exchange_s = math.fsum(end - begin for begin, end in spent.waits)
-                    spent.compute_s -= spent.exchange_s
-                    spent.provenance["exchange_s"] = WALL_CLOCK
+                cost.compute_s, cost.cpu_s = stop - start, self.cpu_clock() - cpu
+                cost.provenance = {"compute_s": WALL_CLOCK, "cpu_s": CPU_CLOCK}
+                if cost.waits:
+                    cost.exchange_s = math.fsum(end - begin for begin, end in cost.waits)
+                    cost.compute_s -= cost.exchange_s
+                    cost.provenance["exchange_s"] = WALL_CLOCK
                 if self.cycles:
-                    _count(spent, self.cycles)
+                    _add_cycles(cost, self.cycles)
                 if self.emulated:
-                    _model(spent, self.emulated)
+                    _add_emulated_joules(cost, self.emulated)
                 if self.power:
                     self.power.mark()
-                    _charge(spent, self.power, start, stop)
-                    if spent.waits:
-                        _split_waits(spent, self.power)
+                    _add_joules(cost, self.power, start, stop)
+                    if cost.waits:
+                        _split_waits(cost, self.power)
 
 
 @contextmanager
 def _tick_clocks(cycles: CycleCounter | None) -> Iterator[None]:
-    """Let the counter look at the clocks while the block lasts."""
+    """Let the counter read the clocks periodically during the block."""
     if cycles is None:
         yield
         return
@@ -155,42 +155,41 @@ def _tick_clocks(cycles: CycleCounter | None) -> Iterator[None]:
         ended.set()
 
 
-def _count(spent: Spent, cycles: CycleCounter) -> None:
-    found = cycles.stop()
-    spent.cycles, spent.mean_hertz = found.cycles, found.mean_hertz
-    if found.provenance:
-        spent.provenance["cycles"] = found.provenance
+def _add_cycles(cost: Spent, cycles: CycleCounter) -> None:
+    total = cycles.stop()
+    cost.cycles, cost.mean_hertz = total.cycles, total.mean_hertz
+    if total.provenance:
+        cost.provenance["cycles"] = total.provenance
 
 
-def _charge(spent: Spent, power: PowerLog, start: float, stop: float) -> None:
-    found = power.energy(start, stop)
-    if found:
-        spent.joules = found.joules
-        spent.provenance["compute_joules"] = describe_energy(power.source, found)
+def _add_joules(cost: Spent, power: PowerLog, start: float, stop: float) -> None:
+    energy = power.energy(start, stop)
+    if energy:
+        cost.joules = energy.joules
+        cost.provenance["compute_joules"] = describe_energy(power.source, energy)
 
 
-def _model(spent: _Measured, board: EmulatedPower) -> None:
-    """Charge a block by the power of the board that is emulated; while it waits, that idles."""
-    told = describe_emulated(board)
-    spent.idle_w, spent.joules = board.idle_w, board.idle_w * (spent.compute_s or 0) + board.busy_w * (spent.cpu_s or 0)
-    spent.provenance["compute_joules"] = told
-    if spent.exchange_s is not None:
-        spent.exchange_joules = board.idle_w * spent.exchange_s
-        spent.provenance["exchange_joules"] = told
+def _add_emulated_joules(cost: _MeasuredBlock, board: EmulatedPower) -> None:
+    """Charge a block by the emulated board's power, idle during exchanges."""
+    provenance = describe_emulated(board)
+    cost.idle_w, cost.joules = board.idle_w, board.idle_w * (cost.compute_s or 0) + board.busy_w * (cost.cpu_s or 0)
+    cost.provenance["compute_joules"] = provenance
+    if cost.exchange_s is not None:
+        cost.exchange_joules = board.idle_w * cost.exchange_s
+        cost.provenance["exchange_joules"] = provenance
 
 
 def describe_emulated(board: EmulatedPower) -> Provenance:
-    """Return the provenance of joules that follow from an emulated board's power."""
+    """Return the provenance of joules computed from an emulated board's power."""
     return Provenance(source=f"emulated: {board.idle_w:g} W, {board.busy_w:g} W a busy core", quality="modelled")
 
 
 def charge_transfer(board: EmulatedPower, cost: Cost, figure: str, start: float, stop: float) -> Cost:
-    """Return a cost with what a transfer took an emulated board; see `Reporter.charge`.
+    """Add the energy of a transfer on an emulated board to a cost; see `Reporter.charge`.
 
     Args:
-        figure: `download_joules` or `upload_joules`.
-        start: Second at which the transfer began.
-        stop: Second at which it ended.
+        figure: Field of `Cost`: `download_joules` or `upload_joules`.
+        start: Seconds on the same clock as `stop`.
     """
     cost = msgspec.structs.replace(cost, idle_w=board.idle_w)
     watts = board.tx_w if figure == "upload_joules" else board.rx_w
@@ -201,31 +200,31 @@ def charge_transfer(board: EmulatedPower, cost: Cost, figure: str, start: float,
     return msgspec.structs.replace(cost, provenance=cost.provenance | named, **joules)
 
 
-def _split_waits(spent: _Measured, power: PowerLog) -> None:
-    """Split what the waits took off the joules of the whole."""
-    found = power.energies(spent.waits)
-    if spent.joules is None or not found:
-        spent.joules = None
-        spent.provenance.pop("compute_joules", None)
+def _split_waits(cost: _MeasuredBlock, power: PowerLog) -> None:
+    """Move the exchanges' share of the joules to `exchange_joules`."""
+    energy = power.energies(cost.waits)
+    if cost.joules is None or not energy:
+        cost.joules = None
+        cost.provenance.pop("compute_joules", None)
         return
-    spent.exchange_joules = found.joules
-    spent.joules = max(0.0, spent.joules - found.joules)
-    told = describe_energy(power.source, found)
-    if found.seconds < len(spent.waits) * MIN_RESOLVED_PERIODS * power.pause_s():
-        told = msgspec.structs.replace(
-            told, quality="modelled", source=f"{told.source}, waits shorter than its samples"
+    cost.exchange_joules = energy.joules
+    cost.joules = max(0.0, cost.joules - energy.joules)
+    provenance = describe_energy(power.source, energy)
+    if energy.seconds < len(cost.waits) * MIN_RESOLVED_PERIODS * power.pause_s():
+        provenance = msgspec.structs.replace(
+            provenance, quality="modelled", source=f"{provenance.source}, waits shorter than its samples"
         )
-        spent.provenance["compute_joules"] = told
-    spent.provenance["exchange_joules"] = told
+        cost.provenance["compute_joules"] = provenance
+    cost.provenance["exchange_joules"] = provenance
 
 
 @dataclass(frozen=True)
 class GivenMeter:
-    """Meter of replay: a block costs what it was given, whatever it takes here.
+    """Meter for replay: blocks cost predetermined figures.
 
     Attributes:
-        whole: What the task costs: its first block.
-        step: What each later block costs, in which steps are timed; None for as much as the task.
+        whole: Cost of the first block, the task.
+        step: Cost of each later block, in which steps are timed; None to use the task's.
     """
 
     whole: Spent

@@ -1,1 +1,1 @@
-"""What is known of a board before it is asked, and how it is brought to other clocks and power modes."""
+"""Firmware profiles: known properties of a board and its power modes."""

@@ -1,4 +1,4 @@
-"""Load firmware profiles from TOML, and select the one of a board."""
+"""Load firmware profiles from TOML, and select the profile of a board."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from shared.spelling import guess
 SUFFIX = ".toml"
 COMPATIBLE_FILES = ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible")
 DMI_FIELDS = ("sys_vendor", "product_name", "board_name")
-_NAMED = {"schema": 1, "id": "x", "name": "x"}
-"""What every profile needs, for those that lack it."""
+_REQUIRED = {"schema": 1, "id": "x", "name": "x"}
+"""Placeholders for required keys, to validate the rest of a profile that lacks them."""
 UNKNOWN_PROFILE = Profile(
     schema=1,
     id="unknown",
-    name="A board nobody has described",
+    name="Unknown board",
     cpu=Cpu(driver_clock="modelled"),
     power=Power(sources=("ina3221", "ina2xx", "battery", "model")),
 )
-"""For a machine that no profile is for: what the kernel says everywhere is still read, power chips too."""
+"""For an unknown board: reads what every kernel provides, and power chips."""
 
 
 def load_for_board(root: Path, name: str = "auto") -> Profile:
-    """Return the profile of the board below `root`, or the one named: by its id, or by the path of a TOML file.
+    """Return the profile of the board below `root`, or a named one: by its id, or by the path of a TOML file.
 
-    Of the shipped files only those that name one of the board's tokens are parsed: a small board is slow at it.
+    Only shipped files that mention one of the board's tokens are parsed, because parsing is slow on a small board.
 
     Raises:
-        ConfigError: There is none of that name, or its file cannot be used.
+        ConfigError: There is no such profile, or its file is invalid.
     """
     if name.endswith(SUFFIX):
         return load_file(Path(name))
     texts = _read_shipped()
     if name != "auto":
         if name not in texts:
-            meant = guess(name, texts)
+            suggestion = guess(name, texts)
             raise ConfigError(
-                f"there is no profile {name!r}; use auto, the path of a TOML file, or {', '.join(texts)}{meant}"
+                f"there is no profile {name!r}; use auto, the path of a TOML file, or {', '.join(texts)}{suggestion}"
             )
         return _parse_shipped(name, texts[name])
-    found = read_identity(root)
-    named = [f'"{token}"'.encode() for token in found.tokens()]
+    identity = read_identity(root)
+    named = [f'"{token}"'.encode() for token in identity.tokens()]
     likely = (_parse_shipped(id_, data) for id_, data in texts.items() if any(token in data for token in named))
-    return choose_profile(likely, found) or UNKNOWN_PROFILE
+    return choose_profile(likely, identity) or UNKNOWN_PROFILE
 
 
 def load_all() -> dict[str, Profile]:
@@ -69,40 +69,40 @@ def load_file(path: Path) -> Profile:
     """Load a profile from a TOML file.
 
     Raises:
-        ConfigError: It cannot be read, or says what cannot be true; one line for each problem.
+        ConfigError: It is unreadable or invalid; one line per problem.
     """
     try:
         profile = read(path, Profile)
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *_further_problems(path)])) from error
+        raise ConfigError("\n".join([str(error), *_find_more_problems(path)])) from error
     return _validate(profile, path)
 
 
-def _further_problems(path: Path) -> list[str]:
-    """Return the problems of those tables of a profile that are of the right form, though others are not."""
+def _find_more_problems(path: Path) -> list[str]:
+    """Return the problems of a profile's well-formed tables when other tables are malformed."""
     try:
         value = read(path, dict[str, Any])
     except ConfigError:
         return []
-    sound = {key: part for key, part in value.items() if not find_faults({**_NAMED, key: part}, Profile)}
-    problems = find_problems(msgspec.convert({**_NAMED, **sound}, Profile))
+    sound = {key: part for key, part in value.items() if not find_faults({**_REQUIRED, key: part}, Profile)}
+    problems = find_problems(msgspec.convert({**_REQUIRED, **sound}, Profile))
     return [f"{path}: {problem}" for problem in problems if re.split(r"\W", problem)[0] in sound]
 
 
 def read_source(name: str) -> str:
-    """Return a profile's TOML as it was written, with comments: a shipped one by its id, another by its path."""
+    """Return a profile's TOML source with comments: a shipped one by its id, another by its path."""
     if name.endswith(SUFFIX):
         return Path(name).read_text("utf-8-sig")
     return _read_shipped()[name].decode()
 
 
 def read_identity(root: Path) -> Identity:
-    """Read the tokens of the board below `root`; what it does not have is empty."""
-    compatible = next((found for name in COMPATIBLE_FILES if (found := _text_or_empty(root / name))), "")
-    dmi = (_text_or_empty(root / "sys/class/dmi/id" / name) for name in DMI_FIELDS)
+    """Read the tokens of the board below `root`; missing ones are empty."""
+    compatible = next((text for name in COMPATIBLE_FILES if (text := _read_or_empty(root / name))), "")
+    dmi = (_read_or_empty(root / "sys/class/dmi/id" / name) for name in DMI_FIELDS)
     return Identity(
         compatible=tuple(compatible.split("\0")) if compatible else (),
-        dmi=tuple(one for one in dmi if one),
+        dmi=tuple(value for value in dmi if value),
         machine=os.uname().machine if root == LIVE_ROOT else _guess_machine(root),
     )
 
@@ -121,12 +121,12 @@ def _parse_shipped(id_: str, data: bytes) -> Profile:
 
 
 def _validate(profile: Profile, path: Path) -> Profile:
-    if found := find_problems(profile):
-        raise ConfigError("\n".join(f"{path}: {problem}" for problem in found))
+    if problems := find_problems(profile):
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
     return profile
 
 
-def _text_or_empty(path: Path) -> str:
+def _read_or_empty(path: Path) -> str:
     try:
         return read_text(path)
     except NoData:
@@ -134,8 +134,8 @@ def _text_or_empty(path: Path) -> str:
 
 
 def _guess_machine(root: Path) -> str:
-    """Return the machine of a recorded board, by words that only its kind of /proc/cpuinfo has."""
-    cpuinfo = _text_or_empty(root / "proc/cpuinfo")
+    """Return the machine type of a recorded board, from fields that only its /proc/cpuinfo has."""
+    cpuinfo = _read_or_empty(root / "proc/cpuinfo")
     if "vendor_id" in cpuinfo:
         return "x86_64"
     return "aarch64" if "CPU implementer" in cpuinfo else ""

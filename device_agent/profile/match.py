@@ -1,4 +1,4 @@
-"""Match a board to its firmware profile by device-tree, DMI and machine tokens; pure."""
+"""Match a board to its firmware profile by device-tree, DMI, machine tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from device_agent.profile.schema import Profile
 from shared.errors import ConfigError
 
 MODULE = re.compile(r"([ep][0-9]{4})-[0-9]{4}(?=-|$)", re.ASCII)
-"""How NVIDIA numbers modules; a revision (`-b00`) or a variant (`-super`) may follow."""
+"""NVIDIA's module numbers; a revision (`-b00`) or a variant (`-super`) may follow."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens by which a board identifies itself.
+    """Tokens that identify a board.
 
     Attributes:
-        compatible: Tokens of its device tree, most specific first.
+        compatible: Tokens of the device tree, most specific first.
         dmi: Vendor, product and board of a PC.
-        machine: As `uname -m` prints it.
+        machine: Output of `uname -m`.
     """
 
     compatible: tuple[str, ...] = ()
@@ -28,40 +28,41 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
 
     def tokens(self) -> tuple[str, ...]:
-        """Return everything a profile may match by."""
+        """Return all tokens that a profile may match."""
         return tuple(token for token in (*self.compatible_tokens(), *self.dmi, self.machine) if token)
 
     def compatible_tokens(self) -> tuple[str, ...]:
-        """Return the tokens of the device tree, each with the modules that it names behind a carrier.
+        """Return the device-tree tokens, each followed by the modules that it names after a carrier.
 
-        A Jetson says `nvidia,p2597-0000+p3310-1000`: carrier and module. Sensors are the module's, carriers are many.
+        A Jetson reports `nvidia,p2597-0000+p3310-1000`: carrier and module. Sensors belong to the module, whose
+        carriers are many.
         """
-        return tuple(dict.fromkeys(one for token in self.compatible for one in (token, *_name_modules(token))))
+        return tuple(dict.fromkeys(name for token in self.compatible for name in (token, *_name_modules(token))))
 
 
 def is_match(profile: Profile, facts: Identity) -> bool:
-    """Return whether a profile is for this board: one of its tokens is the board's, letter by letter."""
+    """True if one of a profile's tokens equals one of the board's."""
     return _rank(profile, facts) is not None
 
 
 def choose_profile(profiles: Iterable[Profile], facts: Identity) -> Profile | None:
-    """Return the profile of highest priority that matches, of several the one with the board's most specific token.
-
-    None where none matches.
+    """Return the matching profile of highest priority, then with the board's most specific token; None without a match.
 
     Raises:
-        ConfigError: Two of the same priority match by the same token.
+        ConfigError: Two profiles of equal priority match by the same token.
     """
-    ranked = [(rank, one) for one in profiles if (rank := _rank(one, facts)) is not None]
-    best = [one for rank, one in ranked if rank == min(rank for rank, _ in ranked)]
+    ranked = [(rank, profile) for profile in profiles if (rank := _rank(profile, facts)) is not None]
+    best = [profile for rank, profile in ranked if rank == min(rank for rank, _ in ranked)]
     if len(best) > 1:
-        one, two = sorted(profile.id for profile in best)[:2]
-        raise ConfigError(f"profiles {one} and {two} both claim this board; name the right one as profile in [board]")
+        first, second = sorted(profile.id for profile in best)[:2]
+        raise ConfigError(
+            f"profiles {first} and {second} both claim this board; name the right one as profile in [board]"
+        )
     return best[0] if best else None
 
 
 def _rank(profile: Profile, facts: Identity) -> tuple[int, int] | None:
-    """Return the place of a profile among those that match, the least the best; None where it does not match."""
+    """Return the rank of a matching profile, lowest first; None without a match."""
     match = profile.match
     claimed = (
         *(token in match.compatible for token in facts.compatible_tokens()),
@@ -72,9 +73,9 @@ def _rank(profile: Profile, facts: Identity) -> tuple[int, int] | None:
 
 
 def _name_modules(token: str) -> Iterator[str]:
-    """Yield the modules behind a carrier's name: as they stand, without revision, without number.
+    """Yield the modules after a carrier's name: in full, without revision, and by number alone.
 
-    The last is for a number of a known module that nobody listed yet, also of a module that stands alone.
+    The number alone covers unlisted variants of a known module, including a module without a carrier.
     """
     vendor, _, boards = token.partition(",")
     carrier, *modules = boards.split("+")

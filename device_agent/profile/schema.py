@@ -1,4 +1,4 @@
-"""Schema of a firmware profile: data only, one TOML file a board. Documented in firmware_profiles/README.md."""
+"""Schema of a firmware profile, a TOML file per board; see firmware_profiles/README.md."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ FALLBACK = "generic-"
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One table of a profile; an unknown key is an error."""
+    """A table of a profile; unknown keys are errors."""
 
 
 class Match(Struct, frozen=True, kw_only=True):
-    """Which boards a profile is for. Any of the tokens must be there; of several profiles the highest priority wins.
+    """Boards that a profile applies to: those with any of these tokens. The matching profile of highest priority wins.
 
     Attributes:
-        compatible: Exact tokens of /proc/device-tree/compatible. Never the model string: those are wrong too often.
+        compatible: Exact tokens of /proc/device-tree/compatible. Never the model string, which is often wrong.
         dmi: `sys_vendor`, `product_name` or `board_name` of a PC, exact.
-        machine: As `uname -m` says, for fallbacks: `aarch64`, `armv7l`, `x86_64`.
+        machine: Output of `uname -m`, for fallback profiles: `aarch64`, `armv7l`, `x86_64`.
     """
 
     compatible: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Match(Struct, frozen=True, kw_only=True):
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """CPUs that share a clock, by their first number; `name` tells people which cluster it is."""
+    """CPUs that share a clock, by their first number; `name` is the cluster's, for display."""
 
     first_cpu: int
     name: str = ""
@@ -37,17 +37,17 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
-    """The clocks of a board.
+    """Clocks of a board.
 
     Attributes:
-        sources: Where the clock is read, best first: `firmware` (a Raspberry Pi's own word, which sysfs may not
-            know), `cpufreq`, `cpuinfo`.
-        driver_clock: Quality of what cpufreq announces: `measured` where a counting loop confirmed it on such a board,
-            else `modelled`; a clock that the cores count themselves is measured everywhere.
-        nominal_hertz: Where none of them answers.
-        policies: As sysfs numbers them.
-        low_opp_correction: Measured over announced clock below `low_opp_hertz` (1 for none).
-        isa: Token of /proc/cpuinfo without which a library dies of SIGILL, by library.
+        sources: Clock sources, best first: `firmware` (a Raspberry Pi's firmware, whose clock sysfs may not show),
+            `cpufreq`, `cpuinfo`.
+        driver_clock: Quality of the clock that cpufreq reports: `measured` if a counting loop confirmed it on such a
+            board, else `modelled`; a clock counted by the cores themselves is always measured.
+        nominal_hertz: Clock if no source answers.
+        policies: In the order of sysfs.
+        low_opp_correction: Ratio of measured to reported clock below `low_opp_hertz` (1 for none).
+        isa: Token of /proc/cpuinfo that a library needs to not die of SIGILL, by library.
     """
 
     sources: tuple[Literal["firmware", "cpufreq", "cpuinfo"], ...] = ("cpufreq", "cpuinfo")
@@ -60,11 +60,11 @@ class Cpu(Struct, frozen=True, kw_only=True):
 
 
 class Rail(Struct, frozen=True, kw_only=True):
-    """One supply rail, by its exact label.
+    """A supply rail, by its exact label.
 
     Attributes:
-        role: What it feeds, for people and reports.
-        child_of: The rail that already contains it; it is reported and never added to a total that has its parent.
+        role: Component that it feeds, for reports.
+        child_of: Rail that contains it; a total never includes both.
     """
 
     label: str
@@ -73,21 +73,21 @@ class Rail(Struct, frozen=True, kw_only=True):
 
 
 class PowerModel(Struct, frozen=True, kw_only=True):
-    """Watts where there is no sensor: `idle_w + busy_cores * core_w(f) + tx_w * sending + rx_w * receiving`.
+    """Power without a sensor: `idle_w + busy_cores * core_w(f) + tx_w * sending + rx_w * receiving`.
 
     core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
 
     Attributes:
-        idle_w: All of the board while it does nothing.
-        max_w: What it cannot exceed.
-        core_joules_per_cycle: At `max_hertz`.
-        max_hertz: The clock the figure above is for.
-        exponent: 1 where the voltage is fixed, about 1.7 where it follows the clock.
-        tx_w: More while it sends at full rate.
-        rx_w: More while it receives at full rate.
-        uncertainty: One standard deviation, as a share.
-        uncertainty_w: The part of it that is the same at every load, in watts, such as a meter's own error.
-        provenance: Whose figures these are.
+        idle_w: Watts of the entire idle board.
+        max_w: Upper bound of its watts.
+        core_joules_per_cycle: Energy per cycle of one core at `max_hertz`.
+        max_hertz: Clock that `core_joules_per_cycle` applies to.
+        exponent: 1 for a fixed voltage, about 1.7 if it follows the clock.
+        tx_w: Additional watts while sending at full rate.
+        rx_w: Additional watts while receiving at full rate.
+        uncertainty: One standard deviation, relative.
+        uncertainty_w: Load-independent part of it in watts, such as a meter's own error.
+        provenance: Origin of these figures.
     """
 
     idle_w: float
@@ -103,21 +103,21 @@ class PowerModel(Struct, frozen=True, kw_only=True):
 
 
 class Power(Struct, frozen=True, kw_only=True):
-    """What a board draws, and how it is known.
+    """Power sources and supply of a board.
 
     Attributes:
-        sources: Best first; what does not answer is passed over.
-        rails: All that is known; others are reported and never summed.
+        sources: Best first; a source that does not answer is skipped.
+        rails: Known rails; others are reported but never summed.
         total: Labels whose sum is the total; never a rail together with one that contains it.
-        scope: What the total covers.
-        gain: Of a sensor that does not see everything: corrected = gain * sum + offset_w; quality is then `corrected`.
-        uncertainty: One standard deviation of the total, as a share.
-        uncertainty_w: The part of it that is the same at every load, in watts.
-        sample_hz: Usual rate of reading.
-        max_hz: Above it the sensor repeats itself, or costs too much.
-        valid_w: Totals outside of it are refused as invalid.
-        supply_v: Volts at the board's input; a power chip that was added and reads others is not the total.
-        model: Where no sensor answers.
+        scope: Extent of the total, from the module to the wall socket.
+        gain: Correction of a sensor that misses some loads: corrected = gain * sum + offset_w, of quality `corrected`.
+        uncertainty: One standard deviation of the total, relative.
+        uncertainty_w: Load-independent part of it, in watts.
+        sample_hz: Default sampling rate in hertz.
+        max_hz: Rate above which the sensor repeats itself or costs too much.
+        valid_w: Range of plausible totals; others are refused as invalid.
+        supply_v: Range of volts at the board's input; an added power chip outside of it does not measure the total.
+        model: Power model for when no sensor answers.
     """
 
     sources: tuple[Literal["ina3221", "pmic", "rapl", "ina2xx", "battery", "tegrastats", "http", "model"], ...] = (
@@ -138,13 +138,13 @@ class Power(Struct, frozen=True, kw_only=True):
 
 
 class Thermal(Struct, frozen=True, kw_only=True):
-    """Temperatures.
+    """Thermal zones of a board.
 
     Attributes:
-        zones: Role by type of zone; types that are not named here are reported too.
-        ignore: Types that mean nothing, such as the constant 100 °C of PMIC-Die.
-        accept_celsius: What lies outside is no temperature.
-        throttle_celsius: From here on the board slows down by itself; 0 where nobody knows.
+        zones: Role by zone type; other types are reported too.
+        ignore: Meaningless zone types, such as the constant 100 °C of PMIC-Die.
+        accept_celsius: Range of plausible temperatures.
+        throttle_celsius: Temperature from which the board slows down by itself; 0 if unknown.
     """
 
     zones: dict[str, str] = {}
@@ -154,14 +154,15 @@ class Thermal(Struct, frozen=True, kw_only=True):
 
 
 class Throttle(Struct, frozen=True, kw_only=True):
-    """Where a board says that it was slowed down.
+    """Sources that report throttling.
 
     Attributes:
-        sources: All are asked, best first.
-        senses_undervoltage: Whether the board has a detector; the Zero family has none, and says all is well.
+        sources: All are read, best first.
+        senses_undervoltage: Whether the board has an undervoltage detector; the Zero family has none and always reports
+            that all is well.
         without_detector: Tokens of /proc/device-tree/compatible of boards of this profile that have no detector.
-        intended_max_hertz: Highest clock that somebody sets on purpose, 0 for none: a clock that is capped there is not
-            throttled. The agent takes its own `max_hertz` of [board.target] for it.
+        intended_max_hertz: Intended clock cap, which is not throttling; 0 for none. The agent sets it to `max_hertz` of
+            [board.target].
     """
 
     sources: tuple[Literal["firmware", "soctherm", "ina3221_alarm", "cooling_device", "clock"], ...] = (
@@ -174,13 +175,13 @@ class Throttle(Struct, frozen=True, kw_only=True):
 
 
 class PowerMode(Struct, frozen=True, kw_only=True):
-    """How a board's power mode is read and set.
+    """Files and tool of a board's power modes.
 
     Attributes:
         kind: `nvpmodel` on a Jetson, else none.
-        status: File that holds the mode now.
-        conf: File that names the modes.
-        needs_reboot: Modes, by name, that take effect only after a restart (they change which cores are on).
+        status: File with the current mode.
+        conf: File with the names of the modes.
+        needs_reboot: Names of modes that take effect only after a reboot (they change which cores are on).
     """
 
     kind: Literal["none", "nvpmodel"] = "none"
@@ -190,25 +191,23 @@ class PowerMode(Struct, frozen=True, kw_only=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Memory: whether CPU and GPU share it, and what a GPU context takes of it."""
+    """Memory: whether CPU and GPU share it, and bytes that a GPU context takes of it."""
 
     unified: bool = False
     gpu_context_bytes: int = 0
 
 
 class Inference(Struct, frozen=True, kw_only=True):
-    """How a board serves models, also while it trains, where its agent's file does not say.
+    """Defaults for serving models, also during training; the agent's configuration takes precedence.
 
     Attributes:
-        threads: Of ONNX Runtime for one request.
-        spin_us: Microseconds for which one of several threads that wait spins before it sleeps, where requests come
-            often; 0 for never.
-        arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
-            the board has 1 GiB or more.
-        provider: What computes: `cpu`, or `auto` for the faster of GPU and CPU.
+        threads: Threads of ONNX Runtime per request.
+        spin_us: Microseconds that a waiting thread spins before it sleeps, with several threads and frequent requests.
+        arena: Whether ONNX Runtime keeps memory between requests: `on`, `off`, or `auto` for on from 1 GiB of memory.
+        provider: Execution provider: `cpu`, or `auto` for the faster of GPU and CPU.
         trainer_nice: Nice value of the trainer.
-        spared_cpus: How many CPUs, the first ones, are left to what serves while the board trains.
-        origin: Where a figure is from, by its key; every one that is not the usual needs it.
+        spared_cpus: Number of CPUs, counted from the first, that are left to serving while the board trains.
+        origin: Origin of each figure that differs from the default, by its key.
     """
 
     threads: int = 1
@@ -221,13 +220,13 @@ class Inference(Struct, frozen=True, kw_only=True):
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """How a board trains where its agent's file does not say: with its CPU, or with the GPU where torch reaches one."""
+    """Default compute device of training: the CPU, or `auto` for the GPU if torch supports it."""
 
     device: Literal["auto", "cpu"] = "cpu"
 
 
 class Permissions(Struct, frozen=True, kw_only=True):
-    """What the agent's user needs in order to read everything: groups, and udev or tmpfiles rules as whole lines."""
+    """Groups, and udev or tmpfiles rules as complete lines, that let the agent's user read everything."""
 
     groups: tuple[str, ...] = ()
     udev: tuple[str, ...] = ()
@@ -236,11 +235,11 @@ class Permissions(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """A board.
+    """Firmware profile of a board.
 
     Attributes:
-        schema: Version of this file's form; 1.
-        id: Its name in reports; that of its file.
+        schema: Version of the file format: 1.
+        id: Name in reports, equal to the file's name.
     """
 
     schema: int
@@ -258,5 +257,5 @@ class Profile(Struct, frozen=True, kw_only=True):
     permissions: Permissions = Permissions()
 
     def is_fallback(self) -> bool:
-        """Return whether it is for boards that no other one is for, so that one should be named or written."""
+        """True for a fallback for boards without a profile, which should get their own."""
         return self.id.startswith(FALLBACK)

@@ -60,7 +60,7 @@ class CutAnswer:
     """Outputs of a split network.
 
     Attributes:
-        outputs: Shape (B, ...).
+        outputs: Shape (B, ...), in the network's output dtype.
         by: `server` if the upper half ran there, `device` if the whole network ran locally.
         parts: Time and traffic of the request.
     """
@@ -103,7 +103,6 @@ class CutModel:
         lower: Runs the lower half.
         features: Output tensor of the lower half.
         output: Output tensor of the upper half.
-        codec: Encoding of features.
         deadline_s: Seconds that a request waits for the server.
         run_full: Runs the whole network locally; None if it is not loaded.
         figures: Statistics of the requests.
@@ -173,7 +172,6 @@ def build_cut_model(
 
     Args:
         full_model: The whole network as a fallback; None for none.
-        executor: Runs long computations.
     """
     manifest = lower.manifest
     assert manifest.halves

@@ -35,7 +35,7 @@ class TopAsked(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         number: Request number, echoed in the reply.
         parameters: SHA-256 of the half's parameters, 32 bytes.
-        deadline_s: Remaining seconds.
+        deadline_s: Seconds left to the caller.
     """
 
     number: int
@@ -106,8 +106,7 @@ class TopPipe:
         """Run the upper half on features through the agent.
 
         Args:
-            parts: Payload of features.
-            deadline_s: Seconds that the caller waits.
+                deadline_s: Seconds that the caller waits.
 
         Raises:
             Unreachable: The agent is gone, or as `RemoteTop`.

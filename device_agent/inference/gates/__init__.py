@@ -1,1 +1,1 @@
-"""Acceptance gates: tests of a release on the board, run in a separate process."""
+"""Acceptance gates: tests of a release, run in a separate process."""

@@ -1,4 +1,4 @@
-"""Acceptance gates of a release, in order; the first failure is the reason of its refusal.
+"""Acceptance gates of a release, in order; the first failure refuses it.
 
 load       digests of its files, tensors as in the manifest and finite, a graph that ONNX Runtime runs
            (see `device_agent.inference.session`)
@@ -93,10 +93,10 @@ def try_own(job: OwnJob) -> GateVerdict:
     parts = {name: Path(path) for name, path in job.parts.items()}
     try:
         release = open_model(job.manifest, parts, job.settings)
-        own = open_model(job.manifest, parts, job.settings, own_path=Path(job.own))
-        if not own.own_model:
+        device_model = open_model(job.manifest, parts, job.settings, own_path=Path(job.own))
+        if not device_model.own_model:
             return GateVerdict()  # another network's or damaged: the serving process logs it
-        own_accuracy, accuracy = measure_accuracy(own, examples), measure_accuracy(release, examples)
+        own_accuracy, accuracy = measure_accuracy(device_model, examples), measure_accuracy(release, examples)
     except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime's C++ code have no common class
         return GateVerdict(reason=str(error).partition("\n")[0], lasting=False)
     reason = judge_accuracy(own_accuracy, accuracy, len(examples), job.max_drop, "the release's parameters")
@@ -200,13 +200,13 @@ def _explain_runtime(job: GateJob) -> Iterator[None]:
 
 
 def judge_classes(new: ReleaseManifest) -> str:
-    """Return how class names do not match the outputs; empty if they do."""
+    """Describe a mismatch between class names and outputs; empty if there is none."""
     fault = describe_class_fault(new.classes, new.graph.output.shape)
     return f"signature: {fault}; create the release again, or applications show wrong classes" if fault else ""
 
 
 def judge_signature(old: ReleaseManifest, new: ReleaseManifest) -> str:
-    """Return how input or output changed since the active version; empty if they did not."""
+    """Describe a change of input or output since the active version; empty if there is none."""
     for what in ("input", "output"):
         was, now = (getattr(manifest.graph, what) for manifest in (old, new))
         if was != now:
@@ -229,12 +229,12 @@ def _read_probes(store: BoardStore, model: OpenModel) -> tuple[NDArray[Any], NDA
 
 
 def is_quantized(manifest: ReleaseManifest) -> bool:
-    """Return whether a release computes in int8."""
+    """Return True if a release computes in int8."""
     return manifest.reduction is not None and manifest.reduction.kind == "int8"
 
 
 def judge_probes(outputs: list[NDArray[Any]], expected: NDArray[Any], most: float = MOST_ERROR) -> str:
-    """Return how outputs differ from the expected ones; empty if they match.
+    """Describe a deviation of outputs from the expected ones; empty if there is none.
 
     Args:
         outputs: Batches of the first probes, each of shape (B, ...).
@@ -303,7 +303,7 @@ def _measure_accuracy(figures: dict[str, Any], job: GateJob, store: BoardStore) 
 def judge_accuracy(
     accuracy: float, reference: float | None, examples: int, max_drop: float, reference_name: str = "active version"
 ) -> str:
-    """Return how far accuracy has dropped beyond the limit; empty if it has not.
+    """Describe a drop of accuracy beyond the limit; empty if there is none.
 
     Args:
         accuracy: Fraction correct of the candidate.

@@ -1,4 +1,4 @@
-"""Entry point of the gate process: JSON job on standard input, JSON lines on standard output."""
+"""Entry point of the gate process: JSON in, JSON lines out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the acceptance gates in a child process with limited memory, one per candidate.
+"""Run the acceptance gates of a candidate in a memory-limited child process.
 
 A model may crash ONNX Runtime, hang it or exhaust memory. In a child process that harms nothing else, and the child's
 exit status is the verdict.

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP/1.1 for applications on the same board."""
+"""Open Inference Protocol, version 2, over HTTP/1.1 for local applications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 server connection with limits on size and time; requests are answered in order.
+"""HTTP/1.1 server connection with limits on size and time.
 
 A request's announced size is checked before memory is reserved. A peer that sends slowly or does not read holds only
 its connection, until its deadline.
@@ -71,7 +71,6 @@ class _Arriving:
 
     Attributes:
         url: Received part of the URL.
-        headers: Received headers.
         reserved: Bytes reserved for its body.
         has_head: Whether the head is complete.
         last_size: Bytes of the body when it last grew.
@@ -168,7 +167,7 @@ class Connection(asyncio.Protocol):
             self.deadline = min(self.deadline, self._server.clock() + self._server.patience_s)
 
     def _is_between_requests(self) -> bool:
-        """Return whether no request has begun and none is being answered."""
+        """True if no request has begun and none is being answered."""
         return not (self._arriving or self._completed or self._computing or self._queue or self._refused)
 
     def _accept_repeat(self, data: bytes) -> bool:

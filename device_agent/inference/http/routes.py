@@ -40,7 +40,6 @@ class Routes:
     """Request handler.
 
     Args:
-        executor: Runs long computations.
         max_batch: Most examples of a request.
     """
 

@@ -1,4 +1,4 @@
-"""HTTP listeners on loopback and a Unix socket, with limits shared by all connections."""
+"""HTTP listeners on loopback and a Unix socket, with shared limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class HttpServer:
 
     Attributes:
         patience_s: Seconds within which a request must arrive, and a response be read.
-        connections: Open connections.
         reserved_bytes: Bytes reserved for bodies received or on their way.
     """
 

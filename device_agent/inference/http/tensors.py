@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol, version 2, as JSON or binary data.
+"""Tensors of the Open Inference Protocol, as JSON or binary data.
 
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -155,7 +155,7 @@ def _require_supported(parameters: Mapping[str, Any]) -> None:
 
 
 def _is_binary(request: _Inference, output_spec: TensorSpec) -> bool:
-    """Return whether the output is requested as binary data."""
+    """Check the requested outputs; return True if binary data is requested."""
     usual = request.parameters.get(BINARY_OUTPUT, False)
     for output in request.outputs:
         if output.name != output_spec.name:
@@ -213,7 +213,7 @@ def write_inference(
     """Return the body of a response and the length of its JSON; length 0 if all is JSON.
 
     Args:
-        outputs: Shape (B, ...).
+        outputs: Shape (B, ...), converted to the dtype of `spec`.
         served: Name and version of the model.
         parameters: Further parameters of the response.
     """

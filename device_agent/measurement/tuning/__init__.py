@@ -1,1 +1,1 @@
-"""Clocks and power modes of a board: read, planned, set, and restored."""
+"""Clocks and power modes of a board: read, plan, apply and restore."""

@@ -1,7 +1,7 @@
-"""Apply clocks and a power mode to a board, and restore the settings of before, also after a kill.
+"""Apply clocks and a power mode; restore them even after a kill.
 
-What was set before lies in a journal from before the first step until after the last one back: whoever starts next
-with that journal undoes what a killed process left.
+A journal holds the previous settings from before the first change until everything is restored. The next process that
+uses the journal undoes what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from shared.runtime.durable import replace_file, unused_name
 log = logging.getLogger(__name__)
 
 JOURNAL_NAME = "clocks.json"
-"""Its name in an agent's state_dir."""
+"""File name in an agent's `state_dir`."""
 
 TOOL_TIMEOUT_S = 30.0
-"""A power mode takes seconds; some versions of the tool wait for an answer for ever."""
+"""Setting a power mode takes seconds; some versions of the tool wait for input forever."""
 
 
 class Tool(Protocol):
-    """Run one of the board's tools, as `device_agent.hardware.tools.run_tool`."""
+    """Runs one of the board's tools, see `device_agent.hardware.tools.run_tool`."""
 
     def __call__(self, root: Path, *command: str, timeout_s: float) -> str:
-        """Return what it prints; raises NoData."""
+        """Return the tool's output; raise `NoData` if it fails."""
         ...
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The journal's content: the settings of before, and the target."""
+    """Content of the journal: previous settings and target."""
 
     before: Settings
     target: Target
@@ -52,23 +52,22 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def hold_target(
     root: Path, profile: Profile, target: Target, journal: Path, run: Tool = run_tool
 ) -> Iterator[Settings]:
-    """Hold a board at its target while the block lasts: yield the settings then, and restore the old ones at its end.
+    """Hold a board at its target during the block; yield the resulting settings.
 
-    What an earlier process left in the journal is restored first.
+    The previous settings are restored at the end. A change left in the journal by an earlier process is undone first.
 
     Args:
-        root: The board's root folder.
-        target: Clocks and power mode that are wanted.
-        journal: File that keeps the settings of before.
+        root: Root of the board's file system.
+        journal: File for the previous settings.
         run: Runs the board's tools.
 
     Raises:
-        ConfigError: The board cannot do that, or this user may not; nothing is changed then. Or an earlier change
-            cannot be restored.
+        ConfigError: The board or the user's permissions do not allow the target, and nothing is changed; or an
+            earlier change cannot be undone.
         Unwritable: The journal cannot be written.
     """
-    if not restore(root, profile, journal, run):  # how the board was before that would be lost
-        raise ConfigError(f"{journal}: what was set earlier is not put back yet; do so by hand, then remove that file")
+    if not restore(root, profile, journal, run):  # a new journal would lose the original settings
+        raise ConfigError(f"{journal}: earlier settings are not restored yet; do so by hand, then remove that file")
     before = read_settings(root, profile)
     if not plan_steps(before, target):
         yield before
@@ -77,22 +76,21 @@ def hold_target(
     try:
         apply_steps(root, profile, plan_steps(before, target), run)
         after = read_settings(root, profile)
-        apply_steps(root, profile, plan_steps(after, target), run)  # the clocks, where the first plan was a power mode
+        apply_steps(root, profile, plan_steps(after, target), run)  # clocks, if the first plan was a power mode
         yield read_settings(root, profile)
     finally:
         restore(root, profile, journal, run)
 
 
 def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool = run_tool) -> None:
-    """Apply steps one after another, and read back what each of them did.
+    """Apply steps in order, and verify each by reading it back.
 
     Args:
-        root: The board's root folder.
-        steps: As `plan_steps` returns them.
+        root: Root of the board's file system.
         run: Runs the board's tools.
 
     Raises:
-        ConfigError: One is refused or without effect; the ones before it stay done.
+        ConfigError: A step failed or had no effect; earlier steps stay applied.
     """
     for step in steps:
         match step:
@@ -104,35 +102,35 @@ def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool =
 
 
 def restore(root: Path, profile: Profile, journal: Path, run: Tool = run_tool) -> bool:
-    """Undo the journal's change, as far as the board lets us; return whether nothing is left to undo.
+    """Undo the journal's change as far as possible; return whether nothing is left to undo.
 
-    Never raises for what the board refuses: the journal stays then, for the next start.
+    What the board refuses does not raise: the journal stays for the next start.
 
     Args:
-        root: The board's root folder.
-        journal: File that keeps the settings of before.
+        root: Root of the board's file system.
+        journal: File with the previous settings.
         run: Runs the board's tools.
     """
     try:
         change = _read_journal(journal)
     except OSError as error:
-        log.warning("%s: what to put back cannot be read (%s)", journal, error)
+        log.warning("%s: the settings to restore cannot be read (%s)", journal, error)
         return False
     if change is None:
         return True
     done = True
-    for mode in (True, False):  # a power mode first: it sets clocks of its own
+    for mode in (True, False):  # the power mode first, since it sets clocks too
         try:
             steps = plan_restore(read_settings(root, profile), change.before, change.target, mode=mode)
         except ConfigError as error:
-            log.warning("the power mode cannot be put back: %s", error)
+            log.warning("the power mode cannot be restored: %s", error)
             done = False
             continue
         for step in steps:
             try:
                 apply_steps(root, profile, (step,), run)
             except ConfigError as error:
-                log.warning("not put back: %s", error)
+                log.warning("not restored: %s", error)
                 done = False
     if done:
         journal.unlink(missing_ok=True)
@@ -140,7 +138,7 @@ def restore(root: Path, profile: Profile, journal: Path, run: Tool = run_tool) -
 
 
 def format_step(step: Step) -> str:
-    """Return a step as a shell line or an assignment."""
+    """Return a step as an assignment or a shell command."""
     match step:
         case Write():
             return f"/{step.path} = {step.value}"
@@ -157,15 +155,15 @@ def _write_file(path: Path, value: str) -> None:
             os.close(descriptor)
         now = read_text(path)
     except OSError as error:
-        raise ConfigError(f"{path} does not take {value}: {error.strerror}{_suggest_remedy(path, error)}") from error
+        raise ConfigError(f"{path} rejects {value}: {error.strerror}{_suggest_remedy(path, error)}") from error
     except NoData as error:
-        raise ConfigError(f"{path} was set to {value} and cannot be read back: {error}") from error
-    if now != value and not _is_held_lower(path, now, value):
-        raise ConfigError(f"{path} was set to {value} and says {now}: something else on this board sets it too")
+        raise ConfigError(f"{path} was set to {value} but cannot be read back: {error}") from error
+    if now != value and not _is_throttled(path, now, value):
+        raise ConfigError(f"{path} was set to {value} but reads {now}: something else on this board sets it too")
 
 
-def _is_held_lower(path: Path, now: str, value: str) -> bool:
-    """Return whether a highest clock was taken, and heat holds it lower for the time being."""
+def _is_throttled(path: Path, now: str, value: str) -> bool:
+    """True if the clock cap was accepted but heat keeps it lower for now."""
     return path.name == "scaling_max_freq" and now.isdecimal() and int(now) < int(value)
 
 
@@ -184,15 +182,15 @@ def _run_step(root: Path, profile: Profile, step: Run, run: Tool) -> None:
     except NoData as error:
         raise ConfigError(f"{error}; run `sudo {' '.join(step.command)}` on a terminal") from error
     now = read_power_mode(root, profile.power_mode)
-    if now != step.power_mode:  # such tools fail silently where a restart or a terminal is wanted
+    if now != step.power_mode:  # these tools fail silently if they need a reboot or a terminal
         raise ConfigError(
             f"{' '.join(step.command)}: the board stays in {now or 'an unknown mode'} instead of {step.power_mode}; "
-            "run it on a terminal, it may want a restart"
+            "run it on a terminal, since it may need a reboot"
         )
 
 
 def _write_journal(journal: Path, change: Change) -> None:
-    """Write the journal so that it survives a power cut: the power mode does too."""
+    """Write the journal durably: a power mode survives a power cut, so the journal must too."""
     replace_file(journal, msgspec.json.encode(change))
 
 
@@ -204,5 +202,5 @@ def _read_journal(journal: Path) -> Change | None:
     except (msgspec.MsgspecError, ValueError) as error:
         unread = unused_name(journal)
         journal.replace(unread)
-        log.warning("%s: what to put back cannot be read (%s); kept as %s", journal, error, unread.name)
+        log.warning("%s: the settings to restore cannot be read (%s); renamed to %s", journal, error, unread.name)
     return None

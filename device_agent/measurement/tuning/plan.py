@@ -1,4 +1,4 @@
-"""Plan the steps between settings of clocks and power mode: data, none where nothing differs; pure."""
+"""Plan the steps between two settings of clocks and power mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HERTZ_PER_KILOHERTZ = 1000
 
 
 class PolicyClocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Governor and clock limits of one CPU frequency policy, and what it can be set to.
+    """Governor and clock limits of a CPU frequency policy.
 
     Attributes:
-        lowest_hertz: What the hardware can do, as are `highest_hertz` and the steps in `available_hertz`.
-        governors: Those the kernel offers.
+        lowest_hertz: Hardware limit, as are `highest_hertz` and the steps in `available_hertz`.
+        governors: Governors that the kernel offers.
     """
 
     governor: str
@@ -31,13 +31,13 @@ class PolicyClocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a board that is set and put back.
+    """Adjustable settings of a board.
 
     Attributes:
-        policies: By the name of their folder: `policy0`.
-        power_mode: Its name now; empty where the board has none.
-        power_modes: Number by name of all there are.
-        needs_reboot: Modes that are entered and left only by a restart.
+        policies: By folder name, such as `policy0`.
+        power_mode: Name of the current mode; empty if the board has none.
+        power_modes: Number of each mode by name.
+        needs_reboot: Modes that are entered and left only by a reboot.
     """
 
     policies: dict[str, PolicyClocks] = {}
@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Wanted settings of a board; empty and 0 leave things alone. As `[board.target]` of an agent's file."""
+    """Desired settings, as in `[board.target]` of an agent's configuration; empty and 0 leave a setting unchanged."""
 
     power_mode: str = ""
     governor: str = ""
@@ -55,14 +55,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Write a value to a file; `path` is below the board's root."""
+    """Step: write a value to a file, whose `path` is relative to the board's root."""
 
     path: str
     value: str
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run a board's own tool, after which the board must be in `power_mode`."""
+    """Step: run a board's tool, after which the board must be in `power_mode`."""
 
     command: tuple[str, ...]
     power_mode: str
@@ -74,33 +74,33 @@ Step: TypeAlias = Write | Run
 def plan_steps(current: Settings, target: Target) -> tuple[Step, ...]:
     """Plan the steps that bring a board to its target.
 
-    Where the power mode changes, that is the only step: it sets clocks of its own, so plan again from what it leaves.
+    A change of power mode is planned alone, since it sets clocks too: plan again from its result.
 
     Raises:
-        ConfigError: The board cannot do that; says what it can.
+        ConfigError: The board does not support the target; the message says what it supports.
     """
     return plan_between(current, resolve_target(current, target))
 
 
-def plan_between(current: Settings, wanted: Settings) -> tuple[Step, ...]:
-    """Plan the steps between two settings of a board, as `plan_steps`; policies that are gone are passed over."""
-    if wanted.power_mode and wanted.power_mode != current.power_mode:
-        number = _find_mode(current, wanted.power_mode)
-        return (Run(command=("nvpmodel", "-m", str(number)), power_mode=wanted.power_mode),)
+def plan_between(current: Settings, desired: Settings) -> tuple[Step, ...]:
+    """Plan the steps between two settings, see `plan_steps`; policies missing from either are ignored."""
+    if desired.power_mode and desired.power_mode != current.power_mode:
+        number = _find_mode(current, desired.power_mode)
+        return (Run(command=("nvpmodel", "-m", str(number)), power_mode=desired.power_mode),)
     return tuple(
         step
         for name, clocks in current.policies.items()
-        if name in wanted.policies
-        for step in _plan_writes(f"{CPUFREQ_FOLDER}/{name}", clocks, wanted.policies[name])
+        if name in desired.policies
+        for step in _plan_writes(f"{CPUFREQ_FOLDER}/{name}", clocks, desired.policies[name])
     )
 
 
 def plan_restore(current: Settings, before: Settings, target: Target, *, mode: bool = True) -> tuple[Step, ...]:
-    """Plan the steps that restore what a target set, and leave alone what it did not; raises as `plan_steps`.
+    """Plan the steps that restore what a target changed; raise as `plan_steps`.
 
     Args:
-        before: Those from before the target was applied.
-        mode: Whether to restore the power mode; else it stays, and only what it did to the clocks is restored.
+        before: Settings before the target was applied.
+        mode: Whether to restore the power mode; otherwise only its effect on the clocks.
     """
     policies = {
         name: msgspec.structs.replace(
@@ -116,26 +116,26 @@ def plan_restore(current: Settings, before: Settings, target: Target, *, mode: b
 
 
 def resolve_target(current: Settings, target: Target) -> Settings:
-    """Return the settings that a target leads to, rounded to what the board can do; raises as `plan_steps`."""
+    """Return the settings that a target results in, rounded to what the board supports; raise as `plan_steps`."""
     if target.power_mode:
         _find_mode(current, target.power_mode)
     if (target.governor or target.max_hertz) and not current.policies:
-        raise ConfigError("this board's kernel lets nobody set CPU clocks (no cpufreq policy); leave them out")
+        raise ConfigError("no cpufreq policy: this kernel cannot set CPU clocks; remove governor and max_hertz")
     policies = {name: _resolve_policy(name, clocks, target) for name, clocks in current.policies.items()}
     return msgspec.structs.replace(current, policies=policies, power_mode=target.power_mode or current.power_mode)
 
 
 def _find_mode(current: Settings, mode: str) -> int:
-    known = ", ".join(current.power_modes) or "none"
+    available = ", ".join(current.power_modes) or "none"
     if mode not in current.power_modes:
-        raise ConfigError(f"power mode {mode!r} is not one of this board's: {known}")
+        raise ConfigError(f"unknown power mode {mode!r}; this board has: {available}")
     if current.power_mode not in current.power_modes:
-        raise ConfigError(f"the power mode now is not known, so that {mode} could not be undone; set it by hand")
+        raise ConfigError(f"the current power mode is unknown, so {mode} could not be undone; set it by hand")
     if mode != current.power_mode and {mode, current.power_mode} & set(current.needs_reboot):
         number = current.power_modes[mode]
         raise ConfigError(
-            f"power mode {mode} is reached from {current.power_mode} only by a restart, which is not ours to decide: "
-            f"run `nvpmodel -m {number}` on a terminal and confirm it, or take another of: {known}"
+            f"power mode {mode} is reached from {current.power_mode} only by a reboot, which must be confirmed: "
+            f"run `nvpmodel -m {number}` on a terminal, or choose another of: {available}"
         )
     return current.power_modes[mode]
 
@@ -143,7 +143,7 @@ def _find_mode(current: Settings, mode: str) -> int:
 def _resolve_policy(name: str, clocks: PolicyClocks, target: Target) -> PolicyClocks:
     governor = target.governor or clocks.governor
     if target.governor and clocks.governors and governor not in clocks.governors:
-        raise ConfigError(f"governor {governor!r} is not one of {name}'s: {', '.join(clocks.governors)}")
+        raise ConfigError(f"unknown governor {governor!r}; {name} has: {', '.join(clocks.governors)}")
     highest = _round_down(name, clocks, target.max_hertz) if target.max_hertz else clocks.max_hertz
     return msgspec.structs.replace(
         clocks, governor=governor, max_hertz=highest, min_hertz=min(clocks.min_hertz, highest)
@@ -151,21 +151,21 @@ def _resolve_policy(name: str, clocks: PolicyClocks, target: Target) -> PolicyCl
 
 
 def _round_down(name: str, clocks: PolicyClocks, hertz: float) -> int:
-    """Return the highest clock the policy can be capped at that is not above `hertz`."""
-    if not hertz >= clocks.lowest_hertz:  # no figure at all, too
+    """Return the highest supported clock cap that does not exceed `hertz`."""
+    if not hertz >= clocks.lowest_hertz:  # also true for NaN
         lowest = f"{clocks.lowest_hertz / 1e6:g} MHz"
         raise ConfigError(f"{name} cannot be capped at {hertz / 1e6:g} MHz: its lowest clock is {lowest}")
-    within = [one for one in clocks.available_hertz if clocks.lowest_hertz <= one <= hertz]
+    within = [step for step in clocks.available_hertz if clocks.lowest_hertz <= step <= hertz]
     return max(within, default=int(min(hertz, clocks.highest_hertz)))
 
 
-def _plan_writes(folder: str, current: PolicyClocks, wanted: PolicyClocks) -> Iterator[Write]:
-    if wanted.governor != current.governor:
-        yield Write(path=f"{folder}/scaling_governor", value=wanted.governor)
-    ends = {"scaling_max_freq": (current.max_hertz, wanted.max_hertz)}
-    low = {"scaling_min_freq": (current.min_hertz, wanted.min_hertz)}
-    # The kernel refuses or bends a highest clock below the lowest: whichever end makes room moves first.
-    in_order: Mapping[str, tuple[int, int]] = low | ends if wanted.max_hertz < current.min_hertz else ends | low
+def _plan_writes(folder: str, current: PolicyClocks, desired: PolicyClocks) -> Iterator[Write]:
+    if desired.governor != current.governor:
+        yield Write(path=f"{folder}/scaling_governor", value=desired.governor)
+    ends = {"scaling_max_freq": (current.max_hertz, desired.max_hertz)}
+    low = {"scaling_min_freq": (current.min_hertz, desired.min_hertz)}
+    # The kernel rejects or alters a maximum below the minimum, so the end that makes room moves first.
+    in_order: Mapping[str, tuple[int, int]] = low | ends if desired.max_hertz < current.min_hertz else ends | low
     for name, (now, then) in in_order.items():
         if now != then:
             yield Write(path=f"{folder}/{name}", value=str(then // HERTZ_PER_KILOHERTZ))

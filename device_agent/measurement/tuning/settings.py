@@ -1,4 +1,4 @@
-"""Read a board's settings: governor and limits of every CPU frequency policy, and the power mode by name."""
+"""Read a board's settings: CPU frequency policies and power mode."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shared.errors import NoData
 
 
 def read_settings(root: Path, profile: Profile) -> Settings:
-    """Read the settings of the board below `root`, without policies that do not answer."""
+    """Read the settings of the board below `root`; policies that are offline are left out."""
     try:
         folders = find_policies(root)
     except NoData:
         folders = []
-    found = {folder.name: clocks for folder in folders if (clocks := _read_policy(folder)) is not None}
+    policies = {folder.name: clocks for folder in folders if (clocks := _read_policy(folder)) is not None}
     table = profile.power_mode
     if table.kind == "none":
-        return Settings(policies=found)
+        return Settings(policies=policies)
     return Settings(
-        policies=found,
+        policies=policies,
         power_mode=read_power_mode(root, table),
         power_modes=_read_modes(root, table),
         needs_reboot=table.needs_reboot,
@@ -32,7 +32,7 @@ def read_settings(root: Path, profile: Profile) -> Settings:
 
 
 def read_power_mode(root: Path, table: PowerMode) -> str:
-    """Read the name of the power mode; empty where it is unknown."""
+    """Return the name of the power mode; empty if unknown."""
     try:
         return read_mode(root, table)
     except NoData:
@@ -48,14 +48,14 @@ def _read_policy(policy: Path) -> PolicyClocks | None:
             lowest_hertz=_read_hertz(policy / "cpuinfo_min_freq"),
             highest_hertz=_read_hertz(policy / "cpuinfo_max_freq"),
             available_hertz=tuple(
-                int(word) * HERTZ_PER_KILOHERTZ
-                for word in _read_list(policy / "scaling_available_frequencies")
-                if WHOLE_NUMBER.fullmatch(word)
+                int(frequency) * HERTZ_PER_KILOHERTZ
+                for frequency in _read_list(policy / "scaling_available_frequencies")
+                if WHOLE_NUMBER.fullmatch(frequency)
             ),
             governors=_read_list(policy / "scaling_available_governors"),
         )
     except NoData:
-        return None  # its CPUs are off
+        return None  # its CPUs are offline
 
 
 def _read_hertz(path: Path) -> int:
@@ -63,7 +63,7 @@ def _read_hertz(path: Path) -> int:
 
 
 def _read_list(path: Path) -> tuple[str, ...]:
-    """Return a list the kernel may not offer; intel_pstate has no steps."""
+    """Return a list file's entries; empty if the kernel does not offer it, such as the steps of intel_pstate."""
     try:
         return tuple(read_text(path).split())
     except NoData:

@@ -16,7 +16,7 @@ import pytest
 from device_agent.commands.calibrate import parse_meter, print_fit
 from device_agent.config import BoardConfig, MeterConfig
 from device_agent.measurement.board import load_measuring, open_board
-from device_agent.measurement.calibrate import CalibrationBench, calibrate, fit_and_save, open_meters
+from device_agent.measurement.calibrate import CalibrationSetup, calibrate, fit_and_save, open_meters
 from device_agent.measurement.calibration_file import FILE_NAME, Calibration, SensorLine, apply_calibration, load, save
 from device_agent.measurement.core_kinds import describe_core_kinds
 from device_agent.measurement.power_fit import MIN_R_SQUARED, Observation
@@ -91,7 +91,7 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
     with plugged(board.watts) as url:
         meter = MeterConfig(kind="shelly", url=url, period_s=0.2)
         plug = open_source(board.root, PROFILE, board.clock, meter=meter)
-        bench = CalibrationBench(board.root, PROFILE, tmp_path, plug, seen, 3.0, 4.0, board.say, board.clock)
+        bench = CalibrationSetup(board.root, PROFILE, tmp_path, plug, seen, 3.0, 4.0, board.say, board.clock)
         found = asyncio.run(calibrate(bench))
     assert found == load(tmp_path)
     assert found.profile == "bench"
@@ -110,7 +110,7 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
 def test_a_fit_that_is_none_leaves_the_old_one(tmp_path):
     """A plug that feeds something else: its watts have nothing to do with the load, and nothing is kept."""
     save(tmp_path, KEPT)
-    bench = CalibrationBench(tmp_path, PROFILE, tmp_path, Given(), None)
+    bench = CalibrationSetup(tmp_path, PROFILE, tmp_path, Given(), None)
     with pytest.raises(NoData, match=f"{MIN_R_SQUARED:.0%}"):
         fit_and_save(
             bench,
@@ -132,7 +132,7 @@ def test_a_model_carries_the_error_of_its_meter(tmp_path, error_w):
             tmp_path / "root", PROFILE, monotonic, meter=MeterConfig(kind="shelly", url=url, period_s=0.2)
         )
     seen = [Observation(watts + error_w, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
-    bench = CalibrationBench(tmp_path / "root", PROFILE, tmp_path, plug, Given())
+    bench = CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, plug, Given())
     found = fit_and_save(bench, seen)
     assert load(tmp_path) == found
     profile = apply_calibration(PROFILE, found)
@@ -184,12 +184,12 @@ def test_cores_of_several_kinds_get_no_model(tmp_path, kind):
     """One figure a core was 96 % off for a trainer on the small ones; a line from the board's own sensor holds."""
     Simulated(tmp_path / "root")
     grow(tmp_path / "root", BIG_LITTLE[kind])
-    bench = CalibrationBench(tmp_path / "root", PROFILE, tmp_path, Given(), None)
+    bench = CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, Given(), None)
     with pytest.raises(NoData, match=r"\[board.meter\]"):
         asyncio.run(calibrate(bench))
     assert load(tmp_path) is None
     seen = [Observation(watts, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
-    found = fit_and_save(CalibrationBench(tmp_path / "root", PROFILE, tmp_path, Given(), Given()), seen)
+    found = fit_and_save(CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, Given(), Given()), seen)
     assert found.model is None
     assert found.line.gain == pytest.approx(1.25)
 

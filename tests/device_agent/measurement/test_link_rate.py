@@ -15,7 +15,7 @@ from device_agent.measurement.link_rate import (
     MIN_PART_BYTES,
     Haul,
     Way,
-    drop_before_step,
+    drop_outdated,
     estimate,
 )
 
@@ -141,7 +141,7 @@ def test_a_single_slow_transfer_and_one_that_swings_back_are_no_step() -> None:
 
 
 def test_a_smaller_change_is_followed_by_the_mean() -> None:
-    assert len(drop_before_step([haul(10), haul(7), haul(7)])) == 3
+    assert len(drop_outdated([haul(10), haul(7), haul(7)])) == 3
 
 
 def test_a_transfer_too_short_for_a_rate_is_pooled_with_others() -> None:
