@@ -140,7 +140,7 @@ def test_a_run_is_not_replayed_with_other_examples_than_it_had_unless_that_is_as
     [(folder, _)] = run_replay(tmp_path / "plan.toml", tmp_path, runs, 0, 1)
     assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1)[0][1])) == 1
     write_examples(tmp_path, 30)
-    with pytest.raises(ConfigError, match=naming("3 of 3", "a", 30, 10, "--data-root", "--other-data")):
+    with pytest.raises(ConfigError, match=naming(3, "a", 30, 10, "--data-root", "--other-data")):
         run_replay(folder, tmp_path, runs, 0, 1)
     assert len(closed_rounds(run_replay(folder, tmp_path, runs, 0, 1, other_data=True)[0][1])) == 1
 
