@@ -74,8 +74,8 @@ def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
-    asked = [one for one in arguments if one in COMMANDS][:1]  # the others need not be imported for this one
-    options = parse_all(build_parser(asked), arguments)
+    requested = [argument for argument in arguments if argument in COMMANDS][:1]  # the others need not be imported for this one
+    options = parse_all(build_parser(requested), arguments)
     code: int = _module(options.command).run(options)
     return code
 

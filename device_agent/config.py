@@ -76,7 +76,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.nice is not None and not 0 <= self.nice <= MAX_NICE:
             raise ValueError(f"nice must be 0 to {MAX_NICE}, not {self.nice}")
         cpus = self.cpus or []
-        if len(set(cpus)) < len(cpus) or not all(0 <= one < MAX_THREADS for one in cpus):
+        if len(set(cpus)) < len(cpus) or not all(0 <= cpu < MAX_THREADS for cpu in cpus):
             raise ValueError(f"cpus must be different numbers of CPUs, from 0, not {cpus}")
 
 
@@ -392,7 +392,7 @@ def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
     serve = config.serve
     if serve:
         socket = str(folder / serve.socket) if serve.socket else ""
-        serve = replace(serve, releases=[str(folder / one) for one in serve.releases], socket=socket)
+        serve = replace(serve, releases=[str(folder / release) for release in serve.releases], socket=socket)
     profile = str(folder / board.profile) if board.profile.endswith(PROFILE_SUFFIX) else board.profile
     board = replace(board, root=str(folder / board.root), profile=profile)
     if board.meter and board.meter.password_file:

@@ -104,17 +104,17 @@ def run(options: argparse.Namespace) -> int:
     if not options.release and not serve.releases:
         raise ConfigError(f"{path}: serve.releases names no folder; name one with --release DIR")
     files = read_folder(options.release or Path(serve.releases[0]))
-    told = config.board if config else BoardConfig()
-    board = open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
+    board_config = config.board if config else BoardConfig()
+    board = open_board(load_measuring(board_config, Path(config.state_dir)) if config else Measuring(board=board_config))
     serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
     if options.provider:
         serve = msgspec.structs.replace(serve, provider=options.provider)
     with tempfile.TemporaryDirectory() as folder:
-        battery = runs_on_battery(Path(told.root))
+        battery = runs_on_battery(Path(board_config.root))
         settings = choose_settings(serve, Path(folder), "warning", board.profile.inference, on_battery=battery)
-        found = backports.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
-    shown = msgspec.json.encode(found).decode() if options.format == "json" else "\n".join(_lines(found))
-    write_text(sys.stdout, shown)
+        result = backports.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
+    text = msgspec.json.encode(result).decode() if options.format == "json" else "\n".join(_lines(result))
+    write_text(sys.stdout, text)
     return 0
 
 
@@ -142,12 +142,12 @@ async def measure(
             board.power.start()
             board.power.hurry(seconds)
         began = monotonic()
-        taken = await in_thread(ask_at_once, settings.socket, request, seconds, clients)
+        durations = await in_thread(ask_at_once, settings.socket, request, seconds, clients)
         ended = monotonic()
         provider = await in_thread(ask_provider, settings.socket, files.name)
         figures: Figures = await process.figures(files.name, files.version)
     joules, source = _energy_of(board, began, ended)
-    p50, p95, p99 = percentiles(taken, SHARES)
+    p50, p95, p99 = percentiles(durations, SHARES)
     return InferenceBench(
         model=manifest.reference,
         batch=batch,
@@ -157,11 +157,11 @@ async def measure(
         ready_s=ready_s,
         pss_mb=memory.pss / 1e6,
         rss_mb=memory.rss / 1e6,
-        requests=len(taken),
-        throughput_hz=len(taken) / (ended - began),
+        requests=len(durations),
+        throughput_hz=len(durations) / (ended - began),
         request_s=(p50, p95, p99),
         runtime_s=(figures.p50_s, figures.p95_s, figures.p99_s),
-        joules=None if joules is None else joules / len(taken),
+        joules=None if joules is None else joules / len(durations),
         source=source,
     )
 
@@ -214,18 +214,18 @@ def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> 
     Raises:
         ConfigError: An answer is a refusal.
     """
-    taken, rest = list[float](), threading.Event()
+    durations, pause = list[float](), threading.Event()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         ends = time.perf_counter() + seconds
         while (began := time.perf_counter()) < ends:
             connection.sendall(request)
             answer = _read_answer(connection)
-            taken.append(time.perf_counter() - began)
-            if every_s > taken[-1]:
-                rest.wait(every_s - taken[-1])
+            durations.append(time.perf_counter() - began)
+            if every_s > durations[-1]:
+                pause.wait(every_s - durations[-1])
             _require_answered(answer)
-    return taken
+    return durations
 
 
 def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list[float]:
@@ -241,7 +241,7 @@ def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list
     """
     if clients == 1:
         return ask_for(path, request, seconds)
-    taken = list[float]()
+    durations = list[float]()
     with ExitStack() as stack:
         selector, began = stack.enter_context(selectors.DefaultSelector()), dict[socket.socket, float]()
         for _ in range(clients):
@@ -256,12 +256,12 @@ def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list
                 connection = key.data
                 answer = _read_answer(connection)
                 now = time.perf_counter()
-                taken.append(now - began.pop(connection))
+                durations.append(now - began.pop(connection))
                 _require_answered(answer)
                 if now < ends:
                     began[connection] = now
                     connection.sendall(request)
-    return taken
+    return durations
 
 
 def _require_answered(answer: bytes) -> None:
@@ -269,8 +269,8 @@ def _require_answered(answer: bytes) -> None:
         return
     head, _, body = answer.partition(b"\r\n\r\n")
     parts = (head.partition(b"\r\n")[0], body[:MOST_SHOWN])
-    status, shown = (printable_text(part.decode("utf-8", "replace")) for part in parts)
-    raise ConfigError(f"the request was refused: {status}: {shown}")
+    status, detail = (printable_text(part.decode("utf-8", "replace")) for part in parts)
+    raise ConfigError(f"the request was refused: {status}: {detail}")
 
 
 def _read_answer(connection: socket.socket) -> bytes:
@@ -295,17 +295,17 @@ def _length(head: bytes) -> int:
     raise ConfigError("the inference process answered without a Content-Length; are agent and process of one version?")
 
 
-def _lines(found: InferenceBench) -> Sequence[str]:
+def _lines(result: InferenceBench) -> Sequence[str]:
     request, runtime = (
         ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in zip(("p50", "p95", "p99"), some, strict=True))
-        for some in (found.request_s, found.runtime_s)
+        for some in (result.request_s, result.runtime_s)
     )
-    joules = f"{found.joules:.4g} J by {found.source}" if found.joules is not None else f"unknown: {found.source}"
+    joules = f"{result.joules:.4g} J by {result.source}" if result.joules is not None else f"unknown: {result.source}"
     return (
-        f"model {found.model}, batch {found.batch}, {found.clients} clients, {found.threads} threads, {found.provider}",
-        f"ready in {found.ready_s:.2f} s",
-        f"before the first request {found.pss_mb:.1f} MB PSS, {found.rss_mb:.1f} MB RSS",
-        f"{found.requests} requests, {found.throughput_hz:.1f} a second",
+        f"model {result.model}, batch {result.batch}, {result.clients} clients, {result.threads} threads, {result.provider}",
+        f"ready in {result.ready_s:.2f} s",
+        f"before the first request {result.pss_mb:.1f} MB PSS, {result.rss_mb:.1f} MB RSS",
+        f"{result.requests} requests, {result.throughput_hz:.1f} a second",
         f"a request:          {request}",
         f"ONNX Runtime alone: {runtime}",
         f"energy of a request, the whole board's: {joules}",

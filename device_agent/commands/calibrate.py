@@ -48,30 +48,32 @@ def run(options: argparse.Namespace) -> int:
     root, folder = Path(config.board.root), Path(config.state_dir)
     folder.mkdir(parents=True, exist_ok=True)
     profile = load_for_board(root, config.board.profile)
-    reference, own = open_meters(root, profile, meter, monotonic)
-    _print(f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if own else ""))
+    reference, sensor = open_meters(root, profile, meter, monotonic)
+    _print(
+        f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if sensor else "")
+    )
     share = options.minutes / USUAL_MINUTES
-    bench = CalibrationSetup(root, profile, folder, reference, own, share * IDLE_S, share * PHASE_S, _print)
+    setup = CalibrationSetup(root, profile, folder, reference, sensor, share * IDLE_S, share * PHASE_S, _print)
     with hold_lock(folder):
-        found = backports.run(calibrate(bench))
-    print_fit(found, folder / FILE_NAME)
+        fit = backports.run(calibrate(setup))
+    print_fit(fit, folder / FILE_NAME)
     return 0
 
 
-def parse_meter(words: str) -> MeterConfig:
+def parse_meter(text: str) -> MeterConfig:
     """Parse a meter as `KIND=URL` or `chip=NAME`; raises ConfigError where it names none."""
-    kind, _, place = words.partition("=")
+    kind, _, place = text.partition("=")
     try:
         return msgspec.convert({"kind": kind, "chip" if kind == "chip" else "url": place}, MeterConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"--meter {words}: {error}; give KIND=URL, such as shelly=http://192.0.2.7, or chip=NAME"
+            f"--meter {text}: {error}; give KIND=URL, such as shelly=http://192.0.2.7, or chip=NAME"
         ) from error
 
 
-def print_fit(found: Calibration, path: Path) -> None:
+def print_fit(calibration: Calibration, path: Path) -> None:
     """Print a fit for people."""
-    model, line = found.model, found.line
+    model, line = calibration.model, calibration.line
     if model:
         core_w = model.core_joules_per_cycle * model.max_hertz
         _print(
@@ -80,7 +82,7 @@ def print_fit(found: Calibration, path: Path) -> None:
         )
     if line:
         _print(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
-    _print(f"residual {found.residual_w:.3f} W, R squared {found.r_squared:.3f}")
+    _print(f"residual {calibration.residual_w:.3f} W, R squared {calibration.r_squared:.3f}")
     if fit := line or model:
         meter = f" and {fit.uncertainty_w:g} W, the meter's own error" if fit.uncertainty_w else ""
         _print(f"each figure is ±{fit.uncertainty:.1%}{meter}")

@@ -76,17 +76,17 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
     """
     config, check = _check_config(path)
     yield check
-    told = config.board if config else BoardConfig()
-    root = root or Path(told.root)
+    board = config.board if config else BoardConfig()
+    root = root or Path(board.root)
     if not is_folder(root):
         raise ConfigError(f"{root} is no folder; name the root of a recorded board")
-    yield from examine.examine_board(root, told, Path(config.state_dir) if config else None)
+    yield from examine.examine_board(root, board, Path(config.state_dir) if config else None)
     if root != LIVE_ROOT:
         return
-    yield from examine.examine_machine(config, _load_profile(told.profile))
+    yield from examine.examine_machine(config, _load_profile(board.profile))
     if config and config.serve:
         runs = is_held(Path(config.state_dir))
-        yield from examine_serving(config, _load_profile(told.profile), agent_runs=runs)
+        yield from examine_serving(config, _load_profile(board.profile), agent_runs=runs)
     if config:
         if config.data:
             with suppress(ConfigError):  # of which the finding on torch tells

@@ -63,14 +63,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         with as_owner(state_dir) if state_dir.is_dir() else nullcontext():
             folder = ensure_writable(state_dir, "name a folder this user may write")
-            found = backports.run(_join(token, device, folder))
+            membership = backports.run(_join(token, device, folder))
     except EnrolmentFailed as error:
         sys.stderr.write(f"device-agent: {error}\n")
         return error.code
     if is_new:
         write_first_file(options.config, state_dir, options.data)
         _say(f"{options.config}: written; the examples are looked for in {options.data}")
-    _say(f"joined: {options.config} need not name device, site and broker; `device-agent run` is {found.device} now")
+    _say(f"joined: {options.config} need not name device, site and broker; `device-agent run` is {membership.device} now")
     if options.config == USUAL and units.can_start_services():
         _say(_started())
     return 0
@@ -122,11 +122,11 @@ def _started() -> str:
     return f"{SERVICE} does not run: {refusal}" if refusal else f"{SERVICE} runs"
 
 
-def read_token(told: str, file: Path | None) -> Token:
+def read_token(argument: str, file: Path | None) -> Token:
     """Return the token of a command line, a file, or standard input.
 
     Args:
-        told: Of the command line; `-` for standard input.
+        argument: Of the command line; `-` for standard input.
         file: Where it is instead; None where it is not.
 
     Raises:
@@ -138,8 +138,8 @@ def read_token(told: str, file: Path | None) -> Token:
                 return parse_token(stream.read(2 * MOST_TOKEN))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read ({error}); write the token's line there") from error
-    if told != INSTEAD:
-        return parse_token(told)
+    if argument != INSTEAD:
+        return parse_token(argument)
     if sys.stdin.isatty():
         sys.stderr.write("token: ")
         sys.stderr.flush()

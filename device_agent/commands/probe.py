@@ -93,13 +93,13 @@ def run(options: argparse.Namespace) -> int:
         shape = options.format or ("table" if sys.stdout.isatty() else "json")
         backports.run(_watch(board, options.watch, in_table=shape == "table"))
     else:
-        found = backports.run(ask_twice(board))
+        result = backports.run(ask_twice(board))
         if options.link:
             link = backports.run(probe_link(load(options.config)))
-            found = replace(found, readings=found.readings | link.readings, absent=found.absent | link.absent)
+            result = replace(result, readings=result.readings | link.readings, absent=result.absent | link.absent)
         width = terminal_columns(sys.stdout)
         in_words = options.format != "json"
-        _print(board_text.format_table(board.profile, found, width) if in_words else _format_json(board.profile, found))
+        _print(board_text.format_table(board.profile, result, width) if in_words else _format_json(board.profile, result))
     return 0
 
 
@@ -110,60 +110,60 @@ def _usual_config(options: argparse.Namespace) -> Path | None:
 
 def _open_board(options: argparse.Namespace) -> Board:
     config = load(options.config) if options.config else None
-    told = config.board if config else BoardConfig()
+    board = config.board if config else BoardConfig()
     if options.root:
-        told = replace(told, root=str(options.root))
+        board = replace(board, root=str(options.root))
     if options.profile:
-        told = replace(told, profile=options.profile)
-    if not is_folder(Path(told.root)):
-        raise ConfigError(f"{told.root} is no folder; name the root of a recorded board")
-    return open_board(load_measuring(told, Path(config.state_dir)) if config else Measuring(board=told))
+        board = replace(board, profile=options.profile)
+    if not is_folder(Path(board.root)):
+        raise ConfigError(f"{board.root} is no folder; name the root of a recorded board")
+    return open_board(load_measuring(board, Path(config.state_dir)) if config else Measuring(board=board))
 
 
 def _ask_probes(board: Board) -> ProbeResult:
     """Ask all probes, and for the total whatever the agent itself would ask."""
-    found = run_probes(board.root, board.profile, PROBES, monotonic)
+    result = run_probes(board.root, board.profile, PROBES, monotonic)
     if board.power is None:
-        return found
+        return result
     try:
         total = board.power.source.read()
     except NoData as error:
-        if TOTAL_WATTS in found.readings and board.measuring.board.meter is None:
-            return found
-        rest = {name: reading for name, reading in found.readings.items() if name != TOTAL_WATTS}
-        return replace(found, readings=rest, absent=found.absent | {TOTAL_WATTS: describe_absence(error)})
-    others = {name: lack for name, lack in found.absent.items() if name not in (TOTAL_WATTS, "power")}
-    return replace(found, readings=found.readings | {TOTAL_WATTS: total}, absent=others)
+        if TOTAL_WATTS in result.readings and board.measuring.board.meter is None:
+            return result
+        rest = {name: reading for name, reading in result.readings.items() if name != TOTAL_WATTS}
+        return replace(result, readings=rest, absent=result.absent | {TOTAL_WATTS: describe_absence(error)})
+    others = {name: lack for name, lack in result.absent.items() if name not in (TOTAL_WATTS, "power")}
+    return replace(result, readings=result.readings | {TOTAL_WATTS: total}, absent=others)
 
 
 async def ask_twice(board: Board) -> ProbeResult:
     """Ask once, and again where a counter or a model has the watts only then."""
-    found = _ask_probes(board)
-    if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL_WATTS not in found.readings:
+    result = _ask_probes(board)
+    if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL_WATTS not in result.readings:
         await asyncio.sleep(SECOND_LOOK_S)
-        found = _ask_probes(board)
-    return found
+        result = _ask_probes(board)
+    return result
 
 
 async def _watch(board: Board, period_s: float, *, in_table: bool) -> None:
     before: dict[str, Reading] = {}
     while True:
-        found = _ask_probes(board)
-        shown = replace(found, readings=compute_rates(before, found.readings) | found.readings)
-        before = found.readings
-        _print(_format_screen(board.profile, shown) if in_table else _format_json(board.profile, shown))
+        result = _ask_probes(board)
+        with_rates = replace(result, readings=compute_rates(before, result.readings) | result.readings)
+        before = result.readings
+        _print(_format_screen(board.profile, with_rates) if in_table else _format_json(board.profile, with_rates))
         await asyncio.sleep(period_s)
 
 
-def _format_screen(profile: Profile, found: ProbeResult) -> list[str]:
+def _format_screen(profile: Profile, result: ProbeResult) -> list[str]:
     """Return the whole table, drawn over what stands on a terminal; one that is taller than it scrolls through it.
 
     In a pipe or a file the tables follow each other, an empty line between them.
     """
     if not sys.stdout.isatty():
-        return [*board_text.format_table(profile, found), ""]
+        return [*board_text.format_table(profile, result), ""]
     size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS, which may be of another terminal
-    lines = board_text.format_table(profile, found, size.columns or WIDTH)
+    lines = board_text.format_table(profile, result, size.columns or WIDTH)
     return [CLEAR + lines[0], *lines[1:]]
 
 
@@ -185,9 +185,9 @@ def _record(board: Board, folder: Path) -> None:
     )
 
 
-def _format_json(profile: Profile, found: ProbeResult) -> list[str]:
-    shown = ProbeOutput(board=profile.id, readings=found.readings, absent=found.absent, facts=found.facts)
-    return [msgspec.json.encode(shown).decode()]
+def _format_json(profile: Profile, result: ProbeResult) -> list[str]:
+    output = ProbeOutput(board=profile.id, readings=result.readings, absent=result.absent, facts=result.facts)
+    return [msgspec.json.encode(output).decode()]
 
 
 def _print(lines: Iterable[str]) -> None:

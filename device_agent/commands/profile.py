@@ -84,10 +84,10 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found, mine = read_identity(options.root), load_for_board(options.root, options.profile)
-    rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", one.name) for id_, one in load_all().items()]
+    identity, mine = read_identity(options.root), load_for_board(options.root, options.profile)
+    rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", profile.name) for id_, profile in load_all().items()]
     write_text(sys.stdout, TextTable((TextColumn(), TextColumn(least=16)), rows))
-    _print(f"this board says: {', '.join(found.tokens()) or 'nothing'}")
+    _print(f"this board says: {', '.join(identity.tokens()) or 'nothing'}")
     return EXIT_DONE
 
 

@@ -218,8 +218,8 @@ def _require_examples(data: Data) -> None:
     """Warn where there are no examples to read: the first task that needs them fails, and that may be hours away."""
     if data.path and not os.access(data.path, os.R_OK):
         remedy = "correct `path` of [data], or let the agent's user read it"
-        told = "is not there, or not ours to read"
-        logger.warning("data.path: %s %s; every task fails until then: %s", data.path, told, remedy)
+        problem = "is not there, or not ours to read"
+        logger.warning("data.path: %s %s; every task fails until then: %s", data.path, problem, remedy)
 
 
 def _class_names(data: Data) -> tuple[str, ...] | None:
@@ -286,8 +286,8 @@ def _hold_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[N
     """Hold the board at its target while the agent runs; what it refuses is a warning, and not the agent's end."""
     with ExitStack() as stack:
         try:
-            wanted = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
-            stack.enter_context(hold_target(board.root, board.profile, wanted, folder / JOURNAL_NAME))
+            goal = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
+            stack.enter_context(hold_target(board.root, board.profile, goal, folder / JOURNAL_NAME))
         except (ConfigError, Unwritable) as error:
             logger.warning("clocks and power mode stay as they are: %s", error)
         yield

@@ -107,10 +107,10 @@ def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> Bo
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
     process = InferenceProcess(settings, files.find, files.select_served(), folders=files.folders)
-    gates, own = GateProcess(folder, settings, config.data), None
+    gates, personal = GateProcess(folder, settings, config.data), None
     if not serve.split:
         is_judged = config.data is not None and config.data.holdout > 0 and serve.own_max_drop < 1
         judge = partial(gates.judge_own, max_drop=serve.own_max_drop) if is_judged else None
-        own = OwnModelServing(folder / "state", process, judge)
-        gates.own_path = own.path
-    return BoardServing(config, folder, process, settings, store, own, gates, files.folders)
+        personal = OwnModelServing(folder / "state", process, judge)
+        gates.own_path = personal.path
+    return BoardServing(config, folder, process, settings, store, personal, gates, files.folders)

@@ -72,8 +72,8 @@ def _show() -> int:
             continue
         is_there = is_current(find_extras(), folder_name(choice, purpose))
         largest = choice.wheels[-1]
-        told = f"{choice.bytes / 1e6:.0f} MB, {largest.name} {largest.version} the largest"
-        _say(f"{purpose}: {'there' if is_there else f'`device-agent setup {purpose}` brings {told}'}")
+        download = f"{choice.bytes / 1e6:.0f} MB, {largest.name} {largest.version} the largest"
+        _say(f"{purpose}: {'there' if is_there else f'`device-agent setup {purpose}` brings {download}'}")
     return 0
 
 

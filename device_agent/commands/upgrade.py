@@ -48,10 +48,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 done, 1 the new version failed and the one before runs, 2 refused, 3 one is under way."
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    made = {
-        name: verbs.add_parser(name, help=told, description=told, epilog=parser.epilog) for name, told in VERBS.items()
+    parsers = {
+        name: verbs.add_parser(name, help=summary, description=summary, epilog=parser.epilog) for name, summary in VERBS.items()
     }
-    for verb in made.values():
+    for verb in parsers.values():
         verb.add_argument("--home", type=Path, metavar="DIR", help=f"folder of the versions; {HOME}")
         verb.add_argument("--config", type=Path, metavar="FILE", help=f"the agent's file; {CONFIG}")
         verb.add_argument(
@@ -59,9 +59,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         )
     for name in ("install", "wanted", "back"):
         help_ = "what starts and stops the agent's service, by the words of %(default)s"
-        made[name].add_argument("--systemctl", default=SYSTEMCTL[0], metavar="COMMAND", help=help_)
-    made["status"].add_argument("--format", choices=("text", "json"), default="text", help="how to print; %(default)s")
-    install = made["install"]
+        parsers[name].add_argument("--systemctl", default=SYSTEMCTL[0], metavar="COMMAND", help=help_)
+    parsers["status"].add_argument("--format", choices=("text", "json"), default="text", help="how to print; %(default)s")
+    install = parsers["install"]
     install.add_argument("package", type=Path, metavar="FILE.deb", help="the package")
     help_ = "what the site signed of it; FILE.json beside the package"
     install.add_argument("--manifest", type=Path, metavar="FILE", help=help_)
@@ -99,14 +99,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(options: argparse.Namespace) -> UpgradePlace:
-    told = {"home": options.home or find_home() or HOME, "roots": options.roots}
+    settings = {"home": options.home or find_home() or HOME, "roots": options.roots}
     try:
-        return UpgradePlace(state_dir=Path(load_file(options.config or CONFIG).state_dir), **told)
+        return UpgradePlace(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
     except ConfigError as error:
         if options.config:
             raise
         logger.info("%s; the agent's folder is taken to be %s", error, STATE_DIR)
-        return UpgradePlace(state_dir=STATE_DIR, **told)
+        return UpgradePlace(state_dir=STATE_DIR, **settings)
 
 
 def _install(updater: Updater, options: argparse.Namespace) -> int:
@@ -118,11 +118,11 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.manifest or options.package.with_suffix('.json')}: {error}") from error
     updater.settle()
     backports.run(updater.finish())
-    wanted = Wanted(
+    target = Wanted(
         version=version, attempt=next_attempt(updater.record, version), probation_s=_seconds(options.probation)
     )
     request = UpgradeRequest(
-        wanted,
+        target,
         lambda: signed,
         lambda size: _read(options.package, min(size, MOST_PACKAGE)),
         by_hand=True,
@@ -134,11 +134,11 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
     return {"committed": 0, "rolled-back": EXIT_BACK}.get(record.state, EXIT_REFUSED)
 
 
-def _seconds(told: float) -> float:
+def _seconds(seconds: float) -> float:
     try:
-        return Wanted(version="0", probation_s=told).probation_s
+        return Wanted(version="0", probation_s=seconds).probation_s
     except ValueError as error:
-        raise ConfigError(f"--probation {told}: {error}") from error
+        raise ConfigError(f"--probation {seconds}: {error}") from error
 
 
 def _read(path: Path, most: int) -> bytes:
@@ -155,10 +155,10 @@ def _take_wanted(updater: Updater, options: argparse.Namespace) -> int:
     updater.settle()
     supervisor.tell(READY)  # from here on the agent may start: what runs is decided
     backports.run(updater.finish())
-    while (wanted := _wanted(updater.agent)) not in (None, done):
-        assert wanted
-        backports.run(updater.take(_request(updater.agent, wanted)))
-        done = wanted
+    while (request := _wanted(updater.agent)) not in (None, done):
+        assert request
+        backports.run(updater.take(_request(updater.agent, request)))
+        done = request
     del options
     return 0
 
@@ -171,9 +171,9 @@ def _wanted(agent: AgentFolder) -> Wanted | None:
         return None
 
 
-def _request(agent: AgentFolder, wanted: Wanted) -> UpgradeRequest:
-    name = wanted.version
-    return UpgradeRequest(wanted, lambda: agent.signed(name), lambda size: agent.package(name, size))
+def _request(agent: AgentFolder, request: Wanted) -> UpgradeRequest:
+    name = request.version
+    return UpgradeRequest(request, lambda: agent.signed(name), lambda size: agent.package(name, size))
 
 
 def _back(updater: Updater, options: argparse.Namespace) -> int:
@@ -188,8 +188,8 @@ def _back(updater: Updater, options: argparse.Namespace) -> int:
 def _show(place: UpgradePlace, form: str) -> int:
     record, current = read_upgrade(place.home), Versions(place.home).current()
     if form == "json":
-        told = {"current": current, "trusts": trusted_pins(place.roots), **msgspec.to_builtins(record)}
-        _print(msgspec.json.encode(told).decode())
+        status = {"current": current, "trusts": trusted_pins(place.roots), **msgspec.to_builtins(record)}
+        _print(msgspec.json.encode(status).decode())
         return 0
     _print(_describe(record, current))
     pins = trusted_pins(place.roots)
@@ -216,10 +216,10 @@ def _trust(place: UpgradePlace) -> int:
     with as_owner(place.state_dir):
         membership = read_membership(folder)
         if membership is None:
-            told = f"{folder / MEMBERSHIP} is not there: this board has joined no site"
-            raise ConfigError(f"{told}; `device-agent join` first")
-        shown = _read(folder / CA, MOST_SIGNED)
-    root = find_root(shown, membership.root)
+            problem = f"{folder / MEMBERSHIP} is not there: this board has joined no site"
+            raise ConfigError(f"{problem}; `device-agent join` first")
+        chain = _read(folder / CA, MOST_SIGNED)
+    root = find_root(chain, membership.root)
     try:
         replace_file(place.roots, root, mode=READABLE)
     except PermissionError as error:

@@ -85,7 +85,7 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
         NoData: It is there, and may not be listed.
     """
     try:
-        names = [one.name for one in folder.iterdir()]
+        names = [entry.name for entry in folder.iterdir()]
     except OSError as error:
         refusal = _explain(error, folder)
         if refusal.lack == "not_present":
@@ -105,10 +105,10 @@ def find_paths(root: Path, pattern: str) -> list[Path]:
         root: Where the pattern begins.
         pattern: Names and patterns of shells, joined by `/`.
     """
-    found, refused = [root], list[Path]()
+    folders, refused = [root], list[Path]()
     for part in PurePosixPath(pattern).parts:
         within = list[Path]()
-        for folder in found:
+        for folder in folders:
             if re.search(r"[*?\[]", part) is None:
                 within.append(folder / part)
                 continue
@@ -116,8 +116,8 @@ def find_paths(root: Path, pattern: str) -> list[Path]:
                 within += list_folder(folder, part)
             except NoData:
                 refused.append(folder)
-        found = within
-    return [*(path for path in found if _may_be_there(path)), *refused]
+        folders = within
+    return [*(path for path in folders if _may_be_there(path)), *refused]
 
 
 def is_there(path: Path) -> bool:
@@ -156,7 +156,7 @@ def _explain(error: OSError, path: Path) -> NoData:
     """Return an error as a lack; below what was recorded as a folder that did not answer, the lack of then."""
     if error.errno == errno.ENOTDIR:
         try:
-            if above := next((one for one in (path, *path.parents) if one.is_file()), None):
+            if above := next((parent for parent in (path, *path.parents) if parent.is_file()), None):
                 with above.open("rb") as file:
                     parse_recorded(file.read(CHUNK_BYTES).decode(errors="replace").strip(), path)
         except OSError:

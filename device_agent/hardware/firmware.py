@@ -39,7 +39,7 @@ def ask(root: Path, question: str) -> str:
     """
     devices = [root / name for name in MAILBOX_DEVICES if root == LIVE_ROOT and is_there(root / name)]
     if devices:
-        return ask_mailbox(next((one for one in devices if os.access(one, os.R_OK)), devices[0]), question)
+        return ask_mailbox(next((device for device in devices if os.access(device, os.R_OK)), devices[0]), question)
     return parse_answer(run_tool(root, "vcgencmd", *question.split()), question)
 
 
@@ -107,7 +107,7 @@ def parse_celsius(answer: str) -> float:
 
 
 def _match(pattern: str, answer: str) -> str:
-    found = re.fullmatch(pattern, answer.strip(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(pattern, answer.strip(), re.ASCII)
+    if match is None:
         raise NoData(f"{answer[:80]!r} is no answer of the form {pattern}", lack="invalid")
-    return found[1]
+    return match[1]

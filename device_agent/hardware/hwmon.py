@@ -40,7 +40,7 @@ def find_chips(root: Path, names: Collection[str]) -> Chips:
     Raises:
         NoData: The kernel's list of chips may not be read.
     """
-    found: list[tuple[Path, str]] = []
+    chips: list[tuple[Path, str]] = []
     refusal: NoData | None = None
     for folder in list_folder(root / CHIP_FOLDER, "hwmon*"):
         try:
@@ -52,22 +52,22 @@ def find_chips(root: Path, names: Collection[str]) -> Chips:
         if not name:
             refusal = NoData(f"{folder}/name: is empty", lack="invalid")
         elif name in names:
-            found.append((folder, name))
-    return Chips(tuple(found), refusal)
+            chips.append((folder, name))
+    return Chips(tuple(chips), refusal)
 
 
 def find_addresses(root: Path) -> dict[str, str]:
     """Find the I2C addresses of chips by the names of their hwmon folders; a chip elsewhere has none."""
     folders = [path for path in find_paths(root, I2C_CHIPS) if path.name.startswith("hwmon")]
-    found = {path.name: path.parent.parent.name for path in folders if I2C_ADDRESS.fullmatch(path.parent.parent.name)}
+    addresses = {path.name: path.parent.parent.name for path in folders if I2C_ADDRESS.fullmatch(path.parent.parent.name)}
     try:
         chips = list_folder(root / CHIP_FOLDER, "hwmon*")
     except NoData:
-        return found
+        return addresses
     top = len(Path(os.path.realpath(root)).parts)
     for chip in chips:
         below = Path(os.path.realpath(chip)).parts[top:]
         address = next((part for part in reversed(below) if I2C_ADDRESS.fullmatch(part)), "")
         if address:
-            found.setdefault(chip.name, address)
-    return found
+            addresses.setdefault(chip.name, address)
+    return addresses

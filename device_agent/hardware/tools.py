@@ -45,8 +45,8 @@ def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
     except OSError as error:
         raise NoData(f"{tool}: {error.strerror}", lack="denied") from error
     if done.returncode:
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()
-        raise NoData(f"{' '.join(command)}: exit code {done.returncode}: {said[:200]}", lack="invalid")
+        output = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise NoData(f"{' '.join(command)}: exit code {done.returncode}: {output[:200]}", lack="invalid")
     return done.stdout.decode(errors="replace")
 
 
@@ -60,25 +60,25 @@ def read_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
 
 def run_until_newline(command: list[str], timeout_s: float) -> str:
     """Run a command until its first whole line; raises NoData where it ends, or time does, before one came."""
-    said, until = b"", monotonic() + timeout_s
+    output, until = b"", monotonic() + timeout_s
     try:
         with subprocess.Popen(  # noqa: S603 - a closed list, no shell
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         ) as process:
             assert process.stdout is not None
             try:
-                while b"\n" not in said and select.select([process.stdout], [], [], max(0.0, until - monotonic()))[0]:
+                while b"\n" not in output and select.select([process.stdout], [], [], max(0.0, until - monotonic()))[0]:
                     part = os.read(process.stdout.fileno(), MAX_LINE_BYTES)
-                    said += part
-                    if not part or len(said) > MAX_LINE_BYTES:
-                        raise NoData(f"{' '.join(command)}: no line, {said[:80]!r}", lack="invalid")
+                    output += part
+                    if not part or len(output) > MAX_LINE_BYTES:
+                        raise NoData(f"{' '.join(command)}: no line, {output[:80]!r}", lack="invalid")
             finally:
                 process.kill()
     except OSError as error:
         raise NoData(f"{command[0]}: {error.strerror}", lack="denied") from error
-    if b"\n" not in said:
+    if b"\n" not in output:
         raise NoData(f"{' '.join(command)}: no line within {timeout_s:g} s", lack="busy")
-    return said.partition(b"\n")[0].decode(errors="replace")
+    return output.partition(b"\n")[0].decode(errors="replace")
 
 
 def _locate_tool(name: str, *, anywhere: bool) -> str:

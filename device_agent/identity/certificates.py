@@ -70,35 +70,35 @@ def trusted_chain(pem: bytes, root: bytes) -> bytes:
         offered = x509.load_pem_x509_certificates(pem)[:MOST_CHAIN]
     except UNREADABLE:
         offered = []
-    pinned = [one for one in offered if one.fingerprint(hashes.SHA256()) == root]
+    pinned = [certificate for certificate in offered if certificate.fingerprint(hashes.SHA256()) == root]
     if not pinned:
         raise EnrolmentFailed(
             "the gateway shows another CA than the token names; nothing secret was sent. Either the token is of "
             "another site, or somebody stands between: compare with `edge-server site check` on the gateway",
             code=OTHER_CA,
         )
-    signed = [one for one in offered if one is not pinned[0] and _is_ca_of(one, pinned[0])]
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in (*signed, pinned[0]))
+    signed = [certificate for certificate in offered if certificate is not pinned[0] and _is_ca_of(certificate, pinned[0])]
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in (*signed, pinned[0]))
 
 
-def check_next_root(shown: bytes, known: bytes) -> None:
+def check_next_root(offered_pem: bytes, trusted_pem: bytes) -> None:
     """Refuse the root that is the last of those shown unless the one that is trusted here vouches for it.
 
     It does by a certificate for the same name and key with a path length of 1, which roots have: the site CA, which
     it signed too, has 0, so that whoever took over a gateway cannot put a root of their own in the site's place.
 
     Args:
-        shown: What the gateway offers, PEM.
-        known: The authorities in use here; the last is the root that is trusted, PEM.
+        offered_pem: What the gateway offers, PEM.
+        trusted_pem: The authorities in use here; the last is the root that is trusted, PEM.
 
     Raises:
         EnrolmentFailed: It does not.
     """
     try:
-        *offered, new = x509.load_pem_x509_certificates(shown)[-MOST_CHAIN:]
-        root = x509.load_pem_x509_certificates(known)[-1]
+        *offered, new = x509.load_pem_x509_certificates(offered_pem)[-MOST_CHAIN:]
+        root = x509.load_pem_x509_certificates(trusted_pem)[-1]
         is_root = _path_length(new) == ROOT_PATH and _is_issued_by(new, new)
-        is_vouched = any(_vouches(root, one, new) for one in offered)
+        is_vouched = any(_vouches(root, certificate, new) for certificate in offered)
     except UNREADABLE:
         is_root = is_vouched = False
     if not is_root or not is_vouched:
@@ -121,17 +121,17 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
         EnrolmentFailed: It is for another key or name, or not of this site's CA.
     """
     try:
-        found = x509.load_pem_x509_certificate(certificate.encode())
-        names = [one.value for one in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        signed = any(_is_issued_by(found, ca) for ca in x509.load_pem_x509_certificates(chain))
-        ours = found.public_key() == _private(key).public_key()
+        issued = x509.load_pem_x509_certificate(certificate.encode())
+        names = [attribute.value for attribute in issued.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        signed = any(_is_issued_by(issued, ca) for ca in x509.load_pem_x509_certificates(chain))
+        is_own_key = issued.public_key() == _private(key).public_key()
     except UNREADABLE as error:
         raise _wrong(str(error)) from error
     if not signed:
         raise _wrong("it is not signed by the site's CA")
-    if not ours or names != [device]:
-        raise _wrong("it is for another key" if not ours else f"it is for {names}, not for {device!r}")
-    return Dates(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+    if not is_own_key or names != [device]:
+        raise _wrong("it is for another key" if not is_own_key else f"it is for {names}, not for {device!r}")
+    return Dates(issued.not_valid_before_utc.timestamp(), issued.not_valid_after_utc.timestamp())
 
 
 def dates_in(pem: bytes) -> Dates:
@@ -141,10 +141,10 @@ def dates_in(pem: bytes) -> Dates:
         EnrolmentFailed: It holds none.
     """
     try:
-        found = x509.load_pem_x509_certificate(pem)
+        certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise EnrolmentFailed(f"holds no certificate ({error})", code=OTHER_CA) from error
-    return Dates(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
+    return Dates(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def _wrong(why: str) -> EnrolmentFailed:
@@ -161,7 +161,7 @@ def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
 
 def _vouches(root: x509.Certificate, by: x509.Certificate, new: x509.Certificate) -> bool:
     """Tell whether a root's certificate is for another root: the same name, of the same site, and key."""
-    sites = [one.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME) for one in (root, new)]
+    sites = [certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME) for certificate in (root, new)]
     is_for_it = by.subject == new.subject and by.public_key() == new.public_key() and sites[0] == sites[1]
     return is_for_it and _path_length(by) == ROOT_PATH and _is_issued_by(by, root)
 

@@ -91,14 +91,14 @@ class BoardClock:
         wrong, site = self.find_wrong_clock(), self.site_utc_s()
         if not wrong or site is None:
             return ""
-        apart = f"this board's clock reads {utc_text(self.utc_s())}, the gateway's {utc_text(site)}"
+        readings = f"this board's clock reads {utc_text(self.utc_s())}, the gateway's {utc_text(site)}"
         if site < WRITTEN_UTC_S:
-            return f"the gateway's clock is wrong: {apart}, and it is {utc_text(WRITTEN_UTC_S)} or later"
+            return f"the gateway's clock is wrong: {readings}, and it is {utc_text(WRITTEN_UTC_S)} or later"
         if wrong == "gateway":
             return (
-                f"the gateway's clock is wrong, or what keeps this board's clock: {apart}, and this one is kept right"
+                f"the gateway's clock is wrong, or what keeps this board's clock: {readings}, and this one is kept right"
             )
-        return f"this board's clock is wrong: {apart}"
+        return f"this board's clock is wrong: {readings}"
 
     def _seen(self) -> float:
         if self.folder is None:

@@ -66,12 +66,12 @@ def read_membership(folder: Path) -> Membership | None:
     except OSError as error:
         raise ConfigError(f"{folder / MEMBERSHIP}: {error.strerror}; run this as the agent's user") from error
     try:
-        found = msgspec.json.decode(data, type=Membership)
+        membership = msgspec.json.decode(data, type=Membership)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder / MEMBERSHIP}: damaged ({error}); join anew by a new token") from error
-    if found.version > VERSION:
+    if membership.version > VERSION:
         raise ConfigError(f"{folder / MEMBERSHIP}: of a newer version of this program; update it")
-    return found
+    return membership
 
 
 def tls_of(folder: Path) -> Tls:

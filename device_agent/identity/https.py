@@ -74,10 +74,10 @@ class Gateway:
         Raises:
             EnrolmentFailed: It refuses, does not answer, or is not the one; or a clock is wrong.
         """
-        said = b"" if body is None else msgspec.json.encode(body)
+        payload = b"" if body is None else msgspec.json.encode(body)
         method = "GET" if body is None else "POST"
         try:
-            reply = await self._ask(method, path, said, build_context(tls, dates=self.clock.may_judge()))
+            reply = await self._ask(method, path, payload, build_context(tls, dates=self.clock.may_judge()))
         except ssl.SSLCertVerificationError as error:
             raise await self._explain(error, tls) from error
         if reply.utc_s is not None:
@@ -115,14 +115,14 @@ class Gateway:
         if reply.status == 200:  # noqa: PLR2004 - HTTP's OK
             return reply.body
         try:
-            told = decode_json(reply.body, Refusal)
+            refusal = decode_json(reply.body, Refusal)
         except WireError:
             raise self._away(f"it answers with status {reply.status}") from None
-        words = printable_text(told.message or told.reason)[:MOST_WORDS]  # perhaps a stranger's
-        if told.reason in ("busy", "site"):
-            wait = f" in {told.retry_s:.0f} s" if told.retry_s else ""
-            raise EnrolmentFailed(f"{words}; the same again{wait}", code=AWAY, reason=told.reason)
-        raise EnrolmentFailed(words, code=TOKEN, reason=told.reason)
+        message = printable_text(refusal.message or refusal.reason)[:MOST_WORDS]  # perhaps a stranger's
+        if refusal.reason in ("busy", "site"):
+            wait = f" in {refusal.retry_s:.0f} s" if refusal.retry_s else ""
+            raise EnrolmentFailed(f"{message}; the same again{wait}", code=AWAY, reason=refusal.reason)
+        raise EnrolmentFailed(message, code=TOKEN, reason=refusal.reason)
 
     async def _explain(self, error: ssl.SSLCertVerificationError, tls: Tls) -> EnrolmentFailed:
         """Say why the gateway's certificate was not accepted; of its dates, which clock is wrong."""
@@ -148,11 +148,11 @@ class Gateway:
 
 async def _read_reply(reader: asyncio.StreamReader) -> Reply:
     first, headers = parse_head(await reader.readuntil(b"\r\n\r\n"))
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
+    version, _, status_text = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not status_text[:3].isdecimal():
         raise WireError("it speaks no HTTP", reason="malformed")
     body = await reader.readexactly(body_length(headers))
-    return Reply(int(rest[:3]), body, parse_http_date(headers.get("date", "")))
+    return Reply(int(status_text[:3]), body, parse_http_date(headers.get("date", "")))
 
 
 def authority_tls(ca: Path) -> Tls:

@@ -66,8 +66,8 @@ class Join:
             membership = credentials.read_membership(folder) or await self._enrol(gateway, folder)
             await self._prove(credentials.broker_of(folder, membership), membership)
             credentials.adopt(identity, folder)
-            said = Joined(token=self.token.id, secret=self.token.secret)
-            await gateway.ask("/joined", said, authority_tls(folder / CA))
+            confirmation = Joined(token=self.token.id, secret=self.token.secret)
+            await gateway.ask("/joined", confirmation, authority_tls(folder / CA))
             credentials.sweep(identity)
         return membership
 
@@ -91,13 +91,13 @@ class Join:
         from device_agent.identity.certificates import check_certificate, make_request  # noqa: PLC0415 - as above
 
         key = _own_key(folder)
-        asked = JoinRequest(
+        request = JoinRequest(
             token=self.token.id,
             secret=self.token.secret,
             request=make_request(key, self.device),
             device=self.device,
         )
-        answer = _decode(await gateway.ask("/join", asked, authority_tls(folder / CA)))
+        answer = _decode(await gateway.ask("/join", request, authority_tls(folder / CA)))
         dates = check_certificate(answer.certificate, (folder / CA).read_bytes(), key, answer.device)
         site_utc_s = self.clock.site_utc_s()
         membership = Membership(

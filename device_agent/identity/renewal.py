@@ -84,17 +84,17 @@ class Renewal:
         while True:
             try:
                 await self.look()
-                self._told, rest = "", LOOK_S
+                self._told, pause = "", LOOK_S
             except (EnrolmentFailed, ConfigError, Unwritable, OSError) as error:
                 self._tell(str(error))
-                rest = RETRY_S
-            await asyncio.sleep(self.random.uniform(*rest))
+                pause = RETRY_S
+            await asyncio.sleep(self.random.uniform(*pause))
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, problem: str) -> None:
         """Log what an operator may have to mend, once as long as it lasts."""
-        if what != self._told:
-            log.warning("the certificate, or the root that it is of, is not renewed yet: %s", what)
-        self._told = what
+        if problem != self._told:
+            log.warning("the certificate, or the root that it is of, is not renewed yet: %s", problem)
+        self._told = problem
 
     async def look(self) -> bool:
         """Ask the gateway for its time and its roots; move to the newest, renew if it is time; return whether it was.
@@ -110,12 +110,12 @@ class Renewal:
         if membership is None:
             return False
         gateway = Gateway(membership.host, membership.port, self.clock)
-        shown = await gateway.ask("/ca.pem", None, authority_tls(used / CA))
+        offered = await gateway.ask("/ca.pem", None, authority_tls(used / CA))
         refused: EnrolmentFailed | None = None
-        newest, count = newest_root(shown)
+        newest, count = newest_root(offered)
         if newest and newest != membership.root:
             try:
-                membership = await self._move(membership, shown, newest)
+                membership = await self._move(membership, offered, newest)
             except EnrolmentFailed as error:
                 refused = error  # a certificate that ends is renewed all the same
         site_utc_s = self.clock.site_utc_s()
@@ -137,16 +137,16 @@ class Renewal:
         share = Random(f"{membership.device} {membership.not_after_utc_s}").uniform(-JITTER, JITTER)  # noqa: S311
         return membership.not_after_utc_s - life_s * LEFT * (1 + share)
 
-    async def _move(self, membership: Membership, shown: bytes, newest: str) -> Membership:
+    async def _move(self, membership: Membership, offered: bytes, newest: str) -> Membership:
         """Put a set into use that trusts another root, where the one that is trusted now vouches for that."""
         with hold_lock(self.identity):
             credentials.sweep(self.identity)
-            folder, moved = await in_thread(self._store_root, membership, shown, newest)
-            await self._adopt(folder, moved, f"this board's certificate with the root {newest[:16]}…")
+            folder, new_membership = await in_thread(self._store_root, membership, offered, newest)
+            await self._adopt(folder, new_membership, f"this board's certificate with the root {newest[:16]}…")
         log.info("this board trusts the site's next root by now, for which the one before vouches: %s", newest)
-        return moved
+        return new_membership
 
-    def _store_root(self, membership: Membership, shown: bytes, newest: str) -> tuple[Path, Membership]:
+    def _store_root(self, membership: Membership, offered: bytes, newest: str) -> tuple[Path, Membership]:
         """Return a new set with the key and certificate in use, whole and on the disk, and what it says."""
         from device_agent.identity.certificates import (  # noqa: PLC0415 - once in many years
             check_certificate,
@@ -156,8 +156,8 @@ class Renewal:
 
         used = self.identity / CURRENT
         key, certificate = (used / KEY).read_bytes(), (used / CERTIFICATE).read_bytes()
-        check_next_root(shown, (used / CA).read_bytes())
-        chain = trusted_chain(shown, bytes.fromhex(newest))
+        check_next_root(offered, (used / CA).read_bytes())
+        chain = trusted_chain(offered, bytes.fromhex(newest))
         check_certificate(certificate.decode(), chain, key, membership.device)
         files = {KEY: key, CA: chain, CERTIFICATE: certificate}
         return self._keep(f"root-{newest[:12]}", files, replace(membership, root=newest))
@@ -175,11 +175,11 @@ class Renewal:
         used = self.identity / CURRENT
         credentials.sweep(self.identity)  # what an attempt before left
         key = (used / KEY).read_bytes()
-        asked = RenewRequest(request=await in_thread(_request, key, membership.device))
+        request = RenewRequest(request=await in_thread(_request, key, membership.device))
         if site_utc_s < membership.not_after_utc_s:
-            data = await gateway.ask("/renew", asked, credentials.tls_of(used))
+            data = await gateway.ask("/renew", request, credentials.tls_of(used))
         else:  # no handshake takes it any more
-            data = await gateway.ask("/renew-expired", asked, authority_tls(used / CA))
+            data = await gateway.ask("/renew-expired", request, authority_tls(used / CA))
         folder, renewed = await in_thread(self._store, data, key, membership, site_utc_s)
         await self._adopt(folder, renewed, "the new certificate")
         log.info("certificate renewed until %s", utc_text(renewed.not_after_utc_s))
@@ -207,12 +207,12 @@ class Renewal:
         return folder, membership
 
 
-def newest_root(shown: bytes) -> tuple[str, int]:
+def newest_root(pem: bytes) -> tuple[str, int]:
     """Return the digest of the last of the certificates that a gateway shows, and how many there are.
 
     Without `cryptography`, which an idle agent does not load; nothing where they are none.
     """
-    blocks = shown.decode("ascii", "replace").split(BEGIN)[1:]
+    blocks = pem.decode("ascii", "replace").split(BEGIN)[1:]
     try:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert((BEGIN + blocks[-1]).strip())).hexdigest(), len(blocks)
     except (IndexError, ValueError):

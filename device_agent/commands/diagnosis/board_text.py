@@ -40,32 +40,32 @@ BUSY_SECONDS, TOTAL_SECONDS, LOAD_RATIO = "cputime.busy_seconds", "cputime.total
 RATED_COUNTS = frozenset({"throttle.overcurrent_count"})
 
 
-def format_table(profile: Profile, found: ProbeResult, width: int | None = None) -> list[str]:
+def format_table(profile: Profile, result: ProbeResult, width: int | None = None) -> list[str]:
     """Format the tables of a board: facts, readings, absences, and advice on the most important of them.
 
     Args:
-        found: Result of its probes.
+        result: Result of its probes.
         width: Of the terminal in columns; None for lines of any length.
     """
     facts = {"board": f"{profile.id}  {profile.name}"} | {
-        name: value for name, value in found.facts.items() if name != "board"
+        name: value for name, value in result.facts.items() if name != "board"
     }
     lines = format_columns(facts.items(), width=width)
-    if found.readings:
+    if result.readings:
         head = ("READING", "VALUE", "±", "QUALITY", "SOURCE")
-        lines += ["", *format_columns(map(_make_row, sorted(found.readings.items())), head, width=width)]
-    if found.absent:
-        lacks = [(name, one.lack.replace("_", " "), one.cause) for name, one in sorted(found.absent.items())]
+        lines += ["", *format_columns(map(_make_row, sorted(result.readings.items())), head, width=width)]
+    if result.absent:
+        lacks = [(name, absence.lack.replace("_", " "), absence.cause) for name, absence in sorted(result.absent.items())]
         lines += ["", *format_columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
-    waiting = {name for name, one in found.absent.items() if one.lack == "busy"}
-    advice = [meaning for name, meaning in MISSING_FIGURES if name not in found.readings.keys() | waiting]
+    busy = {name for name, absence in result.absent.items() if absence.lack == "busy"}
+    advice = [meaning for name, meaning in MISSING_FIGURES if name not in result.readings.keys() | busy]
     advice += [UNDESCRIBED_BOARD] if profile.id == UNKNOWN_PROFILE.id else []
     advice += [f"{profile.id} does not know what the rails of this board feed: {NAME_PROFILE}"] * bool(
         profile.is_fallback()
-        and "power.total_watts" not in found.readings
-        and any(one.source.startswith(RAIL_SENSORS) for one in found.readings.values())
+        and "power.total_watts" not in result.readings
+        and any(reading.source.startswith(RAIL_SENSORS) for reading in result.readings.values())
     )
-    return [*lines, "", *(line for one in advice for line in fold_text(one, width))] if advice else lines
+    return [*lines, "", *(line for hint in advice for line in fold_text(hint, width))] if advice else lines
 
 
 def format_columns(
@@ -98,15 +98,15 @@ def compute_rates(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> 
     busy and total CPU seconds give `cputime.load_ratio`. A counter that went back wrapped or began anew: it gives no
     rate, since how far it had come is not known.
     """
-    found = {}
+    rates = {}
     for name in before.keys() & now.keys():
         rate = _find_rate(name)
         past_s = now[name].at - before[name].at
         change = now[name].value - before[name].value
         if rate is not None and past_s > 0 and change >= 0:
             new, factor, unit = rate
-            found[new] = _make_reading(now[name], factor * change / past_s, unit)
-    return dict(sorted((found | _compute_load(before, now)).items()))
+            rates[new] = _make_reading(now[name], factor * change / past_s, unit)
+    return dict(sorted((rates | _compute_load(before, now)).items()))
 
 
 def _find_rate(name: str) -> tuple[str, float, str] | None:

@@ -147,11 +147,11 @@ def check_disk(folder: str, refused: str, free_bytes: int, outbox_bytes: int) ->
     return Check(name="disk", state="ok", finding=finding)
 
 
-def check_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:
+def check_memory(memory: ProbeResult | Absent, limit_bytes: int) -> Check:
     """Check that the trainer finds the memory it takes, and may take it; `limit_bytes` is its limit, 0 for none."""
-    free = found.readings.get("memory.available_bytes") if isinstance(found, ProbeResult) else None
+    free = memory.readings.get("memory.available_bytes") if isinstance(memory, ProbeResult) else None
     if free is None:
-        return Check(name="memory", state="warn", finding=f"nothing tells how much is free: {_find_cause(found)}")
+        return Check(name="memory", state="warn", finding=f"nothing tells how much is free: {_find_cause(memory)}")
     finding = f"{format_figure(AVAILABLE_MEMORY, free.value)} available"
     if 0 < limit_bytes < TRAINER_BYTES:
         remedy = f"set memory_mb of [trainer] to {TRAINER_BYTES // MIB} or more"
@@ -164,18 +164,18 @@ def check_memory(found: ProbeResult | Absent, limit_bytes: int) -> Check:
     return Check(name="memory", state="ok", finding=finding)
 
 
-def check_throttle(found: ProbeResult) -> Check:
+def check_throttle(throttle: ProbeResult) -> Check:
     """Check that the board runs at the speed it has, now and since it started."""
-    words = found.facts.get("throttle", "none")
-    flags = [name for name in THROTTLE_FLAGS if (one := found.readings.get(name)) and one.value]
-    if not flags and (unknown := found.absent.get(NOW_FLAG)):
+    causes = throttle.facts.get("throttle", "none")
+    flags = [name for name in THROTTLE_FLAGS if (reading := throttle.readings.get(name)) and reading.value]
+    if not flags and (unknown := throttle.absent.get(NOW_FLAG)):
         return Check(
             name="throttling", state="warn", finding=f"nobody knows: {unknown.cause}", remedy="see throttle below"
         )
     if not flags:
-        return Check(name="throttling", state="ok", finding=words)
-    cure = next(cure for word, cure in THROTTLE_CURES.items() if word in words)
-    return Check(name="throttling", state="warn", finding=words, remedy=cure)
+        return Check(name="throttling", state="ok", finding=causes)
+    cure = next(cure for word, cure in THROTTLE_CURES.items() if word in causes)
+    return Check(name="throttling", state="warn", finding=causes, remedy=cure)
 
 
 def check_sources(quantity: str, answers: Mapping[str, str | Absent], grant: str) -> list[Check]:
@@ -287,13 +287,13 @@ def check_broker(broker: Broker, refusal: str, *, is_agents: bool = False) -> Ch
     """
     place = f"{broker.host}:{broker.port}"
     if not refusal:
-        found = f"{place} is there; the agent has this account's one connection" if is_agents else f"{place} takes us"
-        return Check(name="broker", state="ok", finding=found)
-    told = refusal.lower()
-    cure = next(cure for words, cure in BROKER_CURES.items() if any(word in told for word in words))
+        finding = f"{place} is there; the agent has this account's one connection" if is_agents else f"{place} takes us"
+        return Check(name="broker", state="ok", finding=finding)
+    message = refusal.lower()
+    cure = next(cure for phrases, cure in BROKER_CURES.items() if any(phrase in message for phrase in phrases))
     return Check(name="broker", state="bad", finding=f"{place}: {refusal}", remedy=cure)
 
 
-def _find_cause(found: ProbeResult | Absent) -> str:
-    lacks = [found] if isinstance(found, Absent) else list(found.absent.values())
+def _find_cause(result: ProbeResult | Absent) -> str:
+    lacks = [result] if isinstance(result, Absent) else list(result.absent.values())
     return next((lack.cause for lack in lacks), "no reading")

@@ -67,12 +67,12 @@ def check_examples(
     yield from _judge(place, done.returncode, done.stdout, done.stderr)
 
 
-def _judge(place: str, code: int, printed: bytes, said: bytes) -> Iterator[Check]:
+def _judge(place: str, code: int, printed: bytes, errors: bytes) -> Iterator[Check]:
     try:
         answer = msgspec.json.decode(printed, type=ReadOutcome)
     except msgspec.MsgspecError:
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or [""]
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
         finding = f"{place}: the process that read it ended with {cause} {last[0]}".strip()
         yield Check(name="data", state="bad", finding=finding, remedy="a task would end so too; look at the files")
         return

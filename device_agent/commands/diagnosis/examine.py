@@ -46,12 +46,12 @@ from shared.transport.reach import NO_QOS_1, find_distrust, find_refusal
 SMOKE_TEST_S = 180.0
 
 
-def examine_board(root: Path, told: BoardConfig, state_dir: Path | None = None) -> Iterator[Check]:
+def examine_board(root: Path, config: BoardConfig, state_dir: Path | None = None) -> Iterator[Check]:
     """Examine the board below `root`: all that its files show.
 
     Args:
         root: The board's root folder.
-        told: Its table of the agent's file.
+        config: Its table of the agent's file.
         state_dir: Folder that keeps a calibration of the board; None for none.
     """
     try:
@@ -60,16 +60,16 @@ def examine_board(root: Path, told: BoardConfig, state_dir: Path | None = None) 
         fitted = None
         yield Check(name="calibration", state="warn", finding=str(error), remedy="`device-agent calibrate`")
     try:
-        profile = calibration_file.apply_calibration(load_for_board(root, told.profile), fitted)
-        profile = apply_target(profile, told.target)
+        profile = calibration_file.apply_calibration(load_for_board(root, config.profile), fitted)
+        profile = apply_target(profile, config.target)
     except ConfigError as error:
         remedy = "correct `profile` of [board], or that file"
         yield Check(name="profile", state="bad", finding=str(error), remedy=remedy)
         return
     yield checks.check_profile(profile)
-    if isinstance(found := _ask_probe(throttle.read, root, profile), ProbeResult):
-        yield checks.check_throttle(found)
-    yield from _examine_sensors(root, profile, told.meter)
+    if isinstance(result := _ask_probe(throttle.read, root, profile), ProbeResult):
+        yield checks.check_throttle(result)
+    yield from _examine_sensors(root, profile, config.meter)
 
 
 def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float = SMOKE_TEST_S) -> Iterator[Check]:
@@ -120,9 +120,9 @@ def examine_broker(config: AgentConfig) -> Iterator[Check]:
             yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
             return
         us = config.broker, name, topic(config.site, config.device, "probe")
-        said = backports.run(find_refusal(*us, dates=dates))
-        is_able = not said or said.startswith(NO_QOS_1)
-        yield checks.check_broker(config.broker, "" if is_able else said)
+        refusal = backports.run(find_refusal(*us, dates=dates))
+        is_able = not refusal or refusal.startswith(NO_QOS_1)
+        yield checks.check_broker(config.broker, "" if is_able else refusal)
         if is_able:
             yield from _examine_capabilities(*us, dates=dates)
 
@@ -135,8 +135,8 @@ def _examine_capabilities(broker: Broker, client_id: str, place: str, *, dates: 
     except Unreachable as error:
         yield Check(name="broker", state="bad", finding=f"it hung up: {error}", remedy="look at its log")
         return
-    for one in lacks:
-        yield Check(name="broker", state="bad", finding=f"{one.what}: {one.found}", remedy=one.setting)
+    for lack in lacks:
+        yield Check(name="broker", state="bad", finding=f"{lack.what}: {lack.found}", remedy=lack.setting)
     if not lacks:
         finding = f"QoS 1, messages of {size >> 10} KiB, retained messages and a will pass"
         yield Check(name="broker", state="ok", finding=finding)
@@ -146,10 +146,10 @@ def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
     """Check that the agent may write its state, and has room for an outbox of that many bytes."""
     refused, free_bytes = "", 0
     try:  # the folder itself is left to the agent, whose user is to own it
-        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        with tempfile.TemporaryFile(dir=there) as file:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(1))
-        free_bytes = shutil.disk_usage(there).free
+        free_bytes = shutil.disk_usage(existing).free
     except OSError as error:
         refused = error.strerror or str(error)
     yield checks.check_disk(str(folder), refused, free_bytes, outbox_bytes)
@@ -169,13 +169,13 @@ def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) ->
     yield from checks.check_sources("power", watts, grant)
     hertz: dict[str, str | Absent] = {source: _ask_clock(root, profile, source) for source in profile.cpu.sources}
     yield from checks.check_sources("cpu clock", hertz, grant)
-    words: dict[str, str | Absent] = {
+    throttling: dict[str, str | Absent] = {
         source: _ask_value(
             throttle.read, root, replace(profile, throttle=replace(profile.throttle, sources=(source,))), "throttle"
         )
         for source in profile.throttle.sources
     }
-    yield from checks.check_sources("throttle", words, grant)
+    yield from checks.check_sources("throttle", throttling, grant)
     yield from checks.check_sources(
         "thermal", {"": _ask_value(thermal.read, root, profile, thermal.HOTTEST_CELSIUS)}, grant
     )
@@ -207,14 +207,14 @@ def _ask_clock(root: Path, profile: Profile, source: str) -> str | Absent:
 
 def _ask_value(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:
     """Return a probe's figure or fact of that name."""
-    found = _ask_probe(probe, root, profile)
-    if isinstance(found, Absent):
-        return found
-    if name in found.readings:
-        return _format_reading(name, found.readings[name])
-    if name in found.facts:
-        return found.facts[name]
-    lacks = [found.absent[name]] if name in found.absent else list(found.absent.values())
+    result = _ask_probe(probe, root, profile)
+    if isinstance(result, Absent):
+        return result
+    if name in result.readings:
+        return _format_reading(name, result.readings[name])
+    if name in result.facts:
+        return result.facts[name]
+    lacks = [result.absent[name]] if name in result.absent else list(result.absent.values())
     return next(iter(lacks), Absent(lack="not_present", cause="it says nothing"))
 
 

@@ -40,8 +40,8 @@ def examine_identity(config: AgentConfig) -> Iterator[Check]:
 
 def secret_files(broker: Broker) -> list[Path]:
     """Return the files that nobody else may read: our key, our password."""
-    told = (broker.tls.key if broker.tls else "", broker.password_file)
-    return [Path(one) for one in told if one]
+    paths = (broker.tls.key if broker.tls else "", broker.password_file)
+    return [Path(path) for path in paths if path]
 
 
 def mend_modes(broker: Broker) -> Iterator[Check]:
@@ -66,13 +66,13 @@ def check_enrolment(membership: Membership | None, broker: Broker) -> Check:
     """
     if membership:
         place = f"{membership.host}:{membership.port}"
-        found = (
+        finding = (
             f"device {membership.device} of site {membership.site} since token {membership.token}, renews at {place}"
         )
-        return Check(name="enrolment", state="ok", finding=found)
-    known = "the file says by what the broker knows it" if broker.has_account else "the broker knows it by nothing"
+        return Check(name="enrolment", state="ok", finding=finding)
+    account = "the file says by what the broker knows it" if broker.has_account else "the broker knows it by nothing"
     remedy = "" if broker.has_account else "where the site has certificates: `device-agent join -` with a token"
-    return Check(name="enrolment", state="ok", finding=f"joined no site by a token; {known}", remedy=remedy)
+    return Check(name="enrolment", state="ok", finding=f"joined no site by a token; {account}", remedy=remedy)
 
 
 def check_dates(begin_utc_s: float, end_utc_s: float, now_utc_s: float, *, may_judge: bool) -> Check:
@@ -86,16 +86,16 @@ def check_dates(begin_utc_s: float, end_utc_s: float, now_utc_s: float, *, may_j
     name, dates = "certificate", f"valid from {utc_text(begin_utc_s)} to {utc_text(end_utc_s)}"
     if not may_judge:
         return Check(name=name, state="ok", finding=f"{dates}; this board's clock is not asked")
-    left = end_utc_s - now_utc_s
+    remaining_s = end_utc_s - now_utc_s
     if now_utc_s < begin_utc_s:
         remedy = "set this clock; if it is right, that of the gateway, and join anew"
         return Check(name=name, state="bad", finding=f"{dates}: not yet, by this clock", remedy=remedy)
-    if left <= 0:
+    if remaining_s <= 0:
         remedy = "let the agent run: it renews by itself for 180 days, then with `edge-server devices approve`"
         return Check(name=name, state="bad", finding=f"{dates}: ended", remedy=remedy)
-    if left < (end_utc_s - begin_utc_s) * LEFT:
+    if remaining_s < (end_utc_s - begin_utc_s) * LEFT:
         remedy = "by now it should have been renewed: does the agent run, and reach the enrolment service?"
-        return Check(name=name, state="warn", finding=f"{dates}: {left / DAY_S:.0f} days are left", remedy=remedy)
+        return Check(name=name, state="warn", finding=f"{dates}: {remaining_s / DAY_S:.0f} days are left", remedy=remedy)
     return Check(name=name, state="ok", finding=dates)
 
 
@@ -111,29 +111,29 @@ def check_clock_use(now_utc_s: float, floor_utc_s: float, *, may_judge: bool) ->
         return Check(name=name, state="ok", finding=f"{reads}, kept right: certificates are judged by it")
     if now_utc_s < floor_utc_s:
         remedy = "set it, or let a time server of the site; training does without"
-        found = f"{reads}, and it is {utc_text(floor_utc_s)} or later: the site's time counts instead"
-        return Check(name=name, state="warn", finding=found, remedy=remedy)
+        finding = f"{reads}, and it is {utc_text(floor_utc_s)} or later: the site's time counts instead"
+        return Check(name=name, state="warn", finding=finding, remedy=remedy)
     return Check(name=name, state="ok", finding=f"{reads}, and nobody keeps it right: the site's time counts instead")
 
 
-def check_service(told: Mapping[str, str]) -> Check:
+def check_service(properties: Mapping[str, str]) -> Check:
     """Check the agent's service.
 
     Args:
-        told: Its properties, as `systemctl show` prints them.
+        properties: Its properties, as `systemctl show` prints them.
     """
     name = "service"
-    if told.get("LoadState") != "loaded":
+    if properties.get("LoadState") != "loaded":
         return Check(name=name, state="ok", finding=f"{UNIT} is not installed here")
-    active, enabled = told.get("ActiveState", ""), told.get("UnitFileState", "")
-    found = f"{UNIT} is {active}, {enabled}, restarted {told.get('NRestarts', '?')} times"
+    active, enabled = properties.get("ActiveState", ""), properties.get("UnitFileState", "")
+    finding = f"{UNIT} is {active}, {enabled}, restarted {properties.get('NRestarts', '?')} times"
     if active == "failed":
-        found, remedy = f"{found}; {told.get('Result', '')}", f"`journalctl -u {UNIT} -n 50` says why"
-        return Check(name=name, state="warn", finding=found, remedy=remedy)
+        finding, remedy = f"{finding}; {properties.get('Result', '')}", f"`journalctl -u {UNIT} -n 50` says why"
+        return Check(name=name, state="warn", finding=finding, remedy=remedy)
     if active != "active" or enabled != "enabled":
         remedy = f"`sudo systemctl enable --now {UNIT}`"
-        return Check(name=name, state="warn", finding=found, remedy=remedy)
-    return Check(name=name, state="ok", finding=found)
+        return Check(name=name, state="warn", finding=finding, remedy=remedy)
+    return Check(name=name, state="ok", finding=finding)
 
 
 def _examine_pair(broker: Broker) -> Check:
@@ -173,7 +173,7 @@ def _examine_secrets(broker: Broker) -> Iterator[Check]:
 
 def _examine_service() -> Check:
     try:
-        said = run_tool(LIVE_ROOT, "systemctl", "show", UNIT, f"--property={','.join(PROPERTIES)}")
+        output = run_tool(LIVE_ROOT, "systemctl", "show", UNIT, f"--property={','.join(PROPERTIES)}")
     except NoData as error:
         return Check(name="service", state="warn", finding=str(error), remedy=f"`systemctl status {UNIT}`")
-    return check_service(dict(line.split("=", 1) for line in said.splitlines() if "=" in line))
+    return check_service(dict(line.split("=", 1) for line in output.splitlines() if "=" in line))

@@ -155,13 +155,13 @@ def save_expected(folder: Path, expected: Expected) -> None:
     _write(folder, {EXPECTED: msgspec.json.format(msgspec.json.encode(expected)).decode() + "\n"})
 
 
-def make_expected(profile: Profile, found: ProbeResult) -> Expected:
+def make_expected(profile: Profile, result: ProbeResult) -> Expected:
     """Return the figures, lacks and facts of a probe result, without sources, times and causes."""
     return Expected(
         board=profile.id,
-        readings={name: reading.value for name, reading in sorted(found.readings.items())},
-        absent={name: lack.lack for name, lack in sorted(found.absent.items())},
-        facts=dict(sorted(found.facts.items())),
+        readings={name: reading.value for name, reading in sorted(result.readings.items())},
+        absent={name: lack.lack for name, lack in sorted(result.absent.items())},
+        facts=dict(sorted(result.facts.items())),
     )
 
 
@@ -181,8 +181,8 @@ def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         (("nvpmodel", "-q"), tools.run_tool),
         (tegrastats.COMMAND, tools.read_first_line),
     ]
-    radios = [one for one in _list_interfaces(root) if any(is_there(one / name) for name in RADIO)]
-    commands += [(("iw", "dev", radio.name, *words), tools.run_tool) for radio in radios for words in RADIO_QUESTIONS]
+    radios = [interface for interface in _list_interfaces(root) if any(is_there(interface / name) for name in RADIO)]
+    commands += [(("iw", "dev", radio.name, *question), tools.run_tool) for radio in radios for question in RADIO_QUESTIONS]
     for command, ask in commands:
         yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
 
@@ -197,11 +197,11 @@ def _list_interfaces(root: Path) -> list[Path]:
 def _find_own_groups(root: Path) -> Iterator[Path]:
     """Yield the files of the control groups around this process, out of which its memory is limited."""
     try:
-        own = read_text(root / memory.OWN_CGROUP)
+        cgroups = read_text(root / memory.OWN_CGROUP)
     except NoData:
         return
-    for mount, group, files in memory.parse_cgroups(own):
-        for folder in (root / mount / one for one in (group, *group.parents)):
+    for mount, group, files in memory.parse_cgroups(cgroups):
+        for folder in (root / mount / level for level in (group, *group.parents)):
             yield from (folder / name for name in (*files.limits, files.usage, "memory.stat"))
 
 

@@ -42,19 +42,19 @@ def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) 
     )
     refusal, is_taken = _ask_port(serve.port)
     yield checks.check_port(serve.port, refusal, is_taken=is_taken, agent_runs=agent_runs)
-    found = ExaminedReleases(serve, folder)
-    yield checks.check_releases(found.folders, found.records, found.damages, found.refusals)
+    releases = ExaminedReleases(serve, folder)
+    yield checks.check_releases(releases.folders, releases.records, releases.damages, releases.refusals)
     try:
         battery = runs_on_battery(Path(config.board.root))
         settings = choose_settings(serve, folder, config.log_level, profile.inference, on_battery=battery)
     except ConfigError as error:
         yield Check(name="serve: settings", state="bad", finding=str(error), remedy="name a shorter path in [serve]")
         return
-    yield checks.check_serving_memory(settings.memory_bytes, found.weight_bytes, _available(profile))
-    told = {"threads": serve.threads is not None, "arena": serve.arena != "auto"}
+    yield checks.check_serving_memory(settings.memory_bytes, releases.weight_bytes, _available(profile))
+    configured = {"threads": serve.threads is not None, "arena": serve.arena != "auto"}
     present = os.sched_getaffinity(0)
     share = choose_share(config.trainer, profile, present, serves=True) if config.data else None
-    yield checks.describe_settings(settings, told, profile, share)
+    yield checks.describe_settings(settings, configured, profile, share)
 
 
 def _ask_providers() -> list[str]:
@@ -76,10 +76,10 @@ def _ask_port(port: int) -> tuple[str, bool]:
 
 def _available(profile: Profile) -> float | None:
     try:
-        found = memory.read(LIVE_ROOT, profile, monotonic()).readings.get(AVAILABLE_MEMORY)
+        reading = memory.read(LIVE_ROOT, profile, monotonic()).readings.get(AVAILABLE_MEMORY)
     except NoData:
         return None
-    return found.value if found else None
+    return reading.value if reading else None
 
 
 class ExaminedReleases:

@@ -28,24 +28,24 @@ Measured on x86-64 with ONNX Runtime 1.31: VGG-16 of 56 MiB is opened within 304
 """
 
 
-def check_runtime(version: str, providers: Sequence[str], wanted: str) -> Check:
+def check_runtime(version: str, providers: Sequence[str], provider: str) -> Check:
     """Check that ONNX Runtime runs, and computes with what is asked for.
 
     Args:
         version: Of it; empty where it is not installed.
         providers: What it computes with, the best first; none where it does not run.
-        wanted: As `[serve] provider` names it.
+        provider: As `[serve] provider` names it.
     """
     name = "serve: runtime"
     if not version or not providers:
         finding = f"ONNX Runtime {version} does not run" if version else "ONNX Runtime is not installed"
         remedy = "see the line onnxruntime" if version else install_command("infer")
         return Check(name=name, state="bad", finding=finding, remedy=remedy)
-    finding = f"ONNX Runtime {version}, {', '.join(one.removesuffix('ExecutionProvider') for one in providers)}"
-    if wanted == AUTO or PROVIDERS[wanted] in providers:
+    finding = f"ONNX Runtime {version}, {', '.join(provider_name.removesuffix('ExecutionProvider') for provider_name in providers)}"
+    if provider == AUTO or PROVIDERS[provider] in providers:
         return Check(name=name, state="ok", finding=finding)
-    remedy = f"install a build of ONNX Runtime that has it, or leave provider = {wanted!r} of [serve] out"
-    return Check(name=name, state="warn", finding=f"{finding}: no {wanted}, so the CPU computes", remedy=remedy)
+    remedy = f"install a build of ONNX Runtime that has it, or leave provider = {provider!r} of [serve] out"
+    return Check(name=name, state="warn", finding=f"{finding}: no {provider}, so the CPU computes", remedy=remedy)
 
 
 def check_port(port: int, refusal: str, *, is_taken: bool, agent_runs: bool) -> Check:
@@ -80,19 +80,19 @@ def check_serving_memory(limit_bytes: int, weight_bytes: int, free_bytes: float 
         weight_bytes: Of the largest model that is here; 0 where there is none.
         free_bytes: That the board has to give now; None where nobody knows.
     """
-    name, shown = "serve: memory", format_figure(AVAILABLE_MEMORY, limit_bytes)
-    one = RUNTIME_BYTES + OPENING_SHARE * weight_bytes
-    two = one + SESSION_SHARE * weight_bytes
+    name, limit = "serve: memory", format_figure(AVAILABLE_MEMORY, limit_bytes)
+    single = RUNTIME_BYTES + OPENING_SHARE * weight_bytes
+    two = single + SESSION_SHARE * weight_bytes
     what = f"with a model of {format_figure(AVAILABLE_MEMORY, weight_bytes)}" if weight_bytes else "with no model yet"
-    finding = f"{shown} at most; about {format_figure(AVAILABLE_MEMORY, one)} {what}"
-    if limit_bytes < one:
+    finding = f"{limit} at most; about {format_figure(AVAILABLE_MEMORY, single)} {what}"
+    if limit_bytes < single:
         remedy = f"set memory_mb of [serve] to {-(-two // MIB)} or more"
         return Check(name=name, state="bad", finding=f"{finding}: too little", remedy=remedy)
     if limit_bytes < two:
         remedy = f"set memory_mb of [serve] to {-(-two // MIB)}, else every rollout is refused here for want of memory"
         finding += ", and no room for the next version beside it"
         return Check(name=name, state="warn", finding=finding, remedy=remedy)
-    if free_bytes is not None and free_bytes < one:
+    if free_bytes is not None and free_bytes < single:
         remedy = "end other programs, or add swap"
         finding += f", and {format_figure(AVAILABLE_MEMORY, free_bytes)} are available"
         return Check(name=name, state="warn", finding=finding, remedy=remedy)
@@ -115,46 +115,46 @@ def check_releases(
         remedy = "export that release again, or take the folder out of releases in [serve]"
         finding = f"the agent does not start: {'; '.join(refusals)}"
         return Check(name=name, state="bad", finding=finding, remedy=remedy)
-    told = [_release_words(one) for one in records if one.serving]
-    brought = {one.name for one in records if one.serving}
-    told += [f"{model}/{version} of a folder" for model, version in folders.items() if model not in brought]
+    versions = [_release_words(record) for record in records if record.serving]
+    brought = {record.name for record in records if record.serving}
+    versions += [f"{model}/{version} of a folder" for model, version in folders.items() if model not in brought]
     if damages:
         remedy = "the next rollout of that name mends it; a folder is exported again"
-        return Check(name=name, state="warn", finding="; ".join([*told, *damages]), remedy=remedy)
-    if told:
-        return Check(name=name, state="ok", finding="; ".join(told))
+        return Check(name=name, state="warn", finding="; ".join([*versions, *damages]), remedy=remedy)
+    if versions:
+        return Check(name=name, state="ok", finding="; ".join(versions))
     remedy = "`edge-server rollout start` brings one, or name a folder in releases of [serve]"
     return Check(name=name, state="ok", finding="none yet", remedy=remedy)
 
 
 def _release_words(record: UpdateRecord) -> str:
-    words = [f"{record.name}/{record.serving}"]
+    parts = [f"{record.name}/{record.serving}"]
     if record.phase == "trial":
-        words.append(f"on trial, {record.committed or 'nothing'} before it")
+        parts.append(f"on trial, {record.committed or 'nothing'} before it")
     elif record.previous:
-        words.append(f"{record.previous} kept")
+        parts.append(f"{record.previous} kept")
     if record.phase in ("refused", "rolled-back"):
-        words.append(f"{record.candidate} was {record.phase}: {record.reason}")
-    return ", ".join(words)
+        parts.append(f"{record.candidate} was {record.phase}: {record.reason}")
+    return ", ".join(parts)
 
 
 def describe_settings(
-    settings: InferenceSettings, told: Mapping[str, bool], profile: Profile, share: TrainerShare | None
+    settings: InferenceSettings, configured: Mapping[str, bool], profile: Profile, share: TrainerShare | None
 ) -> Check:
     """Tell what the inference process is started with, and who says so.
 
     Args:
-        told: By key of `[serve]`, whether the agent's file says it.
+        configured: By key of `[serve]`, whether the agent's file says it.
         share: What the trainer takes of the processor; None where nothing is trained here.
     """
-    origins = {key: TOLD if told.get(key) else origin_of(profile, key) for key in ("threads", "spin_us", "arena")}
+    origins = {key: TOLD if configured.get(key) else origin_of(profile, key) for key in ("threads", "spin_us", "arena")}
     spins = f"spinning for {settings.spin_us} us ({origins['spin_us']})" if settings.spin_us else "no spinning"
     arena = origins["arena"] if origins["arena"] != USUAL else "on from 1 GiB of memory"
-    words = [
+    parts = [
         f"threads {settings.threads} ({origins['threads']})",
         spins,
         f"arena {'on' if settings.arena else 'off'} ({arena})",
     ]
     if share:
-        words.append(format_share(share))
-    return Check(name="serve: settings", state="ok", finding="; ".join(words))
+        parts.append(format_share(share))
+    return Check(name="serve: settings", state="ok", finding="; ".join(parts))

@@ -51,11 +51,11 @@ def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> C
     """
     name, runs = "upgrade", f"version {current or 'none'} runs"
     if (record.state == "trial" or is_going_back(record)) and not is_watched:
-        found = f"{runs}; version {record.to} is {record.state}, and nobody watches it"
-        return Check(name=name, state="bad", finding=found, remedy=START)
+        finding = f"{runs}; version {record.to} is {record.state}, and nobody watches it"
+        return Check(name=name, state="bad", finding=finding, remedy=START)
     if record.state in ("rolled-back", "refused"):
-        found = f"{runs}; version {record.to} was {record.state}: {record.reason}"
-        return Check(name=name, state="warn", finding=found, remedy="a later version, or a larger attempt, is tried")
+        finding = f"{runs}; version {record.to} was {record.state}: {record.reason}"
+        return Check(name=name, state="warn", finding=finding, remedy="a later version, or a larger attempt, is tried")
     if record.state == "none":
         return Check(name=name, state="ok", finding=f"{runs}, and no other was offered")
     return Check(name=name, state="ok", finding=f"{runs}; version {record.to}: {record.state}")
@@ -73,8 +73,8 @@ def check_trust(pins: Sequence[str], joined: str) -> Check:
         return Check(
             name=name, state="ok", finding="of no site are taken: no rollout upgrades the agent", remedy=remedy
         )
-    told = ", ".join(f"{pin[:SHOWN]}…" for pin in pins)
+    shown_pins = ", ".join(f"{pin[:SHOWN]}…" for pin in pins)
     if joined and joined not in pins:
-        found = f"are taken of root {told}, and the joined site's is {joined[:SHOWN]}…"
-        return Check(name=name, state="warn", finding=found, remedy=remedy)
-    return Check(name=name, state="ok", finding=f"are taken of root {told}")
+        finding = f"are taken of root {shown_pins}, and the joined site's is {joined[:SHOWN]}…"
+        return Check(name=name, state="warn", finding=finding, remedy=remedy)
+    return Check(name=name, state="ok", finding=f"are taken of root {shown_pins}")
