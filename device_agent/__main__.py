@@ -14,19 +14,19 @@ from shared.runtime.command_line import add_general_options, missing_extra, pars
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 
 COMMANDS: Mapping[str, str] = {
-    "run": "connect to the site's broker and serve tasks until told to stop",
-    "join": "become a device of a site by a one-time token",
-    "probe": "show what this board measures",
-    "doctor": "say what keeps this board from measuring and training, and how to mend it",
-    "support-bundle": "write one file for whoever helps, without what is secret",
-    "setup": "bring PyTorch or ONNX Runtime onto a board that has the agent's package",
-    "upgrade": "take a new version of the agent that the site signed; the one before is back if it fails",
-    "calibrate": "fit this board's power model with real training; about four minutes",
-    "bench-inference": "measure what a served model takes on this board: latency, throughput, joules",
+    "run": "connect to the site's broker and serve tasks until stopped",
+    "join": "join a site with a one-time token",
+    "probe": "show the measurements of this board",
+    "doctor": "diagnose what keeps this board from measuring and training, with fixes",
+    "support-bundle": "write a diagnostic file for support, without secrets",
+    "setup": "install PyTorch or ONNX Runtime for the packaged agent",
+    "upgrade": "install an agent version signed by the site; roll back if it fails",
+    "calibrate": "fit this board's power model with real training; takes about four minutes",
+    "bench-inference": "measure latency, throughput and energy of a served model",
     "config": "print every key of agent.toml",
     "profile": "show this board's firmware profile; plan or apply clocks and power mode",
 }
-"""What each command does; its code is the module of that name in `device_agent.commands`, imported when asked for."""
+"""Summary of each command; its module in `device_agent.commands` is imported on demand."""
 
 
 def _module(command: str) -> ModuleType:
@@ -34,7 +34,7 @@ def _module(command: str) -> ModuleType:
 
 
 def main() -> None:
-    """Parse the command line and run; exit code 2 means that the operator must edit something."""
+    """Parse the command line and run; exit code 2 asks the operator to correct the configuration."""
     sys.exit(run_command("device-agent", _main, EXIT_FAILED))
 
 
@@ -58,11 +58,11 @@ def _main() -> int:
 
 
 def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands; it knows the options of those that are `loaded`, whose modules it imports."""
+    """Return the parser of all commands, with the options of those in `loaded`, whose modules it imports."""
     parser = argparse.ArgumentParser(
         prog="device-agent",
         description="The agent of one board.",
-        epilog="Exit codes: 0 done, 1 failed or found wanting, 2 something to edit, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure or failed check, 2 configuration error, 130 interrupted.",
     )
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
@@ -74,7 +74,7 @@ def build_parser(loaded: Container[str]) -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
-    requested = [argument for argument in arguments if argument in COMMANDS][:1]  # the others need not be imported for this one
+    requested = [argument for argument in arguments if argument in COMMANDS][:1]  # import only the requested command
     options = parse_all(build_parser(requested), arguments)
     code: int = _module(options.command).run(options)
     return code

@@ -27,32 +27,30 @@ MAX_CUT_BITS, MAX_CUT_S = 16, 60.0
 MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 3600.0
 MAX_SAMPLE_HZ, MAX_WATTS = 50.0, 1e5
 PROFILE_SUFFIX = ".toml"
-"""Of the path of a firmware profile; without it a profile is named by its id."""
+"""Suffix of the path of a firmware profile; a name without it is a profile id."""
 Provider: TypeAlias = Literal["auto", "cpu", "cuda", "tensorrt"]
-"""Choices of what computes a served model."""
+"""Execution providers for served models."""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The process that trains.
+    """The training process.
 
     Attributes:
-        idle_s: Seconds without a task after which it is ended.
-        memory_mb: Most memory it may take, in MiB; 0 for four fifths of the board's.
-        threads: Threads of torch; 0 for as many as are fastest, found by timing a few steps of each network.
-        trains: Whether this board is given tasks that train; `false` for one that has no room for that: it evaluates
-            rounds of plans with `evaluation.runtime = "onnx"`, as a board without torch does.
-        device: What it computes with: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU where torch reaches one.
-            Files and examples stay in the CPU's memory; a batch is on the GPU while it is trained on. Left out: `auto`
-            on a Jetson, else `cpu`, by the firmware profile.
-        nice: Its nice value, 0 to 19; left out: what the firmware profile says where this board serves models too,
-            else 0.
-        cpus: Numbers of the CPUs that it may run on, empty for all; left out: where this board serves models too all
-            but those that the profile spares, else all.
-        python: The Python that it runs on, where that is not the agent's, such as `/usr/bin/python3.10`, for which a
-            vendor builds PyTorch. Left out: the one that `device-agent setup train` brought PyTorch for, or else the
-            agent's own.
-        models: Networks of the user's own that it may import when a task names them: `module:function`, or `module:*`
-            for all that a module defines.
+        idle_s: Seconds without a task after which the process ends.
+        memory_mb: Memory limit in MiB; 0 for four fifths of the board's memory.
+        threads: Threads of torch; 0 to choose the fastest by timing a few steps of each network.
+        trains: Whether this board receives training tasks; `false` for one without enough memory: it evaluates rounds
+            of plans with `evaluation.runtime = "onnx"`, like a board without torch.
+        device: Device of torch: `cpu`, `cuda` for the board's GPU, or `auto` for the GPU if torch can use one. Files
+            and examples stay in CPU memory; each batch is moved to the GPU. Default: `auto` on a Jetson, else `cpu`, by
+            the firmware profile.
+        nice: Nice value, 0 to 19. Default: the firmware profile's if this board also serves models, else 0.
+        cpus: Numbers of the CPUs it may run on, empty for all. Default: if this board also serves models, all but those
+            that the profile reserves, else all.
+        python: Interpreter, if not the agent's own, such as `/usr/bin/python3.10`, for which a vendor builds PyTorch.
+            Default: the one for which `device-agent setup train` installed PyTorch, or else the agent's own.
+        models: User-defined networks that tasks may name: `module:function`, or `module:*` for all that a module
+            defines.
     """
 
     idle_s: float = 300.0
@@ -66,28 +64,29 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     models: list[str] = []
 
     def __post_init__(self) -> None:
-        """Refuse limits that no process can be given."""
+        """Reject limits that a process cannot have."""
         require_entries(self.models)
         if not self.idle_s >= 0:
             raise ValueError(f"idle_s must be 0 or more seconds, not {self.idle_s}")
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 0 <= self.threads <= MAX_THREADS:
             most = f"{MAX_MEMORY_MB} and {MAX_THREADS}"
-            raise ValueError(f"memory_mb and threads must be 0, for the usual, or more, up to {most}")
+            raise ValueError(f"memory_mb and threads must be 0 (automatic) up to {most}")
         if self.nice is not None and not 0 <= self.nice <= MAX_NICE:
             raise ValueError(f"nice must be 0 to {MAX_NICE}, not {self.nice}")
         cpus = self.cpus or []
         if len(set(cpus)) < len(cpus) or not all(0 <= cpu < MAX_THREADS for cpu in cpus):
-            raise ValueError(f"cpus must be different numbers of CPUs, from 0, not {cpus}")
+            raise ValueError(f"cpus must be distinct CPU numbers from 0, not {cpus}")
 
 
 class CutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the upper half of a network is asked of the server, where `[serve] split = "cut"`.
+    """Split serving: the upper half of a network runs on the server, with `[serve] split = "cut"`.
 
     Attributes:
-        codec: How features travel: `dense` as they are, `float16` in half the bytes, `quantize` by `bits` a magnitude.
-        bits: Of a magnitude, 1 to 16, by `quantize`.
+        codec: Encoding of features: `dense` unchanged, `float16` in half the bytes, `quantize` with `bits` per
+            magnitude.
+        bits: Bits per magnitude of `quantize`, 1 to 16.
         deadline_s: Seconds that a request waits for the server.
-        whole: Whether the whole network is loaded too, and answers where the server cannot be had.
+        whole: Whether the whole network is loaded too and answers while the server is unavailable.
     """
 
     codec: Literal["dense", "float16", "quantize"] = "dense"
@@ -96,7 +95,7 @@ class CutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     whole: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what no request can travel by."""
+        """Reject values outside the protocol's limits."""
         if not 1 <= self.bits <= MAX_CUT_BITS or not 0 < self.deadline_s <= MAX_CUT_S:
             raise ValueError(f"bits must be 1 to {MAX_CUT_BITS}, deadline_s above 0 up to {MAX_CUT_S:g}")
 
@@ -105,27 +104,27 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The process that serves models to applications on this board, by the Open Inference Protocol.
 
     Attributes:
-        releases: Folders as `edge-server release export` writes them, of which each is served.
-        port: Of 127.0.0.1 on which it answers; 0 for none.
-        socket: Path of the Unix socket on which it answers too; empty for `serve.sock` in the agent's `state_dir`.
-        provider: What computes: `cpu`, `cuda` or `tensorrt`, where this build of ONNX Runtime has it; else the CPU, and
-            the log says so. `auto` times each model on GPU and CPU when it is opened, and takes the faster. Left out:
-            `auto` on a Jetson, else `cpu`, by the firmware profile.
-        threads: Of ONNX Runtime for one request; with one nothing spins or is handed over. Left out: what the firmware
-            profile says, which is one unless it knows better.
-        rate_hz: About how many requests a second there will be. From 30 on, threads that wait for work spin for 50 us
-            before they sleep, or as long as the firmware profile says, unless the board runs on a battery.
-        memory_mb: Most memory it may take, in MiB; 0 for two fifths of the board's.
-        arena: Whether ONNX Runtime keeps the memory of one request for the next: `on`, `off`, or `auto` for on where
-            the board has 1 GiB or more, unless the firmware profile says otherwise.
+        releases: Folders written by `edge-server release export`; each release is served.
+        port: Port on 127.0.0.1; 0 for none.
+        socket: Path of the Unix socket, served as well; empty for `serve.sock` in the agent's `state_dir`.
+        provider: Execution provider: `cpu`, `cuda` or `tensorrt` if this build of ONNX Runtime has it; otherwise the
+            CPU, with a log message. `auto` times each model on GPU and CPU when it is opened and uses the faster.
+            Default: `auto` on a Jetson, else `cpu`, by the firmware profile.
+        threads: ONNX Runtime threads of one request; one avoids spinning and handovers. Default: the firmware profile's
+            value, usually 1.
+        rate_hz: Expected requests a second, roughly. From 30 on, waiting threads spin before they sleep, for 50 us or
+            the time in the firmware profile, unless the board runs on a battery.
+        memory_mb: Memory limit in MiB; 0 for two fifths of the board's memory.
+        arena: Whether ONNX Runtime retains the memory of a request for the next: `on`, `off`, or `auto`: on if the
+            board has 1 GiB or more, unless the firmware profile differs.
         max_body_mb: Largest request, in MiB.
         max_batch: Most examples in a request.
-        patience_s: Seconds in which a request must have come whole.
-        own_max_drop: By how much a model of the device's own may be less accurate than the release on the examples
-            that `data.holdout` sets aside; else the release answers. 1 to compare nothing.
-        split: `cut` to run the lower half alone of releases that have halves, and to ask the server's
-            `edge-server serve-tops` for the rest; empty to run whole networks.
-        cut: How that is asked.
+        patience_s: Time limit in seconds for receiving a request.
+        own_max_drop: Largest accuracy drop of a personal model against the release, on the examples set aside by
+            `data.holdout`; beyond it the release is served. 1 disables the comparison.
+        split: `cut` to run only the lower half of releases that have halves, with the upper half on the server's
+            `edge-server serve-tops`; empty to run whole networks.
+        cut: Settings of the requests to the server.
     """
 
     releases: list[str] = []
@@ -144,13 +143,15 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cut: CutConfig = CutConfig()
 
     def __post_init__(self) -> None:
-        """Refuse what no process can be given."""
+        """Reject values that a process cannot have."""
         if not 0 <= self.port <= MAX_PORT:
-            raise ValueError(f"port must be 0, for none, to {MAX_PORT}, not {self.port}")
+            raise ValueError(f"port must be 0 (none) to {MAX_PORT}, not {self.port}")
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 1 to {MAX_THREADS}, not {self.threads}")
         if not 0 <= self.memory_mb <= MAX_MEMORY_MB or not 1 <= self.max_body_mb <= MAX_MEMORY_MB:
-            raise ValueError(f"memory_mb must be 0, for the usual, max_body_mb 1 or more, both up to {MAX_MEMORY_MB}")
+            raise ValueError(
+                f"memory_mb must be 0 (automatic) or more, max_body_mb 1 or more, both up to {MAX_MEMORY_MB}"
+            )
         if not 1 <= self.max_batch <= MAX_BATCH:
             raise ValueError(f"max_batch must be 1 to {MAX_BATCH}, not {self.max_batch}")
         if not self.rate_hz >= 0 or not 0 < self.patience_s <= MAX_PERIOD_S:
@@ -160,12 +161,12 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How payloads travel.
+    """Transfer of payloads.
 
     Attributes:
-        frame_bytes: Payload bytes in one MQTT message, less where the broker or a slow link bears less.
-        window: Frames under way at once.
-        patience_s: Seconds without a frame after which frames are asked for again.
+        frame_bytes: Payload bytes of one MQTT message; smaller if the broker or a slow link requires it.
+        window: Frames in flight at once.
+        patience_s: Seconds without a frame after which frames are requested again.
         max_payload_mb: Largest payload accepted, in MiB.
     """
 
@@ -175,7 +176,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_payload_mb: int = 2048
 
     def __post_init__(self) -> None:
-        """Refuse what the protocol cannot carry."""
+        """Reject values outside the protocol's limits."""
         if not is_frame_size(self.frame_bytes) or not 1 <= self.window <= MAX_WINDOW:
             sizes = f"{BLOCK_BYTES} to {MAX_FRAME_BYTES} in steps of {BLOCK_BYTES}"
             raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
@@ -184,21 +185,21 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def policy(self) -> Policy:
-        """How payloads are received."""
+        """Limits for receiving payloads."""
         return Policy(self.window, self.patience_s, self.max_payload_mb << 20, frame_bytes=self.frame_bytes)
 
 
 class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A power meter that feeds this board alone: a smart plug on the network, or a chip on the board's own I2C bus.
+    """A power meter of this board alone: a smart plug on the network, or a chip on the board's own I2C bus.
 
     Attributes:
         kind: A Shelly of Gen2 or newer by its component (`shelly` for a switch, `shelly-pm1`, `shelly-em1`, `shelly-em`
             for all three phases), one of Gen1 (`shelly1`, `shelly1-em`), `tasmota`, or `chip`.
-        url: Where it answers, such as `http://192.0.2.7`; empty for a chip.
+        url: Address, such as `http://192.0.2.7`; empty for a chip.
         chip: Name of the chip or of its channel: NAME of `power.NAME_watts` as `device-agent probe` prints it.
-        user: Who asks, where the meter wants a password.
-        password_file: Holds the password on one line; empty for none.
-        period_s: Seconds between reads.
+        user: User name, if the meter requires a password.
+        password_file: File with the password on one line; empty for none.
+        period_s: Time between reads in seconds.
     """
 
     kind: Literal["shelly", "shelly-pm1", "shelly-em1", "shelly-em", "shelly1", "shelly1-em", "tasmota", "chip"]
@@ -209,12 +210,14 @@ class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     period_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse an invalid address or period."""
+        """Reject an invalid address or period."""
         if self.kind == "chip":
             if self.url or not self.chip:
-                raise ValueError("a meter of kind chip has no url, but the `chip` that `device-agent probe` names")
+                raise ValueError(
+                    "a meter of kind chip takes no url; set `chip` to a name that `device-agent probe` prints"
+                )
         elif self.chip:
-            raise ValueError(f"a meter of kind {self.kind} has no chip; leave it out")
+            raise ValueError(f"a meter of kind {self.kind} takes no chip; remove it")
         elif not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url[:60]!r}")
         if not MIN_PERIOD_S <= self.period_s <= MAX_PERIOD_S:
@@ -222,11 +225,11 @@ class MeterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Clocks and power mode while the agent runs, restored when it ends; empty and 0 leave things alone.
+    """Clocks and power mode while the agent runs, restored afterwards; empty and 0 change nothing.
 
     Attributes:
         power_mode: Name of a power mode (Jetson).
-        governor: Of all CPU frequency policies.
+        governor: Governor of all CPU frequency policies.
         max_hertz: Highest clock of all CPU frequency policies.
     """
 
@@ -236,15 +239,15 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EmulatedPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Power of the board that an agent stands for where several share a machine, whose meters cannot tell them apart.
+    """Emulated power of a board, for several agents that share a machine, whose meters cannot tell them apart.
 
-    A block takes idle_w joules a second and busy_w a CPU second of its own process; all such figures are `modelled`.
+    A task costs idle_w joules a second plus busy_w joules per CPU second of its process; these figures are `modelled`.
 
     Attributes:
-        idle_w: Watts all the while.
-        busy_w: Watts besides for every busy core of the trainer's.
-        tx_w: Watts besides while it uploads; absent: what an upload takes is unknown.
-        rx_w: Watts besides while it downloads; likewise.
+        idle_w: Idle power in watts.
+        busy_w: Additional watts for each busy core of the trainer.
+        tx_w: Additional watts while uploading; absent: the cost of uploads is unknown.
+        rx_w: Additional watts while downloading; absent: the cost of downloads is unknown.
     """
 
     idle_w: float = 0.0
@@ -253,22 +256,22 @@ class EmulatedPower(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rx_w: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no board draws."""
+        """Reject implausible powers."""
         for name in self.__struct_fields__:
             if not 0 <= (getattr(self, name) or 0.0) <= MAX_WATTS:
                 raise ValueError(f"{name} must be 0 to {MAX_WATTS:g} watts, not {getattr(self, name)}")
 
 
 class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the board is measured.
+    """Measurement of the board.
 
     Attributes:
-        profile: Id of a firmware profile, the path of a TOML file that holds one, or `auto`.
-        root: Where the board's files lie; another folder than `/` is a recorded board.
-        sample_hz: Power samples a second while a task is under way; 0 for what the profile says.
-        meter: A power meter, if there is one; then it is the source of power.
+        profile: Id of a firmware profile, the path of a TOML file that contains one, or `auto`.
+        root: Root of the board's files; a folder other than `/` is a recorded board.
+        sample_hz: Power samples a second during a task; 0 for the profile's value.
+        meter: External power meter; if set, it is the source of power.
         target: Clocks and power mode to run with.
-        emulated: Power of a board that this agent stands for, in place of whatever the machine's sensors tell.
+        emulated: Power model of an emulated board, used in place of the machine's sensors.
     """
 
     profile: str = "auto"
@@ -279,29 +282,28 @@ class BoardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     emulated: EmulatedPower | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a rate that costs more than it tells."""
+        """Reject a rate whose cost exceeds its use."""
         if not 0 <= self.sample_hz <= MAX_SAMPLE_HZ:
             raise ValueError(f"sample_hz must be 0 to {MAX_SAMPLE_HZ:g}, not {self.sample_hz}")
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device. Relative paths are taken from the folder of its file.
+    """One device. Relative paths are relative to the folder of this file.
 
     On a board that has joined a site (`device-agent join`), `device`, `site` and `[broker]` may be left out.
 
     Attributes:
-        device: Its id, unique within the site.
-        site: The site its edge server serves.
+        device: Device id, unique within the site.
+        site: Site of the edge server.
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
-        data: Its own examples; a board that only serves models may have none.
+        data: The device's own examples; optional for a board that only serves models.
         broker: The site's MQTT broker.
-        trainer: The process that trains.
-        link: How payloads are sent and received.
-        board: How the board is measured.
-        serve: Serves models to applications on this board; absent for a board that only trains.
-        outbox_mb: Most that updates waiting for the server may take on the disk, in MiB; where the next one would
-            not fit, its task fails.
-        report_s: Seconds between reports.
+        trainer: The training process.
+        link: Transfer of payloads.
+        board: Measurement of the board.
+        serve: Serving of models to applications on this board; absent for a board that only trains.
+        outbox_mb: Disk limit in MiB of updates waiting for the server; a task whose update would not fit fails.
+        report_s: Interval of reports in seconds.
         log_level: debug, info, warning or error.
     """
 
@@ -319,39 +321,39 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     log_level: str = "info"
 
     def __post_init__(self) -> None:
-        """Refuse an invalid period, and an outbox that holds nothing."""
+        """Reject an invalid interval, an empty outbox, and a board without any purpose."""
         if not self.report_s > 0:
             raise ValueError(f"report_s must be above zero, not {self.report_s}")
         if self.outbox_mb < 1:
             raise ValueError(f"outbox_mb must be 1 or more, not {self.outbox_mb}")
         if self.data is None and self.serve is None:
-            raise ValueError("[data] says what the device trains with; without it a board needs [serve]")
+            raise ValueError("a board without [data] (its training examples) needs [serve]")
 
     @property
     def examples(self) -> Data:
-        """What the device trains with.
+        """The device's examples.
 
         Raises:
-            ConfigError: It only serves models.
+            ConfigError: The board only serves models.
         """
         if self.data is None:
-            raise ConfigError("[data] is missing: it says what the device trains with")
+            raise ConfigError("[data] is missing; add it to name the training examples")
         return self.data
 
 
 def load(path: Path) -> AgentConfig:
-    """Load an agent's file, with what the board was told when it joined a site.
+    """Load an agent's file, completed by the board's site membership.
 
     Raises:
-        ConfigError: As `load_file`, `device` or `site` is missing, or the board joined under another name or site.
+        ConfigError: As `load_file`; or `device` or `site` is missing or contradicts the membership.
     """
     config = load_file(path)
     folder = Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
     if membership := credentials.read_membership(folder):
-        config = _joined(config, path, folder, membership)
+        config = _apply_membership(config, path, folder, membership)
     for key in ("device", "site"):
         if not getattr(config, key):
-            raise ConfigError(f'{path}: {key} is missing; add {key} = "NAME", or join a site by `device-agent join`')
+            raise ConfigError(f'{path}: {key} is missing; add {key} = "NAME", or join a site with `device-agent join`')
     return config
 
 
@@ -359,9 +361,9 @@ def load_file(path: Path) -> AgentConfig:
     """Load an agent's file alone; `device` and `site` may be missing.
 
     Raises:
-        ConfigError: As `shared.config.read`, or a name or level cannot be used.
+        ConfigError: As `shared.config.read`; or a name or level is invalid.
     """
-    config = _placed(read(path, AgentConfig), path.parent)
+    config = _resolve_paths(read(path, AgentConfig), path.parent)
     if config.device:
         check_name(config.device, f"{path}: device")
     if config.site:
@@ -371,21 +373,25 @@ def load_file(path: Path) -> AgentConfig:
     return config
 
 
-def _joined(config: AgentConfig, path: Path, folder: Path, membership: Membership) -> AgentConfig:
-    """Return a file's settings with those of the site in the place of what it leaves out."""
+def _apply_membership(config: AgentConfig, path: Path, folder: Path, membership: Membership) -> AgentConfig:
+    """Complete the configuration by the membership, where the file leaves settings out."""
     joined = f"this board joined site {membership.site} as {membership.device}"
     if config.device not in ("", membership.device):
-        raise ConfigError(f"{path}: device is {config.device!r}, and {joined}: take `device` out, or join anew")
+        raise ConfigError(f"{path}: device is {config.device!r}, but {joined}; remove `device` or join again")
     if config.site not in ("", membership.site):
-        raise ConfigError(f"{path}: site is {config.site!r}, and {joined}: take `site` out, or join anew")
-    usual = Broker()
-    is_told = (config.broker.host, config.broker.port, config.broker.tls) != (usual.host, usual.port, usual.tls)
-    broker = config.broker if is_told else credentials.broker_of(folder, membership, config.broker)
+        raise ConfigError(f"{path}: site is {config.site!r}, but {joined}; remove `site` or join again")
+    default = Broker()
+    is_configured = (config.broker.host, config.broker.port, config.broker.tls) != (
+        default.host,
+        default.port,
+        default.tls,
+    )
+    broker = config.broker if is_configured else credentials.make_broker(folder, membership, config.broker)
     return msgspec.structs.replace(config, device=membership.device, site=membership.site, broker=broker)
 
 
-def _placed(config: AgentConfig, folder: Path) -> AgentConfig:
-    """Return an agent's file with the paths in it taken from its own folder."""
+def _resolve_paths(config: AgentConfig, folder: Path) -> AgentConfig:
+    """Make the paths of a configuration relative to its file's folder."""
     replace, data, board = msgspec.structs.replace, config.data, config.board
     if data and data.path:
         data = replace(data, path=str(folder / data.path))

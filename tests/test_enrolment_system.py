@@ -192,7 +192,7 @@ def test_what_the_boards_file_says_of_itself_holds(tmp_path):
             assert code == 0, why
             config = load(right)
             assert config.broker.keepalive_s == 30
-            assert config.broker.tls == credentials.tls_of(
+            assert config.broker.tls == credentials.make_tls(
                 Path(config.state_dir) / credentials.FOLDER / credentials.CURRENT
             )
             right.write_text(right.read_text().replace("roof", "barn"))

@@ -1,1 +1,1 @@
-"""The agent itself, and how it is composed from its configuration."""
+"""The agent's life cycle, and its composition from the configuration."""

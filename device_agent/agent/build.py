@@ -36,18 +36,16 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
     charge: Charge | None = None,
     seed: int | None = None,
 ) -> Agent:
-    """Compose the agent that a configuration describes.
+    """Compose the agent of a configuration.
 
     Args:
-        config: As its file has it.
-        folder: Of its outbox, its states and what it receives.
-        transport: Its way to the broker.
-        clock: Monotonic seconds.
-        worker: Runs what would block.
-        board: Measures; None where nothing does, as in replay.
-        link: Measures the link from what passes; None where nothing does.
-        charge: Gives the costs of transfers; None where the board's power log does.
-        seed: Of the jitter of its offers; None for another one every time.
+        folder: Parent of its outbox, states and downloads.
+        clock: Monotonic; in seconds.
+        worker: Runs blocking calls.
+        board: Measures the board; None in replay.
+        link: Measures the link from its traffic; None for a new meter.
+        charge: Computes the cost of transfers; None to use the board's power log.
+        seed: Seed of the offers' jitter; None for a random one.
     """
     site, device, meter = config.site, config.device, link or LinkMeter(clock=clock)
     sense, power = partial(_make_report, device, board, meter, folder, clock), board.power if board else None
@@ -73,7 +71,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
 
 
 def _charge_of(config: AgentConfig) -> Charge | None:
-    """Return what transfers cost a board that is emulated; None where the board's power log tells."""
+    """Return the transfer costs of an emulated board; None to use the board's power log."""
     return partial(charge_transfer, config.board.emulated) if config.board.emulated else None
 
 
@@ -83,10 +81,8 @@ def compose_reporter(
     """Compose the reports of a board that takes no tasks.
 
     Args:
-        config: As its file has it.
-        folder: Whose disk is looked at.
-        transport: Its way to the broker.
-        link: Measures the link from what passes.
+        folder: Folder whose disk is measured.
+        link: Measures the link from its traffic.
     """
     sense = partial(_make_report, config.device, board, link, folder, monotonic)
     return Reporter(

@@ -1,6 +1,6 @@
-"""Device agent: report, wait for a task, fetch, train, hand the update to the outbox, again.
+"""Life cycle of the device agent: receive a task, fetch, train, store the update, repeat.
 
-The life of a task is a transition table. Delivery of updates runs beside it and is not part of it.
+A task follows a transition table. Updates are delivered concurrently and are not part of it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from shared.transport.base import Inbox, Transport
 log = logging.getLogger(__package__)  # chaos reads lines of that name
 
 MAX_ATTEMPTS = 3
-"""How often one task is trained when trainers die of it."""
-MAX_REST_S, REST_POLL_S = 10.0, 0.2
+"""Trainings of a task whose trainer dies."""
+MAX_IDLE_WAIT_S, IDLE_POLL_S = 10.0, 0.2
 
 Phase: TypeAlias = Literal["idle", "fetching", "training"]
 Event: TypeAlias = Literal["task", "fetched", "committed", "failed", "superseded"]
@@ -56,7 +56,7 @@ def follow(phase: Phase, event: Event) -> Phase:
     """Return the phase after an event.
 
     Raises:
-        ValueError: The table has no such event in this phase: a fault of ours.
+        ValueError: The table has no such event in this phase: a programming error.
     """
     following = TRANSITIONS[phase].get(event)
     if following is None:
@@ -67,10 +67,10 @@ def follow(phase: Phase, event: Event) -> Phase:
 
 @dataclass
 class Agent:
-    """One device; everything it works with is handed in.
+    """Agent of one device; its collaborators are passed in.
 
     Attributes:
-        busy: Tells the updater, while the block lasts, that a task runs.
+        busy: Context that signals a running task to the updater.
     """
 
     device: str
@@ -90,20 +90,20 @@ class Agent:
     keeps_own: bool = False
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
     phase: Phase = "idle"
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _task_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _newest: Task | None = None
-    _waits: bool = False
+    _is_pending: bool = False
 
     async def run(self) -> None:
         """Serve tasks until cancelled."""
         async with self.transport.subscribe(topic(self.site, self.device, "task")) as tasks:
             await self.download.worker(self.outbox.check)
             self.delivery.on_void = self._redo_newest
-            async with background(self._listen(tasks), self.delivery.run(), self.reporter.run()):
+            async with background(self._receive_tasks(tasks), self.delivery.run(), self.reporter.run()):
                 await self._work()
 
-    async def _listen(self, tasks: Inbox) -> None:
-        """Keep the task that came last: the broker keeps their order, and a server may have to repeat a round."""
+    async def _receive_tasks(self, tasks: Inbox) -> None:
+        """Retain the latest task: the broker preserves order, and a server may repeat a round."""
         async for _, data in tasks:
             try:
                 task = _decode_task(data, self.device)
@@ -114,41 +114,41 @@ class Agent:
                 self.download.request_again()
             self._newest = task
             self.delivery.allow(task.assignment)
-            # Asked now: the settlement of its update may be right behind it.
-            self._waits = self.outbox.has(task.run, task.round, task.params.digest)
-            self._news.set()
+            # Read now: the acknowledgement of its update may follow at once.
+            self._is_pending = self.outbox.has(task.run, task.round, task.params.digest)
+            self._task_changed.set()
 
     def _redo_newest(self, ack: Ack) -> None:
-        """Do the newest task again if it is the one whose update the server has no use for."""
+        """Train the newest task again if its update was voided."""
         task = self._newest
         if task and (task.run, task.round, task.params.digest) == (ack.run, ack.round, ack.start):
-            self._waits = False
-            self._news.set()
+            self._is_pending = False
+            self._task_changed.set()
 
     async def _work(self) -> None:
-        """Do the newest task; drop it when a newer one comes."""
+        """Process the newest task; drop it when a newer one arrives."""
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._task_changed.wait()
+            self._task_changed.clear()
             task = self._newest
             assert task is not None
             serving = asyncio.create_task(self._serve(task), name="serve")
             try:
                 while not serving.done():
-                    await self._await_news_or(serving)
-                    if self._news.is_set() and self._newest_differs(task):
+                    await self._wait_for_task_or(serving)
+                    if self._task_changed.is_set() and self._newest_differs(task):
                         serving.cancel()
                         await asyncio.wait({serving})
                     elif not serving.done():
-                        self._news.clear()
+                        self._task_changed.clear()
                 if not serving.cancelled():
                     serving.result()
             finally:
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
 
-    async def _await_news_or(self, serving: asyncio.Task[None]) -> None:
-        news = asyncio.create_task(self._news.wait(), name="news")
+    async def _wait_for_task_or(self, serving: asyncio.Task[None]) -> None:
+        news = asyncio.create_task(self._task_changed.wait(), name="news")
         try:
             await asyncio.wait({news, serving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -159,16 +159,16 @@ class Agent:
         return newest is not None and (newest.run, newest.round, newest.params) != (task.run, task.round, task.params)
 
     async def _serve(self, task: Task) -> None:
-        """Do one task to its end; whatever the end is, the server is told."""
+        """Process one task to its end; the server is informed of any outcome."""
         event: Event = "superseded"
         self._follow("task")
         try:
             if task.measure_s:
-                await self._rest()
+                await self._wait_for_idle_watts()
             with self.busy(), self._mark_busy(full_rate=False):
-                # Perhaps for one that an earlier process of ours began this very task with.
+                # An earlier agent process may have left a trainer working on this very task.
                 await self.trainer.ready(task)
-                if not self._waits and not self.outbox.has(task.run, task.round, task.params.digest):
+                if not self._is_pending and not self.outbox.has(task.run, task.round, task.params.digest):
                     await self._train(task)
             event = "committed"
         except (TaskFailed, WireError, OSError) as error:
@@ -178,18 +178,18 @@ class Agent:
         log.debug("phase delivering run=%s round=%d", task.run, task.round)
         self.delivery.wake.set()
 
-    async def _rest(self) -> None:
-        """Wait until the idle watts of the board are measured, if anything measures them: a step counts beyond them."""
+    async def _wait_for_idle_watts(self) -> None:
+        """Wait until the board's idle power is measured, if possible: a step is charged the power beyond it."""
         power = self.reporter.power
         with suppress(TimeoutError):
-            async with backports.timeout(MAX_REST_S):
-                while power and power.idle_w() is None:  # noqa: ASYNC110 - a thread learns it
-                    await asyncio.sleep(REST_POLL_S)
+            async with backports.timeout(MAX_IDLE_WAIT_S):
+                while power and power.idle_w() is None:  # noqa: ASYNC110 - a thread measures them
+                    await asyncio.sleep(IDLE_POLL_S)
 
     async def _report_failure(self, task: Task, error: Exception) -> Event:
-        """Report a failure, and return what became of the task; a report that no disk takes is sent once, unsaved."""
+        """Report a failure and return the task's event; without a disk the report is sent once, unsaved."""
         if self.outbox.has(task.run, task.round, task.params.digest):
-            log.warning("round %d: its update is safe, but %s", task.round, error)
+            log.warning("round %d: its update is stored, but %s", task.round, error)
             return "committed"
         log.warning("round %d failed: %s", task.round, error)
         failure = Update(
@@ -203,7 +203,7 @@ class Agent:
         try:
             self.outbox.add(failure)
         except OSError as refusal:
-            log.warning("the report of it cannot be kept: %s", refusal)
+            log.warning("the failure report cannot be stored: %s", refusal)
             with suppress(Unreachable):
                 await self.transport.publish(topic(self.site, self.device, "update"), wire.encode(failure))
         return "failed"
@@ -236,15 +236,15 @@ class Agent:
         log.info("trained run=%s round=%d seconds=%.3f", task.run, task.round, self.clock() - fetched)
 
     async def _train_with_retries(self, job: Job) -> Path:
-        """Run a job, again where its trainer died of it; return its draft."""
+        """Run a job, again if its trainer dies; return its draft."""
         task = job.task
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            draft = self.outbox.draft(task.run, task.round)  # nothing of a trainer that died is left in it
+            draft = self.outbox.draft(task.run, task.round)  # empties the draft of a trainer that died
             try:
                 await self._run_job(msgspec.structs.replace(job, draft=str(draft)))
             except TrainerDied as error:
                 if self.outbox.has(task.run, task.round, task.params.digest):
-                    break  # it died of its own success: between its last word to the outbox and that to us
+                    break  # it died after it committed the update
                 if attempt == MAX_ATTEMPTS:
                     raise
                 log.warning("round %d: %s; attempt %d of %d follows", task.round, error, attempt + 1, MAX_ATTEMPTS)
@@ -253,7 +253,7 @@ class Agent:
         return draft
 
     async def _run_job(self, job: Job) -> None:
-        """Run a job; one of a split session as often as its server loses that."""
+        """Run a job; restart a split session that the server has lost."""
         while job.task.assignment.steps:
             async with self.splitting.session(job.task) as exchange:
                 try:
@@ -267,7 +267,7 @@ class Agent:
         self.phase = follow(self.phase, event)
 
     def _mark_busy(self, *, full_rate: bool) -> AbstractContextManager[None]:
-        """Mark the board as not idle in the power log while the block lasts."""
+        """Mark the board as busy in the power log while the block runs."""
         return self.reporter.power.busy(full_rate=full_rate) if self.reporter.power else nullcontext()
 
 

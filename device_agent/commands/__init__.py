@@ -1,1 +1,1 @@
-"""Commands of `device-agent`; heavy imports wait until a command needs them."""
+"""Commands of `device-agent`; heavy imports are deferred until a command needs them."""

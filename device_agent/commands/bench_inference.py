@@ -1,4 +1,4 @@
-"""`device-agent bench-inference`: what a served model costs on this board, as an application sees it."""
+"""`device-agent bench-inference`: measure latency, throughput and energy of a served model."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from shared.runtime.text_table import printable_text, write_text
 MAX_SECONDS, MAX_CLIENTS = 3600.0, 64
 WARM_UP_S = 0.3
 SHARES = (0.5, 0.95, 0.99)
-MOST_SHOWN = 200
-"""Bytes of a refusal that are printed."""
-UNMETERED = "nothing tells its power"
-"""Source of the energy where no source measures it."""
+MAX_SHOWN = 200
+"""Printed bytes of a refusal."""
+UNMETERED = "no power source"
+"""Reported source of the energy if nothing measures it."""
 CHUNK = 1 << 16
 FORMATS = {"FP16": "e", "FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B"}
 
 
 class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """Results of the measurement.
 
     Attributes:
-        batch: Examples of a request.
-        clients: At once, each with one request under way.
-        provider: What computed, as ONNX Runtime calls it.
-        ready_s: Seconds from the process's start until the model answers.
-        pss_mb: Of the process before the first request, in MB, of what it shares with others its share.
-        rss_mb: The same with all that is shared.
-        throughput_hz: Of them a second.
-        request_s: p50, p95 and p99 of a request as a client sees it.
-        runtime_s: The same of ONNX Runtime alone, in the process.
-        joules: Of the board for a request; None where nothing tells them.
-        source: Of the joules, or why there are none.
+        batch: Examples in a request.
+        clients: Concurrent clients, each with one request in flight.
+        provider: Execution provider, as ONNX Runtime names it.
+        ready_s: Seconds from the start of the process until the model answers.
+        pss_mb: Memory of the process before the first request, in MB; shared memory counts proportionally.
+        rss_mb: As `pss_mb`; shared memory counts in full.
+        throughput_hz: Requests per second.
+        request_s: p50, p95 and p99 of a request as seen by a client.
+        runtime_s: p50, p95 and p99 within ONNX Runtime alone.
+        joules: Energy of the board per request; None if unknown.
+        source: Source of the energy, or why it is unknown.
     """
 
     model: str
@@ -83,18 +83,20 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     which = parser.add_mutually_exclusive_group(required=packaged_config("agent.toml") is None)
-    which.add_argument("--release", type=Path, metavar="DIR", help="as `edge-server release export` writes it")
-    which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file: the first of its releases")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for how long (%(default)g)")
-    parser.add_argument("--clients", type=int, default=1, help="applications that ask at once (%(default)d)")
-    parser.add_argument("--batch", type=int, default=1, help="examples of a request (%(default)d)")
-    help_ = "what computes, as `[serve]` of the file names it: auto, cpu, cuda, tensorrt; once each compares them"
+    which.add_argument("--release", type=Path, metavar="DIR", help="a folder written by `edge-server release export`")
+    which.add_argument(
+        "--config", type=Path, metavar="FILE", help="the agent's TOML file; its first release is measured"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the measurement (%(default)g)")
+    parser.add_argument("--clients", type=int, default=1, help="concurrent clients (%(default)d)")
+    parser.add_argument("--batch", type=int, default=1, help="examples in a request (%(default)d)")
+    help_ = "execution provider, as in `[serve]`: auto, cpu, cuda, tensorrt; run once for each to compare them"
     parser.add_argument("--provider", choices=get_args(Provider), help=help_)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="output format (%(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure; a process of its own serves, on a socket of its own, so that a running agent is not disturbed."""
+    """Measure with a process and a socket of its own, which does not disturb a running agent."""
     if not 0 < options.seconds <= MAX_SECONDS or not 1 <= options.clients <= MAX_CLIENTS or options.batch < 1:
         raise ConfigError(f"--seconds must be up to {MAX_SECONDS:g}, --clients 1 to {MAX_CLIENTS}, --batch 1 or more")
     path = options.config or (None if options.release else packaged_config("agent.toml"))
@@ -105,7 +107,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: serve.releases names no folder; name one with --release DIR")
     files = read_folder(options.release or Path(serve.releases[0]))
     board_config = config.board if config else BoardConfig()
-    board = open_board(load_measuring(board_config, Path(config.state_dir)) if config else Measuring(board=board_config))
+    board = open_board(
+        load_measuring(board_config, Path(config.state_dir)) if config else Measuring(board=board_config)
+    )
     serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
     if options.provider:
         serve = msgspec.structs.replace(serve, provider=options.provider)
@@ -113,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
         battery = runs_on_battery(Path(board_config.root))
         settings = choose_settings(serve, Path(folder), "warning", board.profile.inference, on_battery=battery)
         result = backports.run(measure(files, settings, board, options.seconds, (options.clients, options.batch)))
-    text = msgspec.json.encode(result).decode() if options.format == "json" else "\n".join(_lines(result))
+    text = msgspec.json.encode(result).decode() if options.format == "json" else "\n".join(_format_lines(result))
     write_text(sys.stdout, text)
     return 0
 
@@ -121,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
 async def measure(
     files: ReleaseFiles, settings: InferenceSettings, board: Board, seconds: float, load_: tuple[int, int]
 ) -> InferenceBench:
-    """Serve a release in a process of its own and ask it.
+    """Serve a release in a process of its own and measure requests to it.
 
     Args:
-        seconds: For how long it is asked.
-        load_: How many clients, and of how many examples their requests are.
+        seconds: Duration of the measurement.
+        load_: Number of clients, and examples in each request.
     """
     clients, batch = load_
     manifest = read_manifest(files.manifest, "manifest")
@@ -135,18 +139,18 @@ async def measure(
     async with background(process.run()):
         await process.ready.wait()
         if cause := process.refused.get(files.name):
-            raise ConfigError(f"{cause}; nothing can be measured of it: export the release again")
+            raise ConfigError(f"{cause}; the release cannot be measured: export it again")
         ready_s, memory = monotonic() - began, psutil.Process(process.pid).memory_full_info()
-        await in_thread(ask_for, settings.socket, request, WARM_UP_S)
+        await in_thread(time_requests, settings.socket, request, WARM_UP_S)
         if board.power:
             board.power.start()
             board.power.hurry(seconds)
         began = monotonic()
-        durations = await in_thread(ask_at_once, settings.socket, request, seconds, clients)
+        durations = await in_thread(time_concurrent_requests, settings.socket, request, seconds, clients)
         ended = monotonic()
         provider = await in_thread(ask_provider, settings.socket, files.name)
         figures: Figures = await process.figures(files.name, files.version)
-    joules, source = _energy_of(board, began, ended)
+    joules, source = _read_energy(board, began, ended)
     p50, p95, p99 = percentiles(durations, SHARES)
     return InferenceBench(
         model=manifest.reference,
@@ -166,8 +170,8 @@ async def measure(
     )
 
 
-def _energy_of(board: Board, began: float, ended: float) -> tuple[float | None, str]:
-    """Return a board's joules between two moments, and what tells them; None where nothing does."""
+def _read_energy(board: Board, began: float, ended: float) -> tuple[float | None, str]:
+    """Return the board's joules between two moments, None if unknown, and their source."""
     energy = board.power.energy(began, ended) if board.power else None
     if board.power is None or energy is None:
         return None, UNMETERED
@@ -175,7 +179,7 @@ def _energy_of(board: Board, began: float, ended: float) -> tuple[float | None, 
 
 
 def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
-    """Return a whole request for an inference of made-up numbers, as bytes behind JSON."""
+    """Return a complete inference request with arbitrary numbers, as binary data after JSON."""
     shape = (batch, *spec.shape[1:])
     kind = DATATYPES[spec.dtype]
     data = struct.pack(f"<{FORMATS[kind]}", 1) * math.prod(shape)
@@ -191,11 +195,10 @@ def encode_request(name: str, spec: TensorSpec, batch: int) -> bytes:
 
 
 def ask_provider(path: str, name: str) -> str:
-    """Return the execution provider of a model, by ONNX Runtime's name for it.
+    """Return the execution provider of a model, as ONNX Runtime names it.
 
     Args:
         path: Unix socket of the inference process.
-        name: Name of the model that it serves.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
@@ -204,15 +207,15 @@ def ask_provider(path: str, name: str) -> str:
     return str(msgspec.json.decode(body)["parameters"]["provider"])
 
 
-def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> list[float]:
-    """Ask again and again over one connection; return the seconds that each request took.
+def time_requests(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> list[float]:
+    """Send requests over one connection; return the seconds of each.
 
     Args:
-        path: Of the Unix socket.
-        every_s: From one request's begin to the next one's, where it was answered by then.
+        path: Unix socket of the inference process.
+        every_s: Period of requests; a slower answer delays the next one.
 
     Raises:
-        ConfigError: An answer is a refusal.
+        ConfigError: A request was refused.
     """
     durations, pause = list[float](), threading.Event()
     with socket.socket(socket.AF_UNIX) as connection:
@@ -224,23 +227,23 @@ def ask_for(path: str, request: bytes, seconds: float, every_s: float = 0.0) -> 
             durations.append(time.perf_counter() - began)
             if every_s > durations[-1]:
                 pause.wait(every_s - durations[-1])
-            _require_answered(answer)
+            _require_success(answer)
     return durations
 
 
-def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list[float]:
-    """Ask over several connections, on each as soon as it was answered; return the seconds that each request took.
+def time_concurrent_requests(path: str, request: bytes, seconds: float, clients: int) -> list[float]:
+    """Send requests over several connections without pauses; return the seconds of each.
 
-    One thread does it all: threads would wait for one another, and what is measured would be this process.
+    One thread serves all connections: several would wait for one another and distort the measurement.
 
     Args:
-        path: Of the Unix socket.
+        path: Unix socket of the inference process.
 
     Raises:
-        ConfigError: As `ask_for`.
+        ConfigError: As `time_requests`.
     """
     if clients == 1:
-        return ask_for(path, request, seconds)
+        return time_requests(path, request, seconds)
     durations = list[float]()
     with ExitStack() as stack:
         selector, began = stack.enter_context(selectors.DefaultSelector()), dict[socket.socket, float]()
@@ -257,52 +260,55 @@ def ask_at_once(path: str, request: bytes, seconds: float, clients: int) -> list
                 answer = _read_answer(connection)
                 now = time.perf_counter()
                 durations.append(now - began.pop(connection))
-                _require_answered(answer)
+                _require_success(answer)
                 if now < ends:
                     began[connection] = now
                     connection.sendall(request)
     return durations
 
 
-def _require_answered(answer: bytes) -> None:
+def _require_success(answer: bytes) -> None:
     if answer.startswith(b"HTTP/1.1 200 "):
         return
     head, _, body = answer.partition(b"\r\n\r\n")
-    parts = (head.partition(b"\r\n")[0], body[:MOST_SHOWN])
+    parts = (head.partition(b"\r\n")[0], body[:MAX_SHOWN])
     status, detail = (printable_text(part.decode("utf-8", "replace")) for part in parts)
     raise ConfigError(f"the request was refused: {status}: {detail}")
 
 
 def _read_answer(connection: socket.socket) -> bytes:
     data = b""
-    while (split := data.find(b"\r\n\r\n")) < 0 or len(data) < split + 4 + _length(data[:split]):
+    while (split := data.find(b"\r\n\r\n")) < 0 or len(data) < split + 4 + _parse_length(data[:split]):
         if not (more := connection.recv(CHUNK)):
-            raise ConfigError("the inference process ended; its last words stand above")
+            raise ConfigError("the inference process ended; see its messages above")
         data += more
     return data
 
 
-def _length(head: bytes) -> int:
-    """Return the bytes of an answer's body by its header Content-Length, of which other names may only be a part.
+def _parse_length(head: bytes) -> int:
+    """Return the Content-Length of an answer.
 
     Raises:
-        ConfigError: There is none, or it is not a number.
+        ConfigError: The header is missing or not a number.
     """
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
             return int(value)
-    raise ConfigError("the inference process answered without a Content-Length; are agent and process of one version?")
+    raise ConfigError(
+        "the inference process answered without a Content-Length; check that agent and process have the same version"
+    )
 
 
-def _lines(result: InferenceBench) -> Sequence[str]:
+def _format_lines(result: InferenceBench) -> Sequence[str]:
     request, runtime = (
         ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in zip(("p50", "p95", "p99"), some, strict=True))
         for some in (result.request_s, result.runtime_s)
     )
     joules = f"{result.joules:.4g} J by {result.source}" if result.joules is not None else f"unknown: {result.source}"
+    load = f"batch {result.batch}, {result.clients} clients, {result.threads} threads"
     return (
-        f"model {result.model}, batch {result.batch}, {result.clients} clients, {result.threads} threads, {result.provider}",
+        f"model {result.model}, {load}, {result.provider}",
         f"ready in {result.ready_s:.2f} s",
         f"before the first request {result.pss_mb:.1f} MB PSS, {result.rss_mb:.1f} MB RSS",
         f"{result.requests} requests, {result.throughput_hz:.1f} a second",

@@ -21,7 +21,7 @@ from shared.runtime.text_table import write_text
 
 USUAL_MINUTES, MAX_MINUTES = 4.0, 60.0
 IDLE_S, PHASE_S = 60.0, 20.0
-"""Of four minutes, with three clocks and three numbers of threads."""
+"""Phases of a calibration of four minutes, with three clocks and three thread counts."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,16 +30,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--meter",
         metavar="KIND=URL",
-        help="what to calibrate against, such as shelly=http://192.0.2.7 or chip=ina226; else [board.meter], else the "
+        help="reference meter, such as shelly=http://192.0.2.7 or chip=ina226; default: [board.meter], else the "
         "board's sensor",
     )
     parser.add_argument(
-        "--minutes", type=float, default=USUAL_MINUTES, help="about how long, where clocks can be set (%(default)g)"
+        "--minutes", type=float, default=USUAL_MINUTES, help="approximate duration if clocks can be set (%(default)g)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Calibrate; the agent must not run meanwhile."""
+    """Calibrate; the agent must not be running."""
     config = load(options.config)
     processes.configure(config.log_level, options.verbose)
     if not 0 < options.minutes <= MAX_MINUTES:
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     profile = load_for_board(root, config.board.profile)
     reference, sensor = open_meters(root, profile, meter, monotonic)
     _print(
-        f"board {profile.id}, meter {reference.provenance.source}" + ("; its own sensor beside it" if sensor else "")
+        f"board {profile.id}, meter {reference.provenance.source}"
+        + ("; compared with the board's own sensor" if sensor else "")
     )
     share = options.minutes / USUAL_MINUTES
     setup = CalibrationSetup(root, profile, folder, reference, sensor, share * IDLE_S, share * PHASE_S, _print)
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_meter(text: str) -> MeterConfig:
-    """Parse a meter as `KIND=URL` or `chip=NAME`; raises ConfigError where it names none."""
+    """Parse a meter given as `KIND=URL` or `chip=NAME`; raises ConfigError if it is invalid."""
     kind, _, place = text.partition("=")
     try:
         return msgspec.convert({"kind": kind, "chip" if kind == "chip" else "url": place}, MeterConfig)
@@ -72,7 +73,7 @@ def parse_meter(text: str) -> MeterConfig:
 
 
 def print_fit(calibration: Calibration, path: Path) -> None:
-    """Print a fit for people."""
+    """Print a calibration for people."""
     model, line = calibration.model, calibration.line
     if model:
         core_w = model.core_joules_per_cycle * model.max_hertz
@@ -81,14 +82,14 @@ def print_fit(calibration: Calibration, path: Path) -> None:
             f"({model.core_joules_per_cycle * 1e9:.2f} nJ a cycle), exponent {model.exponent:.2f}"
         )
     if line:
-        _print(f"the whole board is {line.gain:.3f} times what its sensor says, and {line.offset_w:.2f} W")
+        _print(f"the whole board draws {line.gain:.3f} times its sensor's value plus {line.offset_w:.2f} W")
     _print(f"residual {calibration.residual_w:.3f} W, R squared {calibration.r_squared:.3f}")
     if fit := line or model:
-        meter = f" and {fit.uncertainty_w:g} W, the meter's own error" if fit.uncertainty_w else ""
-        _print(f"each figure is ±{fit.uncertainty:.1%}{meter}")
+        meter = f" plus {fit.uncertainty_w:g} W, the meter's error" if fit.uncertainty_w else ""
+        _print(f"each figure has an uncertainty of ±{fit.uncertainty:.1%}{meter}")
     if model is None:
-        _print("no power model: the cores of this board are of several kinds; its own sensor is used")
-    _print(f"kept in {path}; the agent uses it from its next start")
+        _print("no power model, since this board has several kinds of cores; the agent uses its own sensor")
+    _print(f"saved in {path}; the agent uses it from its next start")
 
 
 def _print(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`device-agent config`: the keys of an agent's file."""
+"""`device-agent config`: print the reference of agent.toml."""
 
 from __future__ import annotations
 

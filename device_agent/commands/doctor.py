@@ -1,4 +1,4 @@
-"""`device-agent doctor`: check what keeps this board from measuring and training, with the fix."""
+"""`device-agent doctor`: diagnose what keeps this board from measuring and training, with fixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from device_agent.commands.diagnosis import examine, record_board
 from device_agent.commands.diagnosis.board_text import format_columns
 from device_agent.commands.diagnosis.checks import Check
 from device_agent.commands.diagnosis.data_check import check_examples
-from device_agent.commands.diagnosis.identity import examine_identity, mend_modes
+from device_agent.commands.diagnosis.identity import examine_identity, fix_modes
 from device_agent.commands.diagnosis.serving import examine_serving
 from device_agent.commands.diagnosis.upgrades import examine_upgrade
 from device_agent.config import AgentConfig, BoardConfig, load
@@ -30,7 +30,7 @@ from shared.runtime.interpreter import find_interpreter
 from shared.runtime.text_table import fold_text, terminal_columns
 
 EXIT_BAD, EXIT_CONFIG = 1, 2
-CONFIG_HELP = "the agent's TOML file: its broker, folder, board; default: the package's own, if it is there"
+CONFIG_HELP = "the agent's TOML file, for its broker, folder and board; default: the package's file, if it exists"
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "bad": "\x1b[31m"}
 PLAIN = "\x1b[0m"
 
@@ -41,13 +41,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
-    help_ = "first mend what can be mended without harm: modes of the key and the password's file"
+    help_ = "first fix what is safe to fix: the permissions of the key and the password file"
     parser.add_argument("--fix", action="store_true", help=help_)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="how to print; %(default)s")
+    parser.add_argument(
+        "--format", choices=("table", "json"), default="table", help="output format; default: %(default)s"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print each check as it is done; return 0 where nothing is bad, 1 where something is, 2 for the configuration."""
+    """Print each check as it completes; return 0 if nothing is bad, 1 if something is, 2 for the configuration."""
     config = options.config or (None if options.root else packaged_config("agent.toml"))
     checks: list[Check] = []
     in_colour = sys.stdout.isatty()
@@ -64,22 +66,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> Iterator[Check]:
-    """Yield all checks; without a configuration those that need none, of a recorded board what its files show.
+    """Yield all checks; without a configuration only those that need none, of a recorded board only its files.
 
     Args:
-        path: Of the configuration; None for none.
-        root: Of a recorded board; None for this machine.
-        fix: Whether to mend first what can be mended without harm.
+        path: Configuration; None for none.
+        root: Recorded board; None for this machine.
+        fix: First fix what is safe to fix.
 
     Raises:
-        ConfigError: The root is no folder.
+        ConfigError: The root is not a folder.
     """
     config, check = _check_config(path)
     yield check
     board = config.board if config else BoardConfig()
     root = root or Path(board.root)
     if not is_folder(root):
-        raise ConfigError(f"{root} is no folder; name the root of a recorded board")
+        raise ConfigError(f"{root} is not a folder; name the root of a recorded board")
     yield from examine.examine_board(root, board, Path(config.state_dir) if config else None)
     if root != LIVE_ROOT:
         return
@@ -89,11 +91,11 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
         yield from examine_serving(config, _load_profile(board.profile), agent_runs=runs)
     if config:
         if config.data:
-            with suppress(ConfigError):  # of which the finding on torch tells
+            with suppress(ConfigError):  # reported by the check of torch
                 interpreter = find_interpreter(config.trainer.python)
                 yield from check_examples(config.data, config.trainer.memory_mb, interpreter=interpreter)
         if fix:
-            yield from mend_modes(config.broker)
+            yield from fix_modes(config.broker)
         yield from examine_identity(config)
         yield from examine_upgrade(find_home(), Path(config.state_dir))
         yield from examine.examine_broker(config)
@@ -101,7 +103,7 @@ def run_checks(path: Path | None, root: Path | None, *, fix: bool = False) -> It
 
 def _check_config(path: Path | None) -> tuple[AgentConfig | None, Check]:
     if path is None:
-        finding = "none given: broker and state_dir are not looked at"
+        finding = "none given: broker and state_dir are not checked"
         return None, Check(name="config", state="ok", finding=finding, remedy="name it with --config FILE")
     try:
         config = load(path)
@@ -115,14 +117,14 @@ def _load_profile(name: str) -> Profile:
     try:
         return load_for_board(LIVE_ROOT, name)
     except ConfigError:
-        return UNKNOWN_PROFILE  # told already
+        return UNKNOWN_PROFILE  # reported already
 
 
 def format_check(check: Check, width: int | None, *, in_colour: bool) -> list[str]:
-    """Return a check as lines: state, name and finding in columns, the remedy below.
+    """Format a check as lines: state, name and finding in columns, the remedy below.
 
     Args:
-        width: Columns of the terminal; None where it is none.
+        width: Columns of the terminal; None if it is not one.
         in_colour: Whether the state is coloured.
     """
     lines = format_columns([(check.state.upper().ljust(4), check.name.ljust(22), check.finding)], width=width)
@@ -134,7 +136,7 @@ def format_check(check: Check, width: int | None, *, in_colour: bool) -> list[st
 
 def _format_summary(checks: Sequence[Check]) -> str:
     counts = {state: sum(check.state == state for check in checks) for state in ("bad", "warn", "ok")}
-    return f"{counts['bad']} bad, {counts['warn']} to look at, {counts['ok']} in order"
+    return f"{counts['bad']} bad, {counts['warn']} warnings, {counts['ok']} ok"
 
 
 def _print(lines: Sequence[str]) -> None:

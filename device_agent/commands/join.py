@@ -1,4 +1,4 @@
-"""`device-agent join`: become a device of a site by a one-time token, with a key that never leaves this board."""
+"""`device-agent join`: join a site with a one-time token; the private key stays on this board."""
 
 from __future__ import annotations
 
@@ -25,41 +25,43 @@ from shared.runtime.support import units
 from shared.transport.base import Broker
 from shared.transport.reach import find_refusal
 
-USUAL = Path("/etc/fieldfleet/agent.toml")
-USUAL_STATE, OTHER_STATE = "/var/lib/fieldfleet", "state"
-"""The agent's folder: the package's own, or beside a file that lies elsewhere."""
-USUAL_EXAMPLES = Path("/srv/examples")
+DEFAULT_CONFIG = Path("/etc/fieldfleet/agent.toml")
+DEFAULT_STATE, LOCAL_STATE = "/var/lib/fieldfleet", "state"
+"""The agent's folder: the package's, or beside a file in another place."""
+DEFAULT_EXAMPLES = Path("/srv/examples")
 SERVICE = "fieldfleet-agent"
 PUBLIC = 0o644
-INSTEAD = "-"
+STANDARD_INPUT = "-"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Become a device of a site by a one-time token. Exit codes: 0 joined; 2 the token is used, expired or unknown, "
-        "or the file needs an edit; 3 the gateway is not the one that the token names; 4 a clock is wrong; 5 nobody "
-        "answers. After any of them the same again is no harm. A file that is not there yet is written. Root joins "
-        "in the name of the agent's user, and has systemd start the package's service."
+        "Join a site with a one-time token. Exit codes: 0 joined; 2 the token is used, expired or unknown, or the file "
+        "needs an edit; 3 the gateway is not the one that the token names; 4 a clock is wrong; 5 no answer. It can "
+        "be repeated safely. It writes the agent's file if that is missing. Run by root, it joins as the agent's "
+        "user and starts the package's service."
     )
-    help_ = (
-        "as `edge-server enrol` printed it; better `-`, to read it from standard input: others may see command lines"
-    )
-    parser.add_argument("token", metavar="TOKEN", nargs="?", default=INSTEAD, help=help_)
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from there")
+    help_ = "token printed by `edge-server enrol`; prefer `-` (standard input), since other users may see command lines"
+    parser.add_argument("token", metavar="TOKEN", nargs="?", default=STANDARD_INPUT, help=help_)
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from this file")
     parser.add_argument(
-        "--config", type=Path, default=USUAL, metavar="FILE", help="the agent's TOML file; default: %(default)s"
+        "--config",
+        type=Path,
+        default=DEFAULT_CONFIG,
+        metavar="FILE",
+        help="the agent's TOML file; default: %(default)s",
     )
-    help_ = "folder or .npz file of this board's examples, for a file that is not there yet; default: %(default)s"
-    parser.add_argument("--data", type=Path, default=USUAL_EXAMPLES, metavar="PATH", help=help_)
+    help_ = "folder or .npz file of this board's examples, written into a new agent file; default: %(default)s"
+    parser.add_argument("--data", type=Path, default=DEFAULT_EXAMPLES, metavar="PATH", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join; print each step, and why where it fails."""
+    """Join; print each step, and the reason of a failure."""
     keep_private()
     token = read_token(options.token, options.token_file)
     is_new = not options.config.exists()
-    state_dir, device = _first(options.config) if is_new else _told(options.config)
+    state_dir, device = _plan_new_file(options.config) if is_new else _read_file(options.config)
     try:
         with as_owner(state_dir) if state_dir.is_dir() else nullcontext():
             folder = ensure_writable(state_dir, "name a folder this user may write")
@@ -69,39 +71,39 @@ def run(options: argparse.Namespace) -> int:
         return error.code
     if is_new:
         write_first_file(options.config, state_dir, options.data)
-        _say(f"{options.config}: written; the examples are looked for in {options.data}")
-    _say(f"joined: {options.config} need not name device, site and broker; `device-agent run` is {membership.device} now")
-    if options.config == USUAL and units.can_start_services():
-        _say(_started())
+        _print(f"{options.config}: written; examples are read from {options.data}")
+    _print(f"joined as {membership.device}: {options.config} need not name device, site and broker")
+    if options.config == DEFAULT_CONFIG and units.can_start_services():
+        _print(_restart_service())
     return 0
 
 
-def _first(path: Path) -> tuple[Path, str]:
-    """Return the agent's folder, and no name, where its file is still to be written.
+def _plan_new_file(path: Path) -> tuple[Path, str]:
+    """Return the agent's folder and no name, for an agent file still to be written.
 
     Raises:
         ConfigError: This user may not write it.
     """
     try:
-        with tempfile.TemporaryFile(dir=path.parent):  # what `access` says of an emulated board is of another system
+        with tempfile.TemporaryFile(dir=path.parent):  # `access` answers for the host of an emulated board
             pass
     except OSError as error:
-        why = f"{path}: is not there, and cannot be written ({error.strerror})"
-        raise ConfigError(f"{why}; run this as root, or name another") from error
-    return (Path(USUAL_STATE) if path == USUAL else path.absolute().parent / OTHER_STATE), ""
+        problem = f"{path} does not exist and cannot be written ({error.strerror})"
+        raise ConfigError(f"{problem}; run this as root or name another file") from error
+    return (Path(DEFAULT_STATE) if path == DEFAULT_CONFIG else path.absolute().parent / LOCAL_STATE), ""
 
 
-def _told(path: Path) -> tuple[Path, str]:
-    """Return the agent's folder and the board's name, where it has one, by its file."""
+def _read_file(path: Path) -> tuple[Path, str]:
+    """Return the agent's folder and the board's name, if any, from its file."""
     config = load_file(path)
     return Path(config.state_dir), config.device
 
 
 def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:
-    """Write an agent's file with what a board needs that has joined; people edit it from then on.
+    """Write the initial agent file of a board that has joined, for people to edit.
 
     Args:
-        examples: Of the board, a folder or an `.npz` file; need not be there yet.
+        examples: Folder or `.npz` file of the board; need not exist yet.
     """
     source = "npz" if examples.suffix == ".npz" else "folder"
     text = (
@@ -116,21 +118,21 @@ def write_first_file(path: Path, state_dir: Path, examples: Path) -> None:
     replace_file(path, text.encode(), mode=PUBLIC)
 
 
-def _started() -> str:
-    """Have the package's service take up what the board is now; return what became of it."""
+def _restart_service() -> str:
+    """Restart the package's service; return the outcome."""
     refusal = units.restart(SERVICE)
     return f"{SERVICE} does not run: {refusal}" if refusal else f"{SERVICE} runs"
 
 
 def read_token(argument: str, file: Path | None) -> Token:
-    """Return the token of a command line, a file, or standard input.
+    """Return the token from a command line, a file or standard input.
 
     Args:
-        argument: Of the command line; `-` for standard input.
-        file: Where it is instead; None where it is not.
+        argument: From the command line; `-` for standard input.
+        file: File with the token; None if not given.
 
     Raises:
-        ConfigError: It is none, or cannot be read.
+        ConfigError: It is malformed or cannot be read.
     """
     if file is not None:
         try:
@@ -138,7 +140,7 @@ def read_token(argument: str, file: Path | None) -> Token:
                 return parse_token(stream.read(2 * MOST_TOKEN))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read ({error}); write the token's line there") from error
-    if argument != INSTEAD:
+    if argument != STANDARD_INPUT:
         return parse_token(argument)
     if sys.stdin.isatty():
         sys.stderr.write("token: ")
@@ -153,9 +155,9 @@ async def _join(token: Token, device: str, folder: Path) -> Membership:
         name, own = f"{membership.site}.{membership.device}", (membership.site, membership.device)
         return await find_refusal(broker, f"{name}.join", topic(*own, "probe"), dates=clock.may_judge())
 
-    return await Join(token, folder, device, clock, prove, _say).run()
+    return await Join(token, folder, device, clock, prove, _print).run()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

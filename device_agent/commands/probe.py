@@ -1,4 +1,4 @@
-"""`device-agent probe`: show what this board measures, once or again and again, or record it for others."""
+"""`device-agent probe`: print or record this board's measurements, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from shared.runtime.extras import readable_packaged_config
 from shared.runtime.text_table import terminal_columns
 
 MIN_WATCH_S, USUAL_WATCH_S, MAX_WATCH_S = 0.2, 2.0, 3600.0
-CONFIG_HELP = "the agent's TOML file, for its [board] table; default: the package's own, if you may read it"
-SECOND_LOOK_S = 1.0
+CONFIG_HELP = "the agent's TOML file, for its [board] table; default: the package's file, if readable"
+SECOND_READ_S = 1.0
 WIDTH = 80
 CLEAR = "\x1b[H\x1b[J"
 
@@ -54,11 +54,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=record_board.find_root, metavar="DIR", help="a recorded board instead of this machine"
     )
-    parser.add_argument("--profile", metavar="ID", help="this firmware profile instead of the one that fits")
+    parser.add_argument("--profile", metavar="ID", help="firmware profile in place of the detected one")
     parser.add_argument(
         "--format",
         choices=("table", "json"),
-        help="how to print; a table, and of a --watch that is piped a line of JSON each time, unless told otherwise",
+        help="output format; default: a table, for a piped --watch a line of JSON each time",
     )
     parser.add_argument(
         "--watch",
@@ -66,26 +66,26 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=USUAL_WATCH_S,
         metavar="SECONDS",
-        help=f"again and again, with the rates of counters; every {USUAL_WATCH_S:g} seconds unless told otherwise",
+        help=f"repeat with the rates of counters; default: every {USUAL_WATCH_S:g} seconds",
     )
     parser.add_argument(
         "--record",
         type=Path,
         metavar="DIR",
-        help="copy what the sensors say into a new folder, without serial numbers, addresses and network names",
+        help="copy all sensor files to a new folder, without serial numbers, addresses and network names",
     )
     parser.add_argument(
-        "--link", action="store_true", help="also fill the link to the broker of --config, for about 10 seconds"
+        "--link", action="store_true", help="also saturate the link to the broker of --config for about 10 seconds"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; a board that measures nothing is no failure: the table shows what is absent and why."""
+    """Run the command; a board that measures nothing is not a failure: the table shows what is absent and why."""
     if options.watch is not None and not MIN_WATCH_S <= options.watch <= MAX_WATCH_S:
         raise ConfigError(f"--watch {options.watch:g}: {MIN_WATCH_S} to {MAX_WATCH_S:g} seconds")
-    options.config = options.config or _usual_config(options)
+    options.config = options.config or _find_default_config(options)
     if options.link and (not options.config or options.record or options.watch is not None):
-        raise ConfigError("--link measures once, and needs --config FILE to know the broker")
+        raise ConfigError("--link needs --config FILE for the broker, and excludes --record and --watch")
     board = _open_board(options)
     if options.record:
         _record(board, options.record)
@@ -93,18 +93,20 @@ def run(options: argparse.Namespace) -> int:
         shape = options.format or ("table" if sys.stdout.isatty() else "json")
         backports.run(_watch(board, options.watch, in_table=shape == "table"))
     else:
-        result = backports.run(ask_twice(board))
+        result = backports.run(read_twice(board))
         if options.link:
             link = backports.run(probe_link(load(options.config)))
             result = replace(result, readings=result.readings | link.readings, absent=result.absent | link.absent)
         width = terminal_columns(sys.stdout)
-        in_words = options.format != "json"
-        _print(board_text.format_table(board.profile, result, width) if in_words else _format_json(board.profile, result))
+        in_table = options.format != "json"
+        _print(
+            board_text.format_table(board.profile, result, width) if in_table else _format_json(board.profile, result)
+        )
     return 0
 
 
-def _usual_config(options: argparse.Namespace) -> Path | None:
-    """Return the package's own file where nothing else says which board to read, and this user may read the file."""
+def _find_default_config(options: argparse.Namespace) -> Path | None:
+    """Return the package's file if no option selects a board and this user may read it."""
     return None if options.root or options.profile else readable_packaged_config("agent.toml")
 
 
@@ -116,12 +118,12 @@ def _open_board(options: argparse.Namespace) -> Board:
     if options.profile:
         board = replace(board, profile=options.profile)
     if not is_folder(Path(board.root)):
-        raise ConfigError(f"{board.root} is no folder; name the root of a recorded board")
+        raise ConfigError(f"{board.root} is not a folder; name the root of a recorded board")
     return open_board(load_measuring(board, Path(config.state_dir)) if config else Measuring(board=board))
 
 
-def _ask_probes(board: Board) -> ProbeResult:
-    """Ask all probes, and for the total whatever the agent itself would ask."""
+def _read_all(board: Board) -> ProbeResult:
+    """Read all probes, and the total power as the agent would."""
     result = run_probes(board.root, board.profile, PROBES, monotonic)
     if board.power is None:
         return result
@@ -130,25 +132,25 @@ def _ask_probes(board: Board) -> ProbeResult:
     except NoData as error:
         if TOTAL_WATTS in result.readings and board.measuring.board.meter is None:
             return result
-        rest = {name: reading for name, reading in result.readings.items() if name != TOTAL_WATTS}
-        return replace(result, readings=rest, absent=result.absent | {TOTAL_WATTS: describe_absence(error)})
+        known = {name: reading for name, reading in result.readings.items() if name != TOTAL_WATTS}
+        return replace(result, readings=known, absent=result.absent | {TOTAL_WATTS: describe_absence(error)})
     others = {name: lack for name, lack in result.absent.items() if name not in (TOTAL_WATTS, "power")}
     return replace(result, readings=result.readings | {TOTAL_WATTS: total}, absent=others)
 
 
-async def ask_twice(board: Board) -> ProbeResult:
-    """Ask once, and again where a counter or a model has the watts only then."""
-    result = _ask_probes(board)
+async def read_twice(board: Board) -> ProbeResult:
+    """Read once, and again if a counter or model needs two reads for the power."""
+    result = _read_all(board)
     if board.root == tools.LIVE_ROOT and board.power is not None and TOTAL_WATTS not in result.readings:
-        await asyncio.sleep(SECOND_LOOK_S)
-        result = _ask_probes(board)
+        await asyncio.sleep(SECOND_READ_S)
+        result = _read_all(board)
     return result
 
 
 async def _watch(board: Board, period_s: float, *, in_table: bool) -> None:
     before: dict[str, Reading] = {}
     while True:
-        result = _ask_probes(board)
+        result = _read_all(board)
         with_rates = replace(result, readings=compute_rates(before, result.readings) | result.readings)
         before = result.readings
         _print(_format_screen(board.profile, with_rates) if in_table else _format_json(board.profile, with_rates))
@@ -156,13 +158,13 @@ async def _watch(board: Board, period_s: float, *, in_table: bool) -> None:
 
 
 def _format_screen(profile: Profile, result: ProbeResult) -> list[str]:
-    """Return the whole table, drawn over what stands on a terminal; one that is taller than it scrolls through it.
+    """Format the whole table, drawn over the previous one on a terminal; a table taller than the terminal scrolls.
 
-    In a pipe or a file the tables follow each other, an empty line between them.
+    In a pipe or a file the tables follow each other, separated by an empty line.
     """
     if not sys.stdout.isatty():
         return [*board_text.format_table(profile, result), ""]
-    size = os.get_terminal_size(sys.stdout.fileno())  # not COLUMNS, which may be of another terminal
+    size = os.get_terminal_size(sys.stdout.fileno())  # COLUMNS may describe another terminal
     lines = board_text.format_table(profile, result, size.columns or WIDTH)
     return [CLEAR + lines[0], *lines[1:]]
 
@@ -180,7 +182,7 @@ def _record(board: Board, folder: Path) -> None:
         [
             f"{folder}: {summary.files} files, {summary.size_bytes / 1024:.0f} KiB; board {profile.id}",
             *board_text.format_columns(rows, width=terminal_columns(sys.stdout)),
-            "Serial numbers, addresses, network and host names are removed; read it through before you give it away.",
+            "Serial numbers, addresses, network and host names are removed; review it before you share it.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""`device-agent profile`: show, list and check profiles; plan and apply clocks and power mode."""
+"""`device-agent profile`: show, list and validate firmware profiles; plan and apply clocks and power mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shared.runtime.text_table import TextColumn, TextTable, write_text
 HERTZ_PER_MHZ = 1e6
 MAX_S = 1e6
 STOPS = (signal.SIGINT, signal.SIGTERM)
-EXIT_DONE, EXIT_WANTING = 0, 1
+EXIT_DONE, EXIT_FAILED = 0, 1
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,27 +44,27 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="toml: the file with its comments (default); json: all values",
     )
     _add_board_options(show)
-    _add_board_options(verbs.add_parser("list", help="print all shipped profiles; a star marks this board's"))
-    check = verbs.add_parser("check", help="say what is wrong with profiles you wrote")
+    _add_board_options(verbs.add_parser("list", help="list all shipped profiles; a star marks this board's"))
+    check = verbs.add_parser("check", help="validate profile files")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE")
     for name, summary in (
-        ("plan", "print what would be set, and set nothing"),
-        ("apply", "set it until Ctrl-C, then put everything back"),
+        ("plan", "print the changes without applying them"),
+        ("apply", "apply the changes until Ctrl-C, then restore everything"),
     ):
         verb = verbs.add_parser(name, help=summary)
-        verb.add_argument("--governor", default="", help="of all CPU frequency policies")
+        verb.add_argument("--governor", default="", help="governor of all CPU frequency policies")
         verb.add_argument("--max-mhz", type=float, default=0.0, metavar="MHZ", help="highest clock; rounded down")
-        verb.add_argument("--power-mode", default="", metavar="NAME", help="of a Jetson")
+        verb.add_argument("--power-mode", default="", metavar="NAME", help="power mode of a Jetson")
         _add_board_options(verb)
         if name == "apply":
-            verb.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="end by itself after these")
-            help_ = "where what was set before is kept; default: %(default)s"
+            verb.add_argument("--for", type=float, dest="seconds", metavar="SECONDS", help="stop after this time")
+            help_ = "folder for the settings to restore; default: %(default)s"
             verb.add_argument("--state-dir", type=Path, default="/var/lib/fieldfleet", metavar="DIR", help=help_)
 
 
 def _add_board_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", default="auto", metavar="NAME", help="an id, a TOML file, or auto (default)")
-    help_ = "a recorded board instead of this one"
+    parser.add_argument("--profile", default="auto", metavar="NAME", help="profile id, TOML file, or auto (default)")
+    help_ = "recorded board in place of this one"
     parser.add_argument("--root", type=record_board.find_root, default="/", metavar="DIR", help=help_)
 
 
@@ -79,7 +79,7 @@ def _show(options: argparse.Namespace) -> int:
         text = read_source(options.profile if options.profile.endswith(SUFFIX) else profile.id).rstrip()
     else:
         text = msgspec.json.format(msgspec.json.encode(profile)).decode()
-    sys.stdout.write(f"{text}\n")  # a file as it is, whatever the terminal's width
+    sys.stdout.write(f"{text}\n")  # verbatim, not folded to the terminal's width
     return EXIT_DONE
 
 
@@ -87,7 +87,7 @@ def _list(options: argparse.Namespace) -> int:
     identity, mine = read_identity(options.root), load_for_board(options.root, options.profile)
     rows = [(f"{'*' if id_ == mine.id else ' '} {id_}", profile.name) for id_, profile in load_all().items()]
     write_text(sys.stdout, TextTable((TextColumn(), TextColumn(least=16)), rows))
-    _print(f"this board says: {', '.join(identity.tokens()) or 'nothing'}")
+    _print(f"this board identifies itself as: {', '.join(identity.tokens()) or 'nothing'}")
     return EXIT_DONE
 
 
@@ -99,7 +99,7 @@ def _check(options: argparse.Namespace) -> int:
         except ConfigError as error:
             wrong += 1
             _print(str(error))
-    return EXIT_WANTING if wrong else EXIT_DONE
+    return EXIT_FAILED if wrong else EXIT_DONE
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def _plan(options: argparse.Namespace) -> int:
     for step in steps:
         _print(f"  {format_step(step)}")
         if isinstance(step, Run):
-            _print("  then the clocks, from what that mode leaves")
+            _print("  then the clocks, within the limits of that mode")
     if not steps:
         _print("  nothing to do")
     return EXIT_DONE
@@ -118,13 +118,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _apply(options: argparse.Namespace) -> int:
     if options.seconds is not None and not 0 < options.seconds <= MAX_S:
-        raise ConfigError(f"--for {options.seconds:g}: above 0, up to {MAX_S:g} seconds")
+        raise ConfigError(f"--for {options.seconds:g}: must be above 0, up to {MAX_S:g} seconds")
     target, journal = (
         _parse_target(options),
         ensure_writable(options.state_dir, "give a folder this user may write as --state-dir") / JOURNAL_NAME,
     )
     profile = load_for_board(options.root, options.profile)
-    # From here on a stop waits until it is asked for below, so that the board is never left half way.
+    # Signals stay blocked until sigwait below, so that the board is never left half configured.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     with hold_lock(journal.parent), hold_target(options.root, profile, target, journal) as now:
         _print(_format_settings(now))
@@ -135,9 +135,9 @@ def _apply(options: argparse.Namespace) -> int:
         else:
             signal.sigtimedwait(STOPS, options.seconds)
     if journal.exists():
-        _print("not everything could be put back, see above; the next start tries again")
-        return EXIT_WANTING
-    _print("put back")
+        _print("not everything could be restored, see above; the next start tries again")
+        return EXIT_FAILED
+    _print("restored")
     return EXIT_DONE
 
 

@@ -1,4 +1,4 @@
-"""`device-agent run`: connect to the site's broker and serve tasks until told to stop."""
+"""`device-agent run`: connect to the site's broker and serve tasks until stopped."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from shared.runtime.service import notify_supervisor
 from shared.transport.mqtt import MqttTransport
 from shared.transport.presence import SERVES, Session
 
-if TYPE_CHECKING:  # an agent that only trains is the smaller for it
+if TYPE_CHECKING:  # keeps an agent that only trains small
     from device_agent.commands.serving import BoardServing
 
-LOOK_S = 60.0
+TORCH_CHECK_S = 60.0
 INSTANCE_BYTES = 16
-"""Of the random name of this process, which tells it from an earlier one."""
+"""Size of this process's random instance name."""
 logger = logging.getLogger(__name__)
 
 
@@ -64,7 +64,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the agent until it is told to stop."""
+    """Run the agent until SIGTERM or SIGINT."""
     config = load(options.config)
     processes.configure(config.log_level, options.verbose)
     processes.keep_private()
@@ -75,48 +75,48 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class AgentLife:
-    """What happens once in the life of an agent.
+class AgentEvents:
+    """Events that occur once in an agent's life.
 
     Attributes:
-        stopping: Set when it is told to stop.
-        heard: Set when the broker took its first report.
+        stopping: Set by SIGTERM or SIGINT.
+        reported: Set when the broker accepted the first report.
     """
 
     stopping: asyncio.Event
-    heard: asyncio.Event
+    reported: asyncio.Event
 
 
 async def serve(config: AgentConfig) -> None:
-    """Run the agent until SIGTERM or SIGINT, then leave nothing behind."""
+    """Run the agent until SIGTERM or SIGINT, then clean up."""
     folder = ensure_writable(Path(config.state_dir), "name a folder this user may write")
     serving = _compose_serving(config, folder)
     stopping, home = asyncio.Event(), find_home()
     proving = Proving(home, folder, running_version(home) if home else "")
-    life = AgentLife(stopping, proving.heard)
+    events = AgentEvents(stopping, proving.heard)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
         check_formats(folder)
         claim(folder, config.device)
-        beside = serving.running() if serving else []
-        async with notify_supervisor(), background(keep_lock(lock), proving.run(), _settle(life), *beside):
+        beside = serving.coroutines() if serving else []
+        async with notify_supervisor(), background(keep_lock(lock), proving.run(), _trim_memory(events), *beside):
             if serving and config.data is None:
-                logger.info("this board serves models and takes no tasks: its file has no [data]")
-                await _serve_alone(config, folder, serving, life)
+                logger.info("this board serves models only: its file has no [data]")
+                await _serve_models_only(config, folder, serving, events)
             else:
-                await _train(config, folder, serving, life)
+                await _serve_tasks(config, folder, serving, events)
     logger.info("stopped")
 
 
-async def _settle(life: AgentLife) -> None:
-    """Give back what the start left behind, once the agent has nothing to do but wait."""
-    await life.heard.wait()
+async def _trim_memory(events: AgentEvents) -> None:
+    """Release memory of the start-up phase once the agent is idle."""
+    await events.reported.wait()
     malloc.trim_heap()
 
 
 def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
-    """Return what serves models here; None where the file has no `[serve]`."""
+    """Compose model serving; None without `[serve]`."""
     if config.serve is None:
         return None
     from device_agent.commands.serving import compose_serving  # noqa: PLC0415 - see above
@@ -124,26 +124,26 @@ def _compose_serving(config: AgentConfig, folder: Path) -> BoardServing | None:
     return compose_serving(config, config.serve, folder)
 
 
-async def _serve_alone(config: AgentConfig, folder: Path, serving: BoardServing, life: AgentLife) -> None:
-    """Report, and take part in rollouts, until told to stop; the site's server gives such a board no tasks."""
+async def _serve_models_only(config: AgentConfig, folder: Path, serving: BoardServing, events: AgentEvents) -> None:
+    """Report and take part in rollouts until stopped; such a board receives no tasks."""
     session = Session(
         folder / "session", config.device, config.site, os.urandom(INSTANCE_BYTES).hex(), trains=False, state=SERVES
     )
     board = open_board(load_measuring(config.board, folder))
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        async with _transport(config, folder, session).running() as transport:
+        async with _make_transport(config, folder, session).running() as transport:
             reporter = compose_reporter(config, folder, transport, board, LinkMeter(transport.traffic))
-            reporter.instance, reporter.published = session.instance, life.heard
+            reporter.instance, reporter.published = session.instance, events.reported
             releases = serving.compose_releases(transport, session.instance)
-            renewing = _renewing(config, folder)
-            tops = serving.asking_tops(transport, session.instance)
-            upgrades = _upgrades(config, folder, transport, session.instance)
+            renewing = _compose_renewal(config, folder)
+            tops = serving.connect_tops(transport, session.instance)
+            upgrades = _compose_upgrades(config, folder, transport, session.instance)
             async with background(reporter.run(), releases.run(), upgrades.run(), *renewing), tops:
-                await life.stopping.wait()
+                await events.stopping.wait()
 
 
-def _upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, instance: str) -> AgentOffers:
-    """Return this board's part in rollouts of the agent."""
+def _compose_upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, instance: str) -> AgentOffers:
+    """Compose this board's part in rollouts of the agent."""
     download = Download(
         *(transport, config.site, config.device, folder, in_thread, monotonic),
         policy=config.link.policy,
@@ -155,14 +155,14 @@ def _upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, insta
     return AgentOffers(download, folder, InstalledVersion(home, running_version(home) if home else ""), instance)
 
 
-def _transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
-    """Return the way to the broker; dates of certificates are judged where this board's clock is to be trusted."""
+def _make_transport(config: AgentConfig, folder: Path, session: Session) -> MqttTransport:
+    """Create the MQTT transport; certificate dates are checked if this board's clock is reliable."""
     name, clock = f"{config.site}.{config.device}", BoardClock.of(folder)
     return MqttTransport(config.broker, name, session.presence, dates=clock.may_judge)
 
 
-def _renewing(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, None]]:
-    """Return what keeps the board's certificate valid; nothing where it joined no site by a token."""
+def _compose_renewal(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, None]]:
+    """Compose certificate renewal; empty for a board that did not join with a token."""
     if read_membership(folder / FOLDER / CURRENT) is None:
         return []
     from device_agent.identity.renewal import Renewal, show_certificate  # noqa: PLC0415 - a site without tokens needs none
@@ -171,39 +171,41 @@ def _renewing(config: AgentConfig, folder: Path) -> list[Coroutine[Any, Any, Non
     return [Renewal(folder, clock, partial(show_certificate, clock=clock), config.broker).run()]
 
 
-async def _train(config: AgentConfig, folder: Path, serving: BoardServing | None, life: AgentLife) -> None:
-    """Serve tasks of the site's server until told to stop."""
+async def _serve_tasks(config: AgentConfig, folder: Path, serving: BoardServing | None, events: AgentEvents) -> None:
+    """Serve tasks of the site's server until stopped."""
     data = config.examples
     _require_examples(data)
     classes, inputs = await in_thread(_class_names, data), await in_thread(_inputs, data)
     trains = config.trainer.trains and await in_thread(_has_torch, config.trainer.python)
     if not trains:
-        logger.info("this board trains nothing: it evaluates rounds by ONNX Runtime, where a plan says so")
-    us = folder / "session", config.device, config.site, os.urandom(INSTANCE_BYTES).hex()
-    session = Session(*us, classes=classes, inputs=inputs, trains=trains)
+        logger.info("this board does not train; it evaluates rounds with ONNX Runtime if the plan allows")
+    instance = os.urandom(INSTANCE_BYTES).hex()
+    session = Session(
+        folder / "session", config.device, config.site, instance, classes=classes, inputs=inputs, trains=trains
+    )
     board = open_board(load_measuring(config.board, folder))
     share = choose_share(config.trainer, board.profile, os.sched_getaffinity(0), serves=serving is not None)
     if serving:
         logger.info("%s", format_share(share))
     trainer = TrainerProcess(
-        folder / "trainer.lock",
-        config.trainer.idle_s,
-        config.trainer.memory_mb,
-        config.trainer.threads,
-        config.log_level,
-        config.trainer.models,
-        choose_trainer_device(config.trainer, board.profile),
-        trains,
-        share.nice,
-        share.cpus,
-        config.trainer.python,
+        lock=folder / "trainer.lock",
+        idle_s=config.trainer.idle_s,
+        memory_mb=config.trainer.memory_mb,
+        threads=config.trainer.threads,
+        log_level=config.log_level,
+        models=config.trainer.models,
+        device=choose_trainer_device(config.trainer, board.profile),
+        trains=trains,
+        nice=share.nice,
+        cpus=share.cpus,
+        python=config.trainer.python,
     )
     with _hold_target(config.board.target, board, folder), board.power or nullcontext():
-        await _run_agent(config, board, session, (trainer, serving), life)
+        await _run_agent(config, board, session, trainer, serving, events)
 
 
 def _has_torch(python: str) -> bool:
-    """Check that the trainer's interpreter has torch; warn where there is no such interpreter."""
+    """Return True if the trainer's interpreter has torch; warn about a missing interpreter."""
     try:
         interpreter = find_interpreter(python)
     except ConfigError as error:
@@ -211,25 +213,24 @@ def _has_torch(python: str) -> bool:
         return False
     if interpreter == Interpreter():
         return find_spec("torch") is not None
-    return run_module("device_agent.trainer.has_torch", timeout_s=LOOK_S, interpreter=interpreter).exit_code == 0
+    return run_module("device_agent.trainer.has_torch", timeout_s=TORCH_CHECK_S, interpreter=interpreter).exit_code == 0
 
 
 def _require_examples(data: Data) -> None:
-    """Warn where there are no examples to read: the first task that needs them fails, and that may be hours away."""
+    """Warn about unreadable examples now: the first task that needs them may be hours away."""
     if data.path and not os.access(data.path, os.R_OK):
-        remedy = "correct `path` of [data], or let the agent's user read it"
-        problem = "is not there, or not ours to read"
-        logger.warning("data.path: %s %s; every task fails until then: %s", data.path, problem, remedy)
+        remedy = "correct `path` of [data] or let the agent's user read it"
+        logger.warning("data.path %s does not exist or is not readable, so tasks fail; %s", data.path, remedy)
 
 
 def _class_names(data: Data) -> tuple[str, ...] | None:
-    """Return the names of the device's classes; None where it reads no label or, with a warning, no examples yet."""
+    """Return the device's class names; None if it reads no labels or, with a warning, no examples yet."""
     try:
         names = class_names(data)
         if names:
             require_class_names(names)
     except (ConfigError, ValueError) as error:
-        logger.warning("the server is not told what the classes are called: %s", error)
+        logger.warning("class names are not reported to the server: %s", error)
         return None
     return names
 
@@ -239,7 +240,7 @@ def _inputs(data: Data) -> Inputs | None:
     try:
         return find_inputs(data)
     except (ConfigError, ValueError) as error:
-        logger.warning("the server is not told how examples are prepared: %s", error)
+        logger.warning("input preparation is not reported to the server: %s", error)
         return None
 
 
@@ -247,47 +248,48 @@ async def _run_agent(
     config: AgentConfig,
     board: Board,
     session: Session,
-    works: tuple[TrainerProcess, BoardServing | None],
-    life: AgentLife,
+    trainer: TrainerProcess,
+    serving: BoardServing | None,
+    events: AgentEvents,
 ) -> None:
-    folder, (trainer, serving) = Path(config.state_dir), works
-    async with _transport(config, folder, session).running() as transport:
+    folder = Path(config.state_dir)
+    async with _make_transport(config, folder, session).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
-        agent.reporter.instance, agent.reporter.published = session.instance, life.heard
+        agent.reporter.instance, agent.reporter.published = session.instance, events.reported
         agent.busy = partial(hold_busy, folder)
         if serving and serving.own:
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
-            serving.own.changed.set()  # there may be one of a trainer that outlived its agent
+            serving.own.changed.set()  # an earlier agent's trainer may have left a model
         releases = [serving.compose_releases(transport, session.instance).run()] if serving else []
-        upgrades = _upgrades(config, folder, transport, session.instance)
-        beside = [*releases, upgrades.run(), *_renewing(config, folder)]
-        living = asyncio.create_task(_live(agent, *beside), name="agent")
-        stop = asyncio.create_task(life.stopping.wait(), name="stop")
+        upgrades = _compose_upgrades(config, folder, transport, session.instance)
+        beside = [*releases, upgrades.run(), *_compose_renewal(config, folder)]
+        running = asyncio.create_task(_run_beside(agent, *beside), name="agent")
+        stop = asyncio.create_task(events.stopping.wait(), name="stop")
         try:
-            async with serving.asking_tops(transport, session.instance) if serving else nullcontext():
-                await asyncio.wait({living, stop}, return_when=asyncio.FIRST_COMPLETED)
+            async with serving.connect_tops(transport, session.instance) if serving else nullcontext():
+                await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            living.cancel()
+            running.cancel()
             stop.cancel()
-            await trainer.close()  # the agent waits for its trainer, which may be deep in a library
-            ended = await asyncio.gather(living, return_exceptions=True)
-            await trainer.close()  # one that was on its way meanwhile
-    if isinstance(ended[0], Exception):
-        raise ended[0]
+            await trainer.close()  # the agent task waits for its trainer, which may block in a library
+            results = await asyncio.gather(running, return_exceptions=True)
+            await trainer.close()  # a trainer started meanwhile
+    if isinstance(results[0], Exception):
+        raise results[0]
 
 
-async def _live(agent: Agent, *beside: Coroutine[Any, Any, None]) -> None:
+async def _run_beside(agent: Agent, *beside: Coroutine[Any, Any, None]) -> None:
     async with background(*beside):
         await agent.run()
 
 
 @contextmanager
 def _hold_target(target: TargetConfig, board: Board, folder: Path) -> Iterator[None]:
-    """Hold the board at its target while the agent runs; what it refuses is a warning, and not the agent's end."""
+    """Keep the board's clocks and power mode at the target while the agent runs; failures are warnings."""
     with ExitStack() as stack:
         try:
             goal = Target(power_mode=target.power_mode, governor=target.governor, max_hertz=target.max_hertz)
             stack.enter_context(hold_target(board.root, board.profile, goal, folder / JOURNAL_NAME))
         except (ConfigError, Unwritable) as error:
-            logger.warning("clocks and power mode stay as they are: %s", error)
+            logger.warning("clocks and power mode unchanged: %s", error)
         yield

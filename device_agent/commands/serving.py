@@ -1,4 +1,4 @@
-"""Compose what serves models on a board: only imported where its file has `[serve]`, since a waiting agent is small."""
+"""Compose model serving on a board; imported only with `[serve]`, to keep an idle agent small."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from shared.transport.base import Transport
 
 @dataclass(frozen=True)
 class BoardServing:
-    """What serves models on a board.
+    """Components that serve models on a board.
 
     Attributes:
-        config: The agent's, with a `[serve]`.
-        folder: Of its releases, and of what it receives.
-        settings: It was started with.
-        own: Has the model of the device's own served; None where networks are cut: upper halves are the release's.
-        gates: Try out what is to be served.
-        folders: What its operator put there, by the names of the models.
+        config: The agent's configuration, with `[serve]`.
+        folder: Folder of releases and downloads.
+        settings: Settings of the inference process.
+        own: Serves the personal model; None for split serving, whose upper halves are the release's.
+        gates: Checks before a release is activated.
+        folders: The operator's releases by model name.
     """
 
     config: AgentConfig
@@ -47,16 +47,15 @@ class BoardServing:
     gates: GateProcess
     folders: Mapping[str, ReleaseFiles]
 
-    def running(self) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs as long as the agent does."""
+    def coroutines(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the coroutines to run as long as the agent."""
         return [self.process.run(), *([self.own.run()] if self.own else [])]
 
     def compose_releases(self, transport: Transport, instance: str) -> BoardReleases:
         """Compose the board's part in rollouts.
 
         Args:
-            transport: Its way to the broker.
-            instance: That of the process's Status.
+            instance: Instance of the process's Status.
         """
         config = self.config
         download = Download(
@@ -70,18 +69,17 @@ class BoardServing:
         return BoardReleases(download, self.store, self.process, self.gates, instance, folders)
 
     @asynccontextmanager
-    async def asking_tops(self, transport: Transport, instance: str) -> AsyncIterator[None]:
-        """Let the inference process ask the server for upper halves while the block lasts, if its networks are cut.
+    async def connect_tops(self, transport: Transport, instance: str) -> AsyncIterator[None]:
+        """Connect split networks to their upper halves on the server while the block runs.
 
         Args:
-            transport: The way to the broker.
-            instance: That of the process's Status.
+            instance: Instance of the process's Status.
         """
         if self.settings.cut is None:
             yield
             return
-        place, most = (self.config.site, self.config.device, instance), self.config.link.frame_bytes
-        remote = RemoteTop(transport, *place, monotonic, most)
+        config = self.config
+        remote = RemoteTop(transport, config.site, config.device, instance, monotonic, config.link.frame_bytes)
         async with background(remote.run()):
             self.process.ask = remote
             try:
@@ -91,19 +89,14 @@ class BoardServing:
 
 
 def compose_serving(config: AgentConfig, serve: ServeConfig, folder: Path) -> BoardServing:
-    """Compose what serves models on a board.
-
-    Args:
-        config: As its file has it.
-        serve: Its `[serve]`.
+    """Compose model serving on a board; `serve` is the configuration's `[serve]`.
 
     Raises:
-        ConfigError: A folder that it names holds no release, or there is no such firmware profile.
+        ConfigError: A configured folder has no release, or the firmware profile is unknown.
     """
     on_battery = runs_on_battery(Path(config.board.root))
     profile = load_for_board(Path(config.board.root), config.board.profile)
-    us = serve, folder, config.log_level, profile.inference
-    settings = choose_settings(*us, on_battery=on_battery)
+    settings = choose_settings(serve, folder, config.log_level, profile.inference, on_battery=on_battery)
     store = BoardStore(folder)
     files = BoardFiles(store, read_folders(serve.releases))
     process = InferenceProcess(settings, files.find, files.select_served(), folders=files.folders)

@@ -1,4 +1,4 @@
-"""`device-agent setup`: bring what trains or serves on this board, once the package of the agent is on it."""
+"""`device-agent setup`: install and test PyTorch or ONNX Runtime for the packaged agent."""
 
 from __future__ import annotations
 
@@ -21,41 +21,36 @@ from shared.runtime.support.table import Purpose, choose, find_row, read_table, 
 
 PURPOSES: tuple[Purpose, ...] = ("train", "infer")
 LIBRARIES: Mapping[Purpose, tuple[str, ...]] = {"train": ("torch", "onnxruntime"), "infer": ("onnxruntime",)}
-"""Libraries of a purpose; without the first one the board is of no use for it."""
+"""Libraries of a purpose; the first one is indispensable."""
 EXIT_UNUSABLE = 1
-"""What was brought does not compute here."""
+"""An installed library does not run on this board."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    help_ = "train: PyTorch, and all of infer; infer: ONNX Runtime alone; left out: say what fits and what is there"
+    help_ = "train: PyTorch and all of infer; infer: ONNX Runtime only; omitted: show what fits and what is installed"
     parser.add_argument("purpose", nargs="?", choices=PURPOSES, help=help_)
     add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Bring it and try it, or say what there is; return the exit code."""
+    """Install and test the libraries, or show what is installed; return the exit code."""
     if not options.purpose:
         return _show()
-    if code := set_up(options.purpose, options, _say):
+    if code := set_up(options.purpose, options, _print):
         return code
     return 0 if options.list else try_out(options.purpose, load_for_board(LIVE_ROOT))
 
 
 def try_out(purpose: Purpose, profile: Profile) -> int:
-    """Let each installed library compute in a process of its own; return the exit code.
-
-    Args:
-        purpose: Decides which libraries are tried.
-        profile: Firmware profile of this board.
-    """
+    """Run the smoke test of each installed library; return the exit code."""
     code, device = 0, choose_trainer_device(TrainerConfig(), profile)
     needed = LIBRARIES[purpose][0]
     for library in LIBRARIES[purpose]:
         verdict = smoke_test(library, board=profile.id, device=device)
         lacking = find_missing_isa(LIVE_ROOT, library, profile)
         check = check_library(verdict, lacking, platform.machine(), is_needed=library == needed, is_packaged=True)
-        _say(f"{library}: {check.finding}" + (f"; {check.remedy}" if check.state != "ok" else ""))
+        _print(f"{library}: {check.finding}" + (f"; {check.remedy}" if check.state != "ok" else ""))
         code = code or (EXIT_UNUSABLE if check.state == "bad" else 0)
     return code
 
@@ -63,20 +58,20 @@ def try_out(purpose: Purpose, profile: Profile) -> int:
 def _show() -> int:
     system, table, wheels = this_system(), read_table(), read_wheels()
     row = find_row(table, system)
-    _say(f"{row.systems}: tested {row.tested}")
+    _print(f"{row.systems}: tested {row.tested}")
     for purpose in PURPOSES:
         try:
             choice = choose(table, wheels, system, purpose)
         except ConfigError as error:
-            _say(f"{purpose}: {error}")
+            _print(f"{purpose}: {error}")
             continue
-        is_there = is_current(find_extras(), folder_name(choice, purpose))
+        is_installed = is_current(find_extras(), folder_name(choice, purpose))
         largest = choice.wheels[-1]
         download = f"{choice.bytes / 1e6:.0f} MB, {largest.name} {largest.version} the largest"
-        _say(f"{purpose}: {'there' if is_there else f'`device-agent setup {purpose}` brings {download}'}")
+        _print(f"{purpose}: {'installed' if is_installed else f'`device-agent setup {purpose}` installs {download}'}")
     return 0
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

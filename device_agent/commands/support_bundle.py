@@ -1,4 +1,4 @@
-"""`device-agent support-bundle`: one file for whoever helps, without what is secret."""
+"""`device-agent support-bundle`: collect diagnostics for support in one file, without secrets."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ JOURNAL = ("journalctl", f"--unit={UNIT}", f"--lines={MOST_LINES}", "--no-pager"
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = (
-        "Write one tar.gz with versions, settings, what doctor finds, a list of files and the end of the log; without "
-        "keys, passwords, tokens, addresses and serial numbers. Look into it before you send it."
+        "Write one tar.gz with versions, settings, doctor findings, a list of files and the end of the log, without "
+        "keys, passwords, tokens, addresses and serial numbers. Review it before you send it."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: agent-bundle-TIME.tar.gz here")
-    help_ = "a log whose end goes in too; default: the service's, of the journal"
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="output file; default: agent-bundle-TIME.tar.gz in this folder"
+    )
+    help_ = "log file whose end is included; default: the service's journal"
     parser.add_argument("--log", type=Path, metavar="FILE", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the bundle; print where it is."""
+    """Write the bundle; print its path."""
     config_path = options.config or packaged_config("agent.toml")
     path = options.out or Path(f"agent-bundle-{utc_stamp()}.tar.gz")
     log = last_lines(options.log) if options.log else _journal()

@@ -1,4 +1,4 @@
-"""`device-agent upgrade`: take a new version that the site signed, watch it, and go back where it fails."""
+"""`device-agent upgrade`: install a version signed by the site, with a trial and rollback."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EXIT_BACK, EXIT_REFUSED, EXIT_BUSY = 1, 2, 3
 CONFIG = Path("/etc/fieldfleet/agent.toml")
 READABLE = 0o644
 VERBS = {
-    "install": "take a version from a package file, and keep it if it proves itself",
-    "wanted": "take what the site's rollout told the agent to; the service runs this",
-    "status": "show which version runs, and what became of the last one that was offered",
-    "back": "go back to the version before",
-    "trust": "take packages that the site which this board joined has signed",
+    "install": "install a version from a package file; roll back if it fails its trial",
+    "wanted": "install the versions requested by the site's rollouts; run by the service",
+    "status": "show the running version and the outcome of the last upgrade",
+    "back": "return to the previous version",
+    "trust": "accept packages signed by the site that this board joined",
 }
 
 logger = logging.getLogger(__name__)
@@ -45,75 +45,82 @@ logger = logging.getLogger(__name__)
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = (
-        "Exit codes: 0 done, 1 the new version failed and the one before runs, 2 refused, 3 one is under way."
+        "Exit codes: 0 success, 1 rolled back to the previous version, 2 refused, 3 another upgrade is in progress."
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     parsers = {
-        name: verbs.add_parser(name, help=summary, description=summary, epilog=parser.epilog) for name, summary in VERBS.items()
+        name: verbs.add_parser(name, help=summary, description=summary, epilog=parser.epilog)
+        for name, summary in VERBS.items()
     }
     for verb in parsers.values():
-        verb.add_argument("--home", type=Path, metavar="DIR", help=f"folder of the versions; {HOME}")
-        verb.add_argument("--config", type=Path, metavar="FILE", help=f"the agent's file; {CONFIG}")
+        verb.add_argument("--home", type=Path, metavar="DIR", help=f"folder of the versions; default: {HOME}")
+        verb.add_argument("--config", type=Path, metavar="FILE", help=f"the agent's TOML file; default: {CONFIG}")
         verb.add_argument(
-            "--roots", type=Path, default=ROOTS, metavar="FILE", help="roots that are trusted; %(default)s"
+            "--roots", type=Path, default=ROOTS, metavar="FILE", help="file of trusted roots; default: %(default)s"
         )
     for name in ("install", "wanted", "back"):
-        help_ = "what starts and stops the agent's service, by the words of %(default)s"
+        help_ = "command that controls the agent's service, with the verbs of %(default)s"
         parsers[name].add_argument("--systemctl", default=SYSTEMCTL[0], metavar="COMMAND", help=help_)
-    parsers["status"].add_argument("--format", choices=("text", "json"), default="text", help="how to print; %(default)s")
+    parsers["status"].add_argument(
+        "--format", choices=("text", "json"), default="text", help="output format; default: %(default)s"
+    )
     install = parsers["install"]
-    install.add_argument("package", type=Path, metavar="FILE.deb", help="the package")
-    help_ = "what the site signed of it; FILE.json beside the package"
+    install.add_argument("package", type=Path, metavar="FILE.deb", help="package file")
+    help_ = "signed manifest; default: FILE.json beside the package"
     install.add_argument("--manifest", type=Path, metavar="FILE", help=help_)
-    help_ = "seconds in which it must be connected and heard; %(default)g"
+    help_ = "seconds within which it must connect and report; default: %(default)g"
     install.add_argument("--probation", type=float, default=PROBATION_S, metavar="S", help=help_)
-    install.add_argument("--force", action="store_true", help="even while a task runs, which begins anew then")
-    help_ = "even if it cannot read what the version before wrote, which is set aside"
+    install.add_argument("--force", action="store_true", help="install even during a task, which then starts again")
+    help_ = "install even if it cannot read the current version's state, which is then set aside"
     install.add_argument("--lose", action="store_true", help=help_)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what is asked; return the exit code."""
+    """Run the verb; return the exit code."""
     processes.configure("info" if options.verb in ("install", "wanted", "back") else "warning", options.verbose)
-    place = _place(options)
+    place = _find_place(options)
     if options.verb == "status":
         return _show(place, options.format)
     if options.verb == "trust":
         return _trust(place)
     if not os.access(place.home, os.W_OK):
-        raise ConfigError(f"{place.home} is not this user's to write, or not there; run it as root: sudo")
+        raise ConfigError(f"{place.home} does not exist or is not writable; run this as root: sudo")
     lock = FolderLock(place.home)
     try:
         lock.take()
     except ConfigError:
-        sys.stderr.write(f"device-agent: an upgrade is under way in {place.home}: `device-agent upgrade status`\n")
+        sys.stderr.write(
+            f"device-agent: another upgrade is in progress in {place.home}: `device-agent upgrade status`\n"
+        )
         if options.verb == "back":
-            sys.stderr.write("device-agent: `sudo systemctl stop fieldfleet-upgrade` ends it, then say so again\n")
+            sys.stderr.write(
+                "device-agent: `sudo systemctl stop fieldfleet-upgrade` ends it, then repeat this command\n"
+            )
         return EXIT_BUSY
     try:
         updater = Updater(place, SystemdService(UNIT, options.systemctl.split()))
-        verbs = {"install": _install, "wanted": _take_wanted, "back": _back}
+        verbs = {"install": _install, "wanted": _run_requests, "back": _back}
         return verbs[options.verb](updater, options)
     finally:
         lock.release()
 
 
-def _place(options: argparse.Namespace) -> UpgradePlace:
+def _find_place(options: argparse.Namespace) -> UpgradePlace:
     settings = {"home": options.home or find_home() or HOME, "roots": options.roots}
     try:
         return UpgradePlace(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
     except ConfigError as error:
         if options.config:
             raise
-        logger.info("%s; the agent's folder is taken to be %s", error, STATE_DIR)
+        logger.info("%s; using the agent's default folder %s", error, STATE_DIR)
         return UpgradePlace(state_dir=STATE_DIR, **settings)
 
 
 def _install(updater: Updater, options: argparse.Namespace) -> int:
-    """Take a version from a file."""
+    """Install a version from a file."""
     signed = _read(options.manifest or options.package.with_suffix(".json"), MOST_SIGNED)
     try:
-        version = read_manifest(read_signed(signed).manifest).version  # believed once the updater has verified it
+        version = read_manifest(read_signed(signed).manifest).version  # the updater verifies it later
     except FieldFleetError as error:
         raise ConfigError(f"{options.manifest or options.package.with_suffix('.json')}: {error}") from error
     updater.settle()
@@ -149,35 +156,35 @@ def _read(path: Path, most: int) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}") from error
 
 
-def _take_wanted(updater: Updater, options: argparse.Namespace) -> int:
-    """Go on with what was cut off, then take what the agent was told to, and what it is told meanwhile."""
+def _run_requests(updater: Updater, options: argparse.Namespace) -> int:
+    """Resume an interrupted upgrade, then install requested versions until none is left."""
     supervisor, done = find_supervisor(), None
     updater.settle()
-    supervisor.tell(READY)  # from here on the agent may start: what runs is decided
+    supervisor.tell(READY)  # the version is decided, so the agent may start
     backports.run(updater.finish())
-    while (request := _wanted(updater.agent)) not in (None, done):
+    while (request := _read_request(updater.agent)) not in (None, done):
         assert request
-        backports.run(updater.take(_request(updater.agent, request)))
+        backports.run(updater.take(_open_request(updater.agent, request)))
         done = request
     del options
     return 0
 
 
-def _wanted(agent: AgentFolder) -> Wanted | None:
+def _read_request(agent: AgentFolder) -> Wanted | None:
     try:
         return agent.wanted()
     except (ConfigError, CorruptFile) as error:
-        logger.warning("what is wanted is passed over: %s", error)
+        logger.warning("upgrade request ignored: %s", error)
         return None
 
 
-def _request(agent: AgentFolder, request: Wanted) -> UpgradeRequest:
+def _open_request(agent: AgentFolder, request: Wanted) -> UpgradeRequest:
     name = request.version
     return UpgradeRequest(request, lambda: agent.signed(name), lambda size: agent.package(name, size))
 
 
 def _back(updater: Updater, options: argparse.Namespace) -> int:
-    """Go back to the version before."""
+    """Return to the previous version."""
     del options
     updater.settle()
     record = updater.go_back("asked for at the board")
@@ -193,15 +200,18 @@ def _show(place: UpgradePlace, form: str) -> int:
         return 0
     _print(_describe(record, current))
     pins = trusted_pins(place.roots)
-    _print("\n".join(f"trusts packages of root {pin[:16]}…" for pin in pins) or "trusts no packages: `upgrade trust`")
+    _print(
+        "\n".join(f"trusts packages of root {pin[:16]}…" for pin in pins)
+        or "trusts no packages; run `device-agent upgrade trust`"
+    )
     return 0
 
 
 def _describe(record: UpgradeRecord, current: str) -> str:
-    """Return a record in words for people."""
+    """Format a record for people."""
     line = f"version {current or 'none'} runs"
     if record.previous:
-        line += f", {record.previous} ran before and is kept"
+        line += f", previous version {record.previous}"
     if record.state == "none":
         return line
     line += f"\nversion {record.to}: {record.state}"
@@ -211,20 +221,20 @@ def _describe(record: UpgradeRecord, current: str) -> str:
 
 
 def _trust(place: UpgradePlace) -> int:
-    """Write down the root of the site that this board has joined."""
+    """Store the root of the site that this board has joined as trusted."""
     folder = place.state_dir / FOLDER / CURRENT
     with as_owner(place.state_dir):
         membership = read_membership(folder)
         if membership is None:
-            problem = f"{folder / MEMBERSHIP} is not there: this board has joined no site"
-            raise ConfigError(f"{problem}; `device-agent join` first")
+            problem = f"{folder / MEMBERSHIP} does not exist: this board has not joined a site"
+            raise ConfigError(f"{problem}; run `device-agent join` first")
         chain = _read(folder / CA, MOST_SIGNED)
     root = find_root(chain, membership.root)
     try:
         replace_file(place.roots, root, mode=READABLE)
     except PermissionError as error:
-        raise ConfigError(f"{place.roots}: {error.strerror}; run it as root: sudo") from error
-    _print(f"packages that site {membership.site} signed are taken: its root has the fingerprint\n{pin_of(root)}")
+        raise ConfigError(f"{place.roots}: {error.strerror}; run this as root: sudo") from error
+    _print(f"packages signed by site {membership.site} are accepted; fingerprint of its root:\n{pin_of(root)}")
     return 0
 
 

@@ -122,13 +122,13 @@ class RemoteTop:
     async def run(self) -> None:
         """Process requests in order until cancelled."""
         patterns = topic(self.site, self.device, TO_DEVICE), topic(self.site, TOPS, "status")
-        async with self.transport.subscribe(*patterns) as inbox, background(self._listen(inbox)):
+        async with self.transport.subscribe(*patterns) as inbox, background(self._receive(inbox)):
             while True:
                 pending = await self._queue.get()
                 if not pending.reply.done():
                     await self._run_request(pending)
 
-    async def _listen(self, inbox: Inbox) -> None:
+    async def _receive(self, inbox: Inbox) -> None:
         async for name, data in inbox:
             try:
                 message = wire.decode(data)

@@ -1,1 +1,1 @@
-"""A board's files, chips and command-line tools, recorded folders, bounds of figures, and whether its libraries run."""
+"""Hardware access of a board: files, hwmon chips, command-line tools, plausibility bounds, smoke tests."""

@@ -1,4 +1,4 @@
-"""Bounds of belief by kind of figure, as wide as anything that a board, or a server beside it, may ever say; pure."""
+"""Plausibility bounds of measured values by unit, as wide as any board or server may report."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Bounds = tuple[float, float]
 
 MAX_CPUS = 1024
 MEMORY_BYTES: Bounds = (float(1 << 16), float(1 << 50))
-"""Of a board, or of a limit: nothing runs in less."""
+"""Memory of a board, or a memory limit; nothing runs in less."""
 
 COUNTER_BYTES: Bounds = (0.0, 2.0**64)
 VOLTS: Bounds = (0.0, 100.0)
 AMPERES: Bounds = (-200.0, 200.0)
-"""Into a battery that charges they are negative."""
+"""Negative into a charging battery."""
 
 LEAST_RAIL_W = -1.0
-"""A sensor's offset makes an idle rail of a board a little less than nothing."""
+"""A sensor's offset can make an idle rail slightly negative."""
 
 WATTS: Bounds = (-1e5, 1e5)
-"""Of a power chip that somebody added; one before a battery reads less than nothing while that charges."""
+"""For an added power chip; one before a battery is negative while it charges."""
 
 BOUNDS: Mapping[str, Bounds] = {
     "_hertz": (0.0, 2e10),
@@ -35,10 +35,10 @@ BOUNDS: Mapping[str, Bounds] = {
     "_count": (0.0, 1e12),
     "_dbm": (-150.0, 50.0),
 }
-"""By the ending of a figure's name, which is its unit; a probe that knows more closely refuses by itself."""
+"""By the suffix of a value's name, which is its unit; a probe with closer bounds applies its own."""
 
 
 def is_plausible(name: str, value: float) -> bool:
-    """Return whether a figure of that name can be true."""
+    """Return True if a value is finite and within the bounds of its unit."""
     low, high = next((bounds for ending, bounds in BOUNDS.items() if name.endswith(ending)), (-math.inf, math.inf))
     return math.isfinite(value) and low <= value <= high

@@ -1,4 +1,4 @@
-"""Print what this build of ONNX Runtime computes with, the best first: a module to be run, in a process of its own."""
+"""Print the execution providers of ONNX Runtime, best first; runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Import it and ask it."""
+    """Print the providers on the last line."""
     import onnxruntime  # noqa: PLC0415 - it may end the process
 
     sys.stdout.write("\n" + " ".join(onnxruntime.get_available_providers()) + "\n")

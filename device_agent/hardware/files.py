@@ -1,6 +1,6 @@
-"""Read sysfs and procfs files and folders: their content, or a `NoData` that names one of four lacks.
+"""Read sysfs and procfs files and folders; failures become `NoData` with one of four causes.
 
-A recorded board marks a file or folder that did not answer: a file in its place holds `#lack busy` alone.
+In a recorded board, a file that contains only `#lack busy` marks a file or folder that could not be read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def parse_recorded(content: str, path: Path) -> str:
-    """Return what a file holds; raises NoData where it is recorded not to have answered, with the lack of then."""
+    """Return a file's content; raise NoData with the recorded cause if the file marks a failed read."""
     lack = LACK_BY_MARK.get(content.strip()) if content.startswith(LACK_MARK) else None
     if lack is not None:
         raise NoData(f"{path}: recorded as {lack}", lack=lack)
@@ -45,18 +45,17 @@ MAX_BYTES, CHUNK_BYTES = 1 << 20, 1 << 12
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text without white space and NUL bytes around it; raises NoData as `read_whole`."""
-    return read_whole(path).strip("\0 \t\r\n")
+    """Return a file's text without surrounding white space and NUL bytes; raises NoData as `read_bounded`."""
+    return read_bounded(path).strip("\0 \t\r\n")
 
 
-def read_whole(path: Path) -> str:
-    """Return a file's text, of one that has no end the first 1 MiB.
+def read_bounded(path: Path) -> str:
+    """Return a file's text, at most its first 1 MiB, since recordings may contain endless files.
 
-    Unbuffered and non-blocking: a sensor whose block is powered down answers EAGAIN, out of which Python's own text
-    layer makes a TypeError. Nothing that has no end is read to its end, as a recording may hold.
+    Unbuffered and non-blocking: a powered-down sensor answers EAGAIN, which Python's text layer turns into a TypeError.
 
     Raises:
-        NoData: It cannot be read; names which of the four lacks it is.
+        NoData: It cannot be read; names one of the four causes.
     """
     try:
         descriptor = os.open(path, OPEN_FLAGS)
@@ -74,15 +73,12 @@ def read_whole(path: Path) -> str:
 
 
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the entries of a folder whose names fit, `zone2` before `zone10`; none where there is no such folder.
+    """Return the entries whose names match a shell pattern, `zone2` before `zone10`; none for a missing folder.
 
-    Names that cannot be printed are no kernel's, and are left out.
-
-    Args:
-        pattern: Of shells, for the name.
+    Unprintable names are skipped: the kernel creates none.
 
     Raises:
-        NoData: It is there, and may not be listed.
+        NoData: The folder exists but may not be listed.
     """
     try:
         names = [entry.name for entry in folder.iterdir()]
@@ -93,17 +89,18 @@ def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
         raise refusal from error
     except ValueError as error:
         raise NoData(f"{str(folder)!r}: {error}", lack="invalid") from error
-    return [folder / name for name in sorted(names, key=_order) if name.isprintable() and fnmatchcase(name, pattern)]
+    return [
+        folder / name for name in sorted(names, key=_natural_key) if name.isprintable() and fnmatchcase(name, pattern)
+    ]
 
 
 def find_paths(root: Path, pattern: str) -> list[Path]:
-    """Return the paths below `root` that fit a pattern; of a folder that may not be listed, that folder.
+    """Return the paths below `root` that match a pattern; for an unlistable folder, that folder.
 
-    Whoever reads it gets the same refusal.
+    Reading such a folder raises the same error again.
 
     Args:
-        root: Where the pattern begins.
-        pattern: Names and patterns of shells, joined by `/`.
+        pattern: Names and shell patterns, joined by `/`.
     """
     folders, refused = [root], list[Path]()
     for part in PurePosixPath(pattern).parts:
@@ -117,11 +114,11 @@ def find_paths(root: Path, pattern: str) -> list[Path]:
             except NoData:
                 refused.append(folder)
         folders = within
-    return [*(path for path in folders if _may_be_there(path)), *refused]
+    return [*(path for path in folders if _may_exist(path)), *refused]
 
 
-def is_there(path: Path) -> bool:
-    """Return whether there is a file or folder; one that may not be looked at counts as absent."""
+def path_exists(path: Path) -> bool:
+    """Return True for an existing file or folder; inaccessible ones count as absent."""
     try:
         return path.exists()
     except OSError:
@@ -129,15 +126,15 @@ def is_there(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is a folder; one that may not be looked at counts as absent."""
+    """Return True for an existing folder; inaccessible ones count as absent."""
     try:
         return path.is_dir()
     except OSError:
         return False
 
 
-def _may_be_there(path: Path) -> bool:
-    """Return whether something is there, or nobody may say: a folder above may not be searched."""
+def _may_exist(path: Path) -> bool:
+    """Return True if a path exists or if a parent may not be searched."""
     try:
         path.stat()
     except OSError as error:
@@ -147,13 +144,13 @@ def _may_be_there(path: Path) -> bool:
     return True
 
 
-def _order(name: str) -> tuple[tuple[str, int], ...]:
-    """Return the key by which names are sorted as people count."""
+def _natural_key(name: str) -> tuple[tuple[str, int], ...]:
+    """Return a sort key that orders numbers within names by value."""
     return tuple((text, int(digits or 0)) for text, digits in re.findall(r"([^0-9]*)([0-9]{0,18})", name))
 
 
 def _explain(error: OSError, path: Path) -> NoData:
-    """Return an error as a lack; below what was recorded as a folder that did not answer, the lack of then."""
+    """Convert an error to NoData; below a folder recorded as failed, with the recorded cause."""
     if error.errno == errno.ENOTDIR:
         try:
             if above := next((parent for parent in (path, *path.parents) if parent.is_file()), None):

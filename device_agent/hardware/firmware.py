@@ -1,4 +1,4 @@
-"""Query a Raspberry Pi's firmware: the truth about clocks and throttling, of which Linux hears late or never."""
+"""Query the Raspberry Pi firmware for clocks and throttling, which Linux reports late or never."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 import struct
 from pathlib import Path
 
-from device_agent.hardware.files import LACK_BY_ERRNO, is_there
+from device_agent.hardware.files import LACK_BY_ERRNO, path_exists
 from device_agent.hardware.tools import LIVE_ROOT, run_tool
 from shared.errors import NoData
 from shared.protocol.measurements import Lack
 
 MAILBOX_DEVICES = ("dev/vcio_gencmd", "dev/vcio")
-"""The first answers questions only and belongs to group `video`; older systems have but the second."""
+"""The first only answers queries and belongs to group `video`; older systems have only the second."""
 
 COMMAND_TAG = 0x00030080
 ANSWER_BYTES = 4096
@@ -29,22 +29,22 @@ REMEDY = "add the agent's user to the group `video`, and pass the device into a 
 
 
 def ask(root: Path, question: str) -> str:
-    """Return the firmware's answer to a question of vcgencmd, such as `measure_clock arm`.
+    """Return the firmware's answer to a vcgencmd query, such as `measure_clock arm`.
 
-    On the board itself through the kernel's mailbox, which costs no process; where that is not there, and below
-    another root, by the tool or what was recorded of it.
+    On the board itself it uses the kernel's mailbox, which needs no process; without a mailbox, and below another root,
+    the tool or its recorded output.
 
     Raises:
-        NoData: This is no Raspberry Pi, the mailbox is not ours to open, or the firmware does not know the question.
+        NoData: This is not a Raspberry Pi, the mailbox is not accessible, or the firmware does not know the query.
     """
-    devices = [root / name for name in MAILBOX_DEVICES if root == LIVE_ROOT and is_there(root / name)]
+    devices = [root / name for name in MAILBOX_DEVICES if root == LIVE_ROOT and path_exists(root / name)]
     if devices:
         return ask_mailbox(next((device for device in devices if os.access(device, os.R_OK)), devices[0]), question)
     return parse_answer(run_tool(root, "vcgencmd", *question.split()), question)
 
 
 def ask_mailbox(device: Path, question: str) -> str:
-    """Ask the firmware through a mailbox device; raises NoData."""
+    """Query the firmware through a mailbox device; raises NoData."""
     message = pack_message(question)
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
@@ -60,12 +60,12 @@ def ask_mailbox(device: Path, question: str) -> str:
 
 
 def pack_message(question: str) -> bytearray:
-    """Pack a question as a mailbox message: length, code, tag, room for the answer, its length, error, text, end."""
+    """Pack a query as a mailbox message: length, code, tag, answer size, its length, error, text, end."""
     return bytearray(MESSAGE.pack(MESSAGE.size, 0, COMMAND_TAG, ANSWER_BYTES, 0, 0, question.encode(), 0))
 
 
 def unpack_message(message: bytes, question: str = "") -> str:
-    """Unpack the text of an answered message; raises NoData where the firmware refused it."""
+    """Unpack the text of an answered message; raises NoData if the firmware refused it."""
     _, code, _, _, _, error = HEAD.unpack_from(message)
     answer = message[HEAD.size : HEAD.size + ANSWER_BYTES].partition(b"\0")[0].decode(errors="replace")
     if code != RESPONSE_OK or error:
@@ -74,10 +74,10 @@ def unpack_message(message: bytes, question: str = "") -> str:
 
 
 def parse_answer(answer: str, question: str) -> str:
-    """Return an answer without blanks around it; raises NoData where it is none: errors come on the same way."""
+    """Return an answer without surrounding blanks; raises NoData for error messages, which arrive the same way."""
     answer = answer.strip("\0 \t\r\n")
     if not answer:
-        raise NoData(f"the firmware says nothing to {question!r}", lack="invalid")
+        raise NoData(f"the firmware's answer to {question!r} is empty", lack="invalid")
     if re.search(r"open device|permission denied|VCHI init", answer, re.IGNORECASE):
         raise NoData(f"{answer[:120]}: {REMEDY}", lack="denied")
     if "error_msg=" in answer or answer.startswith("error="):
@@ -86,18 +86,18 @@ def parse_answer(answer: str, question: str) -> str:
 
 
 def parse_clock_hertz(answer: str) -> float:
-    """Parse the clock in `frequency(48)=700154304`; raises NoData, also for a clock that stands still."""
+    """Parse the clock in `frequency(48)=700154304`; raises NoData, also for a stopped clock."""
     hertz = _match(r"frequency\(\d+\)=(\d{1,12})", answer)
     if not int(hertz):
-        raise NoData(f"{answer!r} is no clock that computes", lack="invalid")
+        raise NoData(f"{answer!r} reports a stopped clock", lack="invalid")
     return float(hertz)
 
 
 def parse_throttled_bits(answer: str) -> int:
-    """Parse the bits in `throttled=0x50005`: 0 to 3 are now, 16 to 19 since boot; raises NoData, also for others."""
+    """Parse the bits in `throttled=0x50005` (0 to 3: now, 16 to 19: since boot); raises NoData, also for other bits."""
     bits = int(_match(r"throttled=(0x[0-9a-fA-F]{1,8})", answer), 16)
     if bits & ~KNOWN_BITS:
-        raise NoData(f"{answer!r} has bits that nobody knows", lack="invalid")
+        raise NoData(f"{answer!r} has undocumented bits", lack="invalid")
     return bits
 
 
@@ -109,5 +109,5 @@ def parse_celsius(answer: str) -> float:
 def _match(pattern: str, answer: str) -> str:
     match = re.fullmatch(pattern, answer.strip(), re.ASCII)
     if match is None:
-        raise NoData(f"{answer[:80]!r} is no answer of the form {pattern}", lack="invalid")
+        raise NoData(f"{answer[:80]!r} does not match {pattern}", lack="invalid")
     return match[1]

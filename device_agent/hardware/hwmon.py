@@ -1,4 +1,4 @@
-"""Find hwmon chips by their name: numbers of devices change with every boot."""
+"""Find hwmon chips by name: device numbers change with every boot."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from shared.errors import NoData
 CHIP_FOLDER = "sys/class/hwmon"
 I2C_CHIPS = "sys/bus/i2c/devices/*-*/hwmon/hwmon*"
 I2C_ADDRESS = re.compile(r"[0-9]{1,3}-[0-9a-f]{4}", re.ASCII)
-"""Bus and address as the kernel writes them, `1-0040`; unlike a number of hwmon it stays the same."""
+"""Bus and address as the kernel writes them, `1-0040`; unlike hwmon numbers they are stable."""
 
 
 class Chips(NamedTuple):
-    """Folders by the names of their chips, in order; and why some chip does not say what it is, if one does not."""
+    """Chip folders with chip names, in order; and the error of a chip whose name cannot be read."""
 
     folders: tuple[tuple[Path, str], ...]
     refusal: NoData | None = None
 
     def require(self) -> tuple[Path, ...]:
-        """Return the folders; raises NoData where there is none, and a chip that does not say its name may be one."""
+        """Return the folders; raises NoData if there is none and an unreadable chip may be one."""
         if not self.folders and self.refusal:
             raise self.refusal
         return tuple(folder for folder, _ in self.folders)
 
 
 def find_chips(root: Path, names: Collection[str]) -> Chips:
-    """Find the chips of these names.
-
-    Args:
-        root: The board's root folder.
-        names: As the drivers write them.
+    """Find the chips with these driver names.
 
     Raises:
         NoData: The kernel's list of chips may not be read.
@@ -57,9 +53,11 @@ def find_chips(root: Path, names: Collection[str]) -> Chips:
 
 
 def find_addresses(root: Path) -> dict[str, str]:
-    """Find the I2C addresses of chips by the names of their hwmon folders; a chip elsewhere has none."""
+    """Return the I2C addresses of chips by hwmon folder name; chips on other buses are left out."""
     folders = [path for path in find_paths(root, I2C_CHIPS) if path.name.startswith("hwmon")]
-    addresses = {path.name: path.parent.parent.name for path in folders if I2C_ADDRESS.fullmatch(path.parent.parent.name)}
+    addresses = {
+        path.name: path.parent.parent.name for path in folders if I2C_ADDRESS.fullmatch(path.parent.parent.name)
+    }
     try:
         chips = list_folder(root / CHIP_FOLDER, "hwmon*")
     except NoData:

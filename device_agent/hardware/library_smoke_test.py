@@ -1,7 +1,7 @@
-"""Smoke test of torch or ONNX Runtime in a child process: on some boards the first convolution ends the process.
+"""Smoke test of torch or ONNX Runtime in a child process: on some boards the first convolution crashes.
 
-`python -m device_agent.hardware.library_smoke_test torch auto` prints what it found, as JSON on the last line, and
-exits with 0; 3 means not installed, 4 out of memory. The second argument is `[trainer] device`.
+`python -m device_agent.hardware.library_smoke_test torch auto` prints its result as JSON on the last line and exits
+with 0; 3 means not installed, 4 out of memory. The second argument is `[trainer] device`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 EXIT_MISSING, EXIT_MEMORY = 3, 4
 STEPS, STEP = 3, 0.1
-NO_GPU = "the driver shows it no GPU"
+NO_GPU = "the driver reports no GPU"
 
 SQUARE_MODEL = bytes.fromhex(
     "08083a400a110a01780a017812017922064d61744d756c1201675a130a0178120e0a0c080112080a0208020a0208"
@@ -27,8 +27,8 @@ SQUARE_MODEL = bytes.fromhex(
 
 
 def main(library: str, device: str = "cpu") -> int:
-    """Import a library and let it compute a little; return the exit code."""
-    with contextlib.suppress(OSError):  # where memory is short, it ends this process and not the agent
+    """Import a library and run a small computation; return the exit code."""
+    with contextlib.suppress(OSError):  # out of memory should end this process, not the agent
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -40,7 +40,7 @@ def main(library: str, device: str = "cpu") -> int:
         if error.name != library:
             raise
         return EXIT_MISSING
-    import json  # noqa: PLC0415 - the agent takes the constants of this file, and nothing else
+    import json  # noqa: PLC0415 - the agent imports only the constants of this file
 
     result = {"version": getattr(module, "__version__", ""), "done": done, "lack": lack}
     sys.stdout.write(f"\n{json.dumps(result)}\n")
@@ -48,7 +48,7 @@ def main(library: str, device: str = "cpu") -> int:
 
 
 def _test_torch(torch: Any, device: str) -> tuple[str, str]:
-    """Train a convolution for three steps, of which builds for newer CPUs die. Return what was done, and lacks."""
+    """Train a convolution for three steps, which crashes unsuitable builds; return a summary and what is missing."""
     layer = torch.nn.Conv2d(3, 8, 3)
     cuda, has_gpu = torch.version.cuda, torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
@@ -69,7 +69,7 @@ def _test_torch(torch: Any, device: str) -> tuple[str, str]:
 
 
 def _test_onnxruntime(onnxruntime: Any, _device: str) -> tuple[str, str]:
-    """Run one matrix product. Return what was done, and lacks."""
+    """Run one matrix product; return a summary and what is missing."""
     numpy = importlib.import_module("numpy")
     session = onnxruntime.InferenceSession(SQUARE_MODEL, providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"x": numpy.ones((2, 2), numpy.float32)})

@@ -1,6 +1,6 @@
-"""Run a board's command-line tools: a closed list, without a shell, or read from a recorded folder.
+"""Run the board's command-line tools from a fixed list, without a shell; or read their recorded output.
 
-The only place that runs commands.
+The only module that runs commands.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/opt/vc/bin"
 
 
 def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
-    """Return what a tool prints; below another root, what was recorded in `tools/<command, words joined by blanks>`.
+    """Return a tool's output; below another root, the recorded one in `tools/<command, joined by blanks>`.
 
     Raises:
-        NoData: There is no such tool here, it fails, or it does not end in time.
-        ValueError: The tool is not on the list: a fault of ours.
+        NoData: The tool is missing, fails, or does not end in time.
+        ValueError: The tool is not in the list: a programming error.
     """
     tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
     if root != LIVE_ROOT:
@@ -41,7 +41,7 @@ def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
             [tool, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise NoData(f"{' '.join(command)}: no end after {timeout_s:g} s", lack="busy") from error
+        raise NoData(f"{' '.join(command)}: still running after {timeout_s:g} s", lack="busy") from error
     except OSError as error:
         raise NoData(f"{tool}: {error.strerror}", lack="denied") from error
     if done.returncode:
@@ -51,7 +51,7 @@ def run_tool(root: Path, *command: str, timeout_s: float = 5.0) -> str:
 
 
 def read_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
-    """Return the first line of a tool that prints on and on, and end it; else as `run_tool`."""
+    """Return the first line of a tool that prints continuously, and stop it; otherwise as `run_tool`."""
     tool = _locate_tool(command[0], anywhere=root != LIVE_ROOT)
     if root != LIVE_ROOT:
         return _read_recorded(root, command).lstrip().partition("\n")[0]
@@ -59,7 +59,7 @@ def read_first_line(root: Path, *command: str, timeout_s: float = 5.0) -> str:
 
 
 def run_until_newline(command: list[str], timeout_s: float) -> str:
-    """Run a command until its first whole line; raises NoData where it ends, or time does, before one came."""
+    """Run a command until its first complete line; raises NoData if it ends or times out before."""
     output, until = b"", monotonic() + timeout_s
     try:
         with subprocess.Popen(  # noqa: S603 - a closed list, no shell
@@ -82,9 +82,9 @@ def run_until_newline(command: list[str], timeout_s: float) -> str:
 
 
 def _locate_tool(name: str, *, anywhere: bool) -> str:
-    """Return the path of a tool on the list; its name alone where it runs nowhere, but was recorded."""
+    """Return the path of a listed tool; only its name where recorded output is read."""
     if name not in ALLOWED_TOOLS:
-        raise ValueError(f"{name!r} is not one of the tools we run")
+        raise ValueError(f"{name!r} is not in ALLOWED_TOOLS")
     tool = name if anywhere else shutil.which(name, path=SEARCH_PATH)
     if tool is None:
         raise NoData(f"{name} is not installed")
@@ -93,7 +93,7 @@ def _locate_tool(name: str, *, anywhere: bool) -> str:
 
 @dataclass(frozen=True)
 class ChildExit:
-    """End of a child process: exit code, minus the signal that killed it or None out of time, and what it printed."""
+    """Result of a child process: output and exit code, minus the signal number if killed, None after a timeout."""
 
     exit_code: int | None
     stdout: str
@@ -101,27 +101,25 @@ class ChildExit:
 
 
 def run_module(module: str, *arguments: str, timeout_s: float, interpreter: Interpreter | None = None) -> ChildExit:
-    """Run a module of ours in a process of its own, which may die without taking this one along.
+    """Run a module of this distribution in a child process, which may crash without affecting this one.
 
     Args:
-        module: Name of a module of this distribution.
-        *arguments: Arguments of its command line.
-        timeout_s: Seconds after which it is ended.
-        interpreter: Python that runs it; None for the one that loads what `device-agent setup` installed.
+        timeout_s: Seconds after which it is killed.
+        interpreter: Python to use; None for the one that loads what `device-agent setup` installed.
     """
     python = interpreter or find_interpreter()
     return run_command(python.command(module, *arguments), timeout_s=timeout_s, environment=python.environment())
 
 
 def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> ChildExit:
-    """Run a command of ours, or one that the operator named, without a shell.
+    """Run a command of this program or of the operator, without a shell.
 
     Args:
-        timeout_s: Seconds after which it is ended.
-        environment: Its environment; None for this process's.
+        timeout_s: Seconds after which it is killed.
+        environment: Variables of the process; None to inherit them.
     """
     try:
-        done = subprocess.run(  # noqa: S603 - no shell, and nobody else's words
+        done = subprocess.run(  # noqa: S603 - no shell, no foreign input
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -139,7 +137,7 @@ def run_command(command: Sequence[str], timeout_s: float, environment: Mapping[s
 def _read_recorded(root: Path, command: tuple[str, ...]) -> str:
     name = " ".join(command).replace("/", "_")
     try:
-        return files.read_whole(root / RECORDED_TOOLS / name)
+        return files.read_bounded(root / RECORDED_TOOLS / name)
     except NoData as error:
         if error.lack != "not_present":
             raise

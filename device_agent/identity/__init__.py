@@ -1,1 +1,1 @@
-"""Who this board is: its key and certificate, how it gets them and keeps them, and what it may believe of its clock."""
+"""Identity of a board: key, certificate, enrolment, renewal, and trust in its clock."""

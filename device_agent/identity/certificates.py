@@ -1,6 +1,6 @@
-"""What a board does with X.509: its key, its request, and whether what it was given is what it asked for.
+"""X.509 operations of a board: keys, certificate requests, verification of issued certificates.
 
-The only file of the agent that imports `cryptography`, and it is imported only to join and to renew.
+The only module of the agent that imports `cryptography`; imported only to join, to renew and to diagnose.
 """
 
 from __future__ import annotations
@@ -15,107 +15,111 @@ from cryptography.x509.oid import NameOID
 
 from shared.errors import EnrolmentFailed
 
-MOST_CHAIN = 8
+MAX_CHAIN = 8
 UNREADABLE = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""What `cryptography` raises of certificates and keys that are none."""
+"""Exceptions of `cryptography` for malformed certificates and keys."""
 OTHER_CA = 3
 ROOT_PATH = 1
-"""Authorities that may follow a root: the site CA."""
+"""Path length of a root: one authority may follow, the site CA."""
 
 
 @dataclass(frozen=True)
 class Dates:
-    """From when and until when a certificate is valid, calendar seconds."""
+    """Validity of a certificate, UTC seconds."""
 
     not_before_utc_s: float
     not_after_utc_s: float
 
 
 def make_key() -> bytes:
-    """Return a new private key, EC P-256, PKCS #8 PEM."""
+    """Return a new private key: EC P-256, PKCS #8 PEM."""
     form, none = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(serialization.Encoding.PEM, form, none)
 
 
 def make_request(key: bytes, device: str) -> str:
-    """Return a certificate request (PEM) signed by a key; the gateway does not read the name in it."""
+    """Return a certificate request (PEM) signed by a key; the gateway ignores the name in it."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device)] if device else [])
-    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(_private(key), hashes.SHA256())
+    request = (
+        x509.CertificateSigningRequestBuilder().subject_name(subject).sign(_load_private_key(key), hashes.SHA256())
+    )
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def is_key(key: bytes) -> bool:
-    """Tell whether a file's content is a key that can be used: a power cut may have left half of one."""
+    """Return True for a usable key: a power cut may have left half of one."""
     try:
-        _private(key)
+        _load_private_key(key)
     except UNREADABLE:
         return False
     return True
 
 
-def trusted_chain(pem: bytes, root: bytes) -> bytes:
-    """Return the CA certificates that the token vouches for: its root, and what that root signed; PEM.
+def select_trusted_chain(pem: bytes, root: bytes) -> bytes:
+    """Return the CA certificates covered by the token, PEM: its root and those that this root signed.
 
     Args:
-        pem: What the gateway, or somebody else, offers.
+        pem: Certificates offered, from an unverified source.
         root: SHA-256 of the root's DER, from the token.
 
     Raises:
         EnrolmentFailed: The token's root is not among them.
     """
     try:
-        offered = x509.load_pem_x509_certificates(pem)[:MOST_CHAIN]
+        offered = x509.load_pem_x509_certificates(pem)[:MAX_CHAIN]
     except UNREADABLE:
         offered = []
     pinned = [certificate for certificate in offered if certificate.fingerprint(hashes.SHA256()) == root]
     if not pinned:
         raise EnrolmentFailed(
-            "the gateway shows another CA than the token names; nothing secret was sent. Either the token is of "
-            "another site, or somebody stands between: compare with `edge-server site check` on the gateway",
+            "the gateway's CA is not the one that the token names; nothing secret was sent. Either the token is of "
+            "another site, or the connection is intercepted: compare with `edge-server site check` on the gateway",
             code=OTHER_CA,
         )
-    signed = [certificate for certificate in offered if certificate is not pinned[0] and _is_ca_of(certificate, pinned[0])]
+    signed = [
+        certificate for certificate in offered if certificate is not pinned[0] and _is_ca_of(certificate, pinned[0])
+    ]
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in (*signed, pinned[0]))
 
 
 def check_next_root(offered_pem: bytes, trusted_pem: bytes) -> None:
-    """Refuse the root that is the last of those shown unless the one that is trusted here vouches for it.
+    """Verify that the trusted root has cross-signed the last root offered.
 
-    It does by a certificate for the same name and key with a path length of 1, which roots have: the site CA, which
-    it signed too, has 0, so that whoever took over a gateway cannot put a root of their own in the site's place.
+    The cross-signing certificate has the same name and key and a path length of 1, which only roots have. The site CA,
+    which the root signed too, has 0, so an intruder on the gateway cannot replace the site's root.
 
     Args:
-        offered_pem: What the gateway offers, PEM.
-        trusted_pem: The authorities in use here; the last is the root that is trusted, PEM.
+        offered_pem: Certificates from the gateway.
+        trusted_pem: Authorities in use; the last is the trusted root.
 
     Raises:
-        EnrolmentFailed: It does not.
+        EnrolmentFailed: It has not.
     """
     try:
-        *offered, new = x509.load_pem_x509_certificates(offered_pem)[-MOST_CHAIN:]
+        *offered, new = x509.load_pem_x509_certificates(offered_pem)[-MAX_CHAIN:]
         root = x509.load_pem_x509_certificates(trusted_pem)[-1]
         is_root = _path_length(new) == ROOT_PATH and _is_issued_by(new, new)
-        is_vouched = any(_vouches(root, certificate, new) for certificate in offered)
+        is_cross_signed = any(_cross_signs(root, certificate, new) for certificate in offered)
     except UNREADABLE:
-        is_root = is_vouched = False
-    if not is_root or not is_vouched:
+        is_root = is_cross_signed = False
+    if not is_root or not is_cross_signed:
         raise EnrolmentFailed(
-            "the gateway shows a root for which the one that this board trusts does not vouch; it stays with its own. "
-            "Compare with `edge-server site check` on the gateway; if the site was made anew, join by a new token",
+            "the gateway offers a root CA that the trusted root has not signed; the trusted root stays in use. "
+            "Compare with `edge-server site check` on the gateway; if the site was set up again, join with a new token",
             code=OTHER_CA,
         )
 
 
 def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -> Dates:
-    """Return the dates of a certificate that is what was asked for.
+    """Verify an issued certificate; return its dates.
 
     Args:
-        certificate: What was given, PEM.
-        chain: As `trusted_chain` returned it.
-        device: Whom it must be for.
+        certificate: PEM.
+        chain: From `select_trusted_chain`.
+        device: Expected common name.
 
     Raises:
         EnrolmentFailed: It is for another key or name, or not of this site's CA.
@@ -124,31 +128,31 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
         issued = x509.load_pem_x509_certificate(certificate.encode())
         names = [attribute.value for attribute in issued.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         signed = any(_is_issued_by(issued, ca) for ca in x509.load_pem_x509_certificates(chain))
-        is_own_key = issued.public_key() == _private(key).public_key()
+        is_own_key = issued.public_key() == _load_private_key(key).public_key()
     except UNREADABLE as error:
-        raise _wrong(str(error)) from error
+        raise _unusable(str(error)) from error
     if not signed:
-        raise _wrong("it is not signed by the site's CA")
+        raise _unusable("it is not signed by the site's CA")
     if not is_own_key or names != [device]:
-        raise _wrong("it is for another key" if not is_own_key else f"it is for {names}, not for {device!r}")
+        raise _unusable("it is for another key" if not is_own_key else f"it is for {names}, not for {device!r}")
     return Dates(issued.not_valid_before_utc.timestamp(), issued.not_valid_after_utc.timestamp())
 
 
-def dates_in(pem: bytes) -> Dates:
-    """Return the dates of the first certificate of a file.
+def read_dates(pem: bytes) -> Dates:
+    """Return the dates of the first certificate in a PEM file.
 
     Raises:
-        EnrolmentFailed: It holds none.
+        EnrolmentFailed: There is none.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise EnrolmentFailed(f"holds no certificate ({error})", code=OTHER_CA) from error
+        raise EnrolmentFailed(f"contains no certificate ({error})", code=OTHER_CA) from error
     return Dates(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
-def _wrong(why: str) -> EnrolmentFailed:
-    return EnrolmentFailed(f"the gateway gave a certificate that cannot be used: {why}; look at its log", code=OTHER_CA)
+def _unusable(why: str) -> EnrolmentFailed:
+    return EnrolmentFailed(f"the gateway issued an unusable certificate: {why}; see its log", code=OTHER_CA)
 
 
 def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
@@ -159,15 +163,15 @@ def _is_ca_of(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     return is_ca and _is_issued_by(certificate, root)
 
 
-def _vouches(root: x509.Certificate, by: x509.Certificate, new: x509.Certificate) -> bool:
-    """Tell whether a root's certificate is for another root: the same name, of the same site, and key."""
+def _cross_signs(root: x509.Certificate, by: x509.Certificate, new: x509.Certificate) -> bool:
+    """Return True if a certificate signed by a root is for another root of the same site: same name and key."""
     sites = [certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME) for certificate in (root, new)]
     is_for_it = by.subject == new.subject and by.public_key() == new.public_key() and sites[0] == sites[1]
     return is_for_it and _path_length(by) == ROOT_PATH and _is_issued_by(by, root)
 
 
 def _path_length(certificate: x509.Certificate) -> int | None:
-    """Return how many authorities may follow one; None for what is none, or sets no limit."""
+    """Return how many authorities may follow; None for a certificate without a limit or not of an authority."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
     except UNREADABLE:
@@ -182,7 +186,7 @@ def _is_issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     return True
 
 
-def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+def _load_private_key(key: bytes) -> ec.EllipticCurvePrivateKey:
     private = serialization.load_pem_private_key(key, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise TypeError("not an EC key")

@@ -1,9 +1,9 @@
-"""What this board may believe of its own clock. Many boards have no battery behind it and wake up in 1970.
+"""Trust in the board's clock: many boards have no battery and start in 1970.
 
-Dates of certificates are judged by this clock where the kernel says that it is synchronised and it is not behind what
-this board knows to be past: the time this program was written, and the site's time as it was told last. Otherwise they
-are not judged at all, while chain and name are, and what has to be decided by the calendar is decided by the site's
-time, which comes over a connection that has been verified. Deadlines are monotonic and know nothing of either.
+Certificate dates are checked by this clock if the kernel reports it as synchronised and it is not behind a time known
+to be past: the release of this program and the last known site time. Otherwise dates are not checked, while chain and
+name still are, and calendar decisions use the site's time, which arrives over a verified connection. Deadlines are
+monotonic and use neither.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from shared.runtime.durable import replace_file
 log = logging.getLogger(__name__)
 
 WRITTEN_UTC_S = 1_793_491_200.0
-"""2026-11-01: it is later than that wherever this program runs."""
-SEEN = "site_time"
-AHEAD_S = 7 * 86_400.0
-"""So far a gateway's clock may be ahead and do no harm: as far back its authorities are valid from their making."""
-AGREES_S = 3600.0
-"""Clocks that are no further apart are both right, for the purpose of dates."""
+"""2026-11-01; the true time is later wherever this program runs."""
+SITE_TIME_FILE = "site_time"
+MAX_AHEAD_S = 7 * 86_400.0
+"""Harmless lead of a gateway's clock: its authorities are valid from that long before their creation."""
+TOLERANCE_S = 3600.0
+"""Clocks that differ by no more are both right as far as certificate dates matter."""
 
 
 @dataclass
 class BoardClock:
-    """This board's clock, and what is known beside it.
+    """The board's clock, with the bounds known from elsewhere.
 
     Attributes:
-        folder: Where the site's time is kept; None to keep it nowhere.
-        utc_s: What the clock reads, calendar seconds.
-        synchronised: Tells whether something keeps it right.
-        elapsed: Monotonic seconds.
+        folder: Where the site's time is stored; None for nowhere.
+        utc_s: Reads the clock in UTC seconds.
+        synchronised: Returns whether the clock is synchronised.
+        elapsed: Monotonic; in seconds.
     """
 
     folder: Path | None = None
     utc_s: Callable[[], float] = utc_seconds
     synchronised: Callable[[], bool] = is_synchronised
     elapsed: Clock = monotonic
-    _told: tuple[float, float] | None = None
+    _site_time: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, state_dir: Path) -> BoardClock:
@@ -53,64 +53,62 @@ class BoardClock:
         return cls(state_dir / FOLDER)
 
     def floor_utc_s(self) -> float:
-        """Return a moment that is past for certain, unless the gateway's clock was ahead by more than a few days."""
-        return max(WRITTEN_UTC_S, self._seen() - AHEAD_S)
+        """Return a time that is certainly past, unless the gateway's clock was ahead by more than a few days."""
+        return max(WRITTEN_UTC_S, self._read_stored_time() - MAX_AHEAD_S)
 
     def may_judge(self) -> bool:
-        """Tell whether dates of certificates can be judged by this clock."""
+        """Return True if certificate dates can be checked by this clock."""
         return self.utc_s() >= self.floor_utc_s() and self.synchronised()
 
-    def take_site_time(self, utc_s: float, *, keep: bool = True) -> None:
-        """Take the site's time from a connection that was verified; a wrong one is mended by the next.
+    def set_site_time(self, utc_s: float, *, keep: bool = True) -> None:
+        """Set the site's time from a verified connection; the next one corrects a wrong time.
 
         Args:
-            utc_s: Calendar seconds.
-            keep: Whether it is a floor from now on.
+            utc_s: UTC seconds.
+            keep: Also store it as a lower bound of the time.
         """
-        self._told = utc_s, self.elapsed()
+        self._site_time = utc_s, self.elapsed()
         if self.folder is None or not keep or not self.folder.is_dir():
             return
         try:
-            replace_file(self.folder / SEEN, f"{utc_s:.0f}\n".encode())
+            replace_file(self.folder / SITE_TIME_FILE, f"{utc_s:.0f}\n".encode())
         except (Unwritable, OSError) as error:
-            log.warning("the site's time is not kept: %s", error)
+            log.warning("the site's time is not stored: %s", error)
 
     def site_utc_s(self) -> float | None:
-        """Return the site's time, as far as this process was told; None where it was not."""
-        return None if self._told is None else self._told[0] + self.elapsed() - self._told[1]
+        """Return the site's time; None if this process has not received it."""
+        return None if self._site_time is None else self._site_time[0] + self.elapsed() - self._site_time[1]
 
     def find_wrong_clock(self) -> Literal["board", "gateway", ""]:
-        """Return whose clock is wrong, by the site's time; empty if they agree or the site's time is not known."""
+        """Return whose clock is wrong by the site's time; empty if they agree or the site's time is unknown."""
         site = self.site_utc_s()
-        if site is None or abs(self.utc_s() - site) <= AGREES_S:
+        if site is None or abs(self.utc_s() - site) <= TOLERANCE_S:
             return ""
         return "gateway" if site < WRITTEN_UTC_S or self.may_judge() else "board"
 
     def explain(self) -> str:
-        """Describe which clock is wrong; empty where `find_wrong_clock` blames none."""
+        """Describe which clock is wrong; empty if `find_wrong_clock` reports none."""
         wrong, site = self.find_wrong_clock(), self.site_utc_s()
         if not wrong or site is None:
             return ""
         readings = f"this board's clock reads {utc_text(self.utc_s())}, the gateway's {utc_text(site)}"
         if site < WRITTEN_UTC_S:
-            return f"the gateway's clock is wrong: {readings}, and it is {utc_text(WRITTEN_UTC_S)} or later"
+            return f"the gateway's clock is wrong: {readings}, but it must be {utc_text(WRITTEN_UTC_S)} or later"
         if wrong == "gateway":
-            return (
-                f"the gateway's clock is wrong, or what keeps this board's clock: {readings}, and this one is kept right"
-            )
+            return f"the gateway's clock or this board's time source is wrong: {readings}; this board's is synchronised"
         return f"this board's clock is wrong: {readings}"
 
-    def _seen(self) -> float:
+    def _read_stored_time(self) -> float:
         if self.folder is None:
             return 0.0
         try:
-            return float((self.folder / SEEN).read_text(encoding="ascii")[:20])
+            return float((self.folder / SITE_TIME_FILE).read_text(encoding="ascii")[:20])
         except (OSError, ValueError):
             return 0.0
 
 
 def utc_text(utc_s: float) -> str:
-    """Return calendar seconds for people, whatever they are."""
+    """Format UTC seconds of any size."""
     from datetime import datetime, timedelta, timezone  # noqa: PLC0415 - for messages alone
 
     try:

@@ -1,8 +1,8 @@
-"""Key, certificate and CA of a board on its disk: one set is in use, another may stand beside it until it is proven.
+"""Credential sets of a board on disk: key, certificate, CA and membership.
 
-A set is a folder of its own, and `current` is a link to the one in use. So all files of a set change places at once, by
-one rename: there is no moment, whatever is killed or cut off, at which a certificate stands beside another one's key.
-A set that was not proven is never in use, and is swept away, or gone on with, by the next attempt.
+A set is a folder, and `current` links to the active one. So all files of a set are replaced by one rename: no
+interruption can combine a certificate with another key. A set that the broker has not accepted yet is never active; the
+next attempt removes or continues it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which site this board is a part, and until when.
+    """Site membership of this board.
 
     Attributes:
-        token: Id of the token it joined by.
-        host: Of the enrolment service, where it renews its certificate.
+        token: Id of the enrolment token.
+        host: Address of the enrolment service, which also renews the certificate.
         root: SHA-256 of the site's root certificate, hexadecimal.
-        broker_host: Where the site's broker is.
-        not_before_utc_s: From when the certificate was given, by the site's time.
-        not_after_utc_s: Until when it is valid.
+        broker_host: Address of the site's broker.
+        not_before_utc_s: When the certificate was issued, by the site's time.
+        not_after_utc_s: When the certificate expires.
     """
 
     version: int = VERSION
@@ -51,13 +51,13 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_membership(folder: Path) -> Membership | None:
-    """Return what a set says; None where there is no whole one.
+    """Return the membership of a set; None if the set is missing or incomplete.
 
     Args:
-        folder: Of the set, such as `identity/current`.
+        folder: Folder of the set, such as `identity/current`.
 
     Raises:
-        ConfigError: It is damaged, or of a newer version.
+        ConfigError: It is damaged or of a newer version.
     """
     try:
         data = (folder / MEMBERSHIP).read_bytes()
@@ -68,32 +68,28 @@ def read_membership(folder: Path) -> Membership | None:
     try:
         membership = msgspec.json.decode(data, type=Membership)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{folder / MEMBERSHIP}: damaged ({error}); join anew by a new token") from error
+        raise ConfigError(f"{folder / MEMBERSHIP}: damaged ({error}); join again with a new token") from error
     if membership.version > VERSION:
-        raise ConfigError(f"{folder / MEMBERSHIP}: of a newer version of this program; update it")
+        raise ConfigError(f"{folder / MEMBERSHIP}: written by a newer version of this program; update this one")
     return membership
 
 
-def tls_of(folder: Path) -> Tls:
-    """Return the TLS settings of a set; the certificate's file is the last word, so they hold after a renewal too."""
+def make_tls(folder: Path) -> Tls:
+    """Return the TLS settings of a set; they name files, so they remain valid after a renewal."""
     return Tls(ca=str(folder / CA), cert=str(folder / CERTIFICATE), key=str(folder / KEY))
 
 
-def broker_of(folder: Path, membership: Membership, like: Broker | None = None) -> Broker:
-    """Return the site's broker, with this board's certificate.
-
-    Args:
-        like: Whose other settings to take.
-    """
-    place = {"host": membership.broker_host, "port": membership.broker_port, "tls": tls_of(folder)}
+def make_broker(folder: Path, membership: Membership, like: Broker | None = None) -> Broker:
+    """Return the site's broker settings with this board's certificate; `like` provides the other settings."""
+    place = {"host": membership.broker_host, "port": membership.broker_port, "tls": make_tls(folder)}
     return msgspec.structs.replace(like or Broker(), **place)
 
 
 def open_identity(state_dir: Path) -> Path:
-    """Return the folder of a board's sets, made where there is none; nobody else may look into it.
+    """Create the folder of the board's sets if missing, with access for its user only; return it.
 
     Raises:
-        Unwritable: The disk takes nothing more.
+        Unwritable: The disk is full or read-only.
         ConfigError: This user may not write there.
     """
     folder = state_dir / FOLDER
@@ -101,7 +97,7 @@ def open_identity(state_dir: Path) -> Path:
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             folder.chmod(PRIVATE_FOLDER)
-            _give(folder, state_dir)
+            _chown_like(folder, state_dir)
             sync(state_dir)
         except PermissionError as error:
             raise ConfigError(f"{error}; run this as the agent's user, or as root") from error
@@ -109,37 +105,28 @@ def open_identity(state_dir: Path) -> Path:
 
 
 def open_set(identity: Path, name: str) -> Path:
-    """Return the folder of a set that is being made, as it was left if it was begun before.
+    """Create or continue an inactive set; return its folder.
 
     Args:
-        identity: Folder of the sets.
-        name: Of this one; none has it but the same attempt.
+        name: Unique to the attempt.
     """
     folder = identity / name
     with explain_disk_errors(folder):
         folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-        _give(folder, identity)
+        _chown_like(folder, identity)
         sync(identity)
     return folder
 
 
-def keep(folder: Path, name: str, data: bytes) -> None:
-    """Write a file of a set, for its user alone; it is on the disk when this returns.
-
-    Args:
-        data: What is in it.
-    """
+def write_file(folder: Path, name: str, data: bytes) -> None:
+    """Write a file of a set durably, readable by its user only."""
     about = folder.stat()
     owner = (about.st_uid, about.st_gid) if os.geteuid() == 0 else None
     replace_file(folder / name, data, mode=PRIVATE, owner=owner)
 
 
-def adopt(identity: Path, folder: Path) -> None:
-    """Put a whole set, proven, into use; its files are on the disk already.
-
-    Args:
-        identity: Folder of the sets.
-    """
+def activate(identity: Path, folder: Path) -> None:
+    """Make a complete set, accepted by the broker, the current one; its files are on disk already."""
     link = identity / f".{CURRENT}.part"
     with explain_disk_errors(link):
         link.unlink(missing_ok=True)
@@ -148,8 +135,8 @@ def adopt(identity: Path, folder: Path) -> None:
         sync(identity)
 
 
-def sweep(identity: Path) -> None:
-    """Remove all sets but the one in use; what cannot be removed harms nobody."""
+def remove_unused(identity: Path) -> None:
+    """Remove all sets but the current one, as far as possible."""
     used = identity / CURRENT
     target = used.readlink().name if used.is_symlink() else ""
     for path in identity.iterdir():
@@ -157,8 +144,8 @@ def sweep(identity: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _give(path: Path, like: Path) -> None:
-    """Give what root makes to the user whose folder it is in: the agent."""
+def _chown_like(path: Path, like: Path) -> None:
+    """Give a path created by root to the owner of the folder `like`."""
     if os.geteuid() == 0:
         about = like.stat()
         os.chown(path, about.st_uid, about.st_gid)

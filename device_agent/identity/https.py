@@ -1,7 +1,8 @@
-"""One HTTPS request of a board to its gateway, bounded in time and size; secrets go only to whom we know.
+"""HTTPS client for the gateway's enrolment service, bounded in time and size.
 
-Verified means: the chain ends at the root whose digest the token brought, and the certificate is for the address. Dates
-are checked where this board's clock is to be trusted. Whatever is verified tells the site's time by its Date.
+A verified gateway has a certificate for its address and a chain that ends at the root whose digest the token names;
+dates are checked where the board's clock is reliable. Secrets are sent only to a verified gateway, and the Date header
+of its answers provides the site's time.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from shared.transport.tls import EXPIRED, NOT_YET_VALID, Tls, build_context
 
 log = logging.getLogger(__name__)
 
-TOKEN, OTHER_CA, CLOCK, AWAY = 2, 3, 4, 5
-"""With what a command ends, see `EnrolmentFailed`."""
+TOKEN, OTHER_CA, CLOCK, UNAVAILABLE = 2, 3, 4, 5
+"""Exit codes of the commands, see `EnrolmentFailed`."""
 PATIENCE_S = 20.0
-MOST_WORDS = 400
+MAX_MESSAGE = 400
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What was answered."""
+    """HTTP response; `utc_s` from its Date header."""
 
     status: int
     body: bytes
@@ -44,8 +45,8 @@ class Gateway:
     """A gateway's enrolment service.
 
     Attributes:
-        host: Its address, as its certificate names it.
-        patience_s: Seconds that a request may take in all.
+        host: Address, as named in its certificate.
+        patience_s: Time limit of a whole request, in seconds.
     """
 
     host: str
@@ -54,25 +55,24 @@ class Gateway:
     patience_s: float = PATIENCE_S
 
     async def fetch_unverified(self, path: str) -> bytes:
-        """Return what is behind a path, whoever answers; nothing that is ours is told.
+        """Fetch a path from any host at the address; sends nothing secret.
 
         Raises:
-            EnrolmentFailed: Nobody answers, or not so.
+            EnrolmentFailed: There is no valid answer.
         """
         anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-        return self._granted(await self._ask("GET", path, b"", anybody))
+        return self._require_success(await self._ask("GET", path, b"", anybody))
 
     async def ask(self, path: str, body: msgspec.Struct | None, tls: Tls) -> bytes:
-        """Return what the verified gateway answers; take its time.
+        """Return the verified gateway's answer, and record its time.
 
         Args:
-            path: What is asked for.
-            body: What is said; None to fetch.
-            tls: The CA that it must be of, and our certificate where we have one.
+            body: Request body to POST; None to GET.
+            tls: CA that the gateway's certificate must be of, and the board's certificate if it has one.
 
         Raises:
-            EnrolmentFailed: It refuses, does not answer, or is not the one; or a clock is wrong.
+            EnrolmentFailed: It refuses, does not answer or fails verification; or a clock is wrong.
         """
         payload = b"" if body is None else msgspec.json.encode(body)
         method = "GET" if body is None else "POST"
@@ -81,8 +81,8 @@ class Gateway:
         except ssl.SSLCertVerificationError as error:
             raise await self._explain(error, tls) from error
         if reply.utc_s is not None:
-            self.clock.take_site_time(reply.utc_s)
-        return self._granted(reply)
+            self.clock.set_site_time(reply.utc_s)
+        return self._require_success(reply)
 
     async def _ask(self, method: str, path: str, body: bytes, secured: ssl.SSLContext) -> Reply:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -101,48 +101,50 @@ class Gateway:
         except ssl.SSLCertVerificationError:
             raise
         except TimeoutError:
-            raise self._away(f"no answer within {self.patience_s:.0f} s") from None
+            raise self._unavailable(f"no answer within {self.patience_s:.0f} s") from None
         except (OSError, UnicodeError, WireError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise self._away(str(error)) from error
+            raise self._unavailable(str(error)) from error
 
-    def _away(self, why: str) -> EnrolmentFailed:
+    def _unavailable(self, why: str) -> EnrolmentFailed:
         return EnrolmentFailed(
             f"no enrolment service at {self.host}:{self.port} ({why}); is the gateway on, and in this network?",
-            code=AWAY,
+            code=UNAVAILABLE,
         )
 
-    def _granted(self, reply: Reply) -> bytes:
+    def _require_success(self, reply: Reply) -> bytes:
         if reply.status == 200:  # noqa: PLR2004 - HTTP's OK
             return reply.body
         try:
             refusal = decode_json(reply.body, Refusal)
         except WireError:
-            raise self._away(f"it answers with status {reply.status}") from None
-        message = printable_text(refusal.message or refusal.reason)[:MOST_WORDS]  # perhaps a stranger's
+            raise self._unavailable(f"it answers with status {reply.status}") from None
+        message = printable_text(refusal.message or refusal.reason)[:MAX_MESSAGE]  # from an unverified host, perhaps
         if refusal.reason in ("busy", "site"):
             wait = f" in {refusal.retry_s:.0f} s" if refusal.retry_s else ""
-            raise EnrolmentFailed(f"{message}; the same again{wait}", code=AWAY, reason=refusal.reason)
+            raise EnrolmentFailed(f"{message}; try again{wait}", code=UNAVAILABLE, reason=refusal.reason)
         raise EnrolmentFailed(message, code=TOKEN, reason=refusal.reason)
 
     async def _explain(self, error: ssl.SSLCertVerificationError, tls: Tls) -> EnrolmentFailed:
-        """Say why the gateway's certificate was not accepted; of its dates, which clock is wrong."""
+        """Explain why the gateway's certificate was rejected; for its dates, which clock is wrong."""
         if error.verify_code not in (NOT_YET_VALID, EXPIRED):
             return EnrolmentFailed(
-                f"{self.host}:{self.port} is not the gateway that was meant ({error.verify_message}); nothing secret "
-                "was sent. Is the address one that its certificate names, and nobody between?",
+                f"{self.host}:{self.port} is not the expected gateway ({error.verify_message}); nothing secret was "
+                "sent. Check that its certificate names this address and that nothing intercepts the connection",
                 code=OTHER_CA,
             )
         try:
             reply = await self._ask("GET", "/ca.pem", b"", build_context(tls, dates=False))
-        except ssl.SSLCertVerificationError as other:  # another one answers now
+        except ssl.SSLCertVerificationError as other:  # another host answers now
             return (
-                await self._explain(other, tls) if other.verify_code not in (NOT_YET_VALID, EXPIRED) else self._away("")
+                await self._explain(other, tls)
+                if other.verify_code not in (NOT_YET_VALID, EXPIRED)
+                else self._unavailable("")
             )
         if reply.utc_s is not None:
-            self.clock.take_site_time(reply.utc_s, keep=False)
+            self.clock.set_site_time(reply.utc_s, keep=False)
         when = "is not valid yet" if error.verify_code == NOT_YET_VALID else "has expired"
         what = f"the gateway's certificate {when} by this board's clock ({utc_text(self.clock.utc_s())})"
-        remedy = "both clocks agree: make the certificate anew on the gateway (edge-server site check says how)"
+        remedy = "both clocks agree: renew the gateway's certificate (`edge-server site check` explains how)"
         return EnrolmentFailed(f"{what}; {self.clock.explain() or remedy}", code=CLOCK)
 
 
@@ -150,11 +152,11 @@ async def _read_reply(reader: asyncio.StreamReader) -> Reply:
     first, headers = parse_head(await reader.readuntil(b"\r\n\r\n"))
     version, _, status_text = first.partition(" ")
     if not version.startswith("HTTP/1.") or not status_text[:3].isdecimal():
-        raise WireError("it speaks no HTTP", reason="malformed")
+        raise WireError("the answer is not HTTP", reason="malformed")
     body = await reader.readexactly(body_length(headers))
     return Reply(int(status_text[:3]), body, parse_http_date(headers.get("date", "")))
 
 
 def authority_tls(ca: Path) -> Tls:
-    """Return by what the gateway is known while this board has no certificate."""
+    """Return TLS settings that verify the gateway, for a board without a certificate."""
     return Tls(ca=str(ca))

@@ -1,15 +1,16 @@
-"""How a board renews its certificate: by its own key, over HTTPS that its certificate authenticates, in good time.
+"""Renewal of a board's certificate, and migration to the site's next root CA.
 
-HTTPS and not the broker: the gateway's service knows renewals from joining, a request and its answer need no topics of
-their own, and what the site's CA signs never passes through the broker. When it is time is decided by the site's time,
-which every answer of the verified gateway tells, so that a board in 1970 renews as any other.
+Renewal uses HTTPS authenticated by the current certificate, not the broker: the gateway's service handles enrolment
+already, a request and its answer need no topics, and nothing the site's CA signs passes through the broker. The due
+time follows the site's time, which every answer of the verified gateway carries, so a board with its clock in 1970
+renews like any other.
 
-The new certificate stands in a set of its own until the broker has taken it in a TLS handshake: a connection that says
-nothing in MQTT, since a second session in this board's name would end the running one. Then the set takes the place of
-the one before, by one rename. Whatever is cut off where, a set that belongs together is in use.
+The new certificate is stored as a separate set until the broker has accepted it in a TLS handshake (without an MQTT
+session, since a second session under this board's name would end the running one). One rename then activates the set,
+so an interruption at any point leaves a consistent set in use.
 
-In the same way the board moves to the site's next root, where the one that it trusts vouches for that: with the key and
-the certificate that it has. Whether there is another one at all, a digest of what the gateway answers tells.
+The board moves to the site's next root in the same way, with its present key and certificate, if the trusted root has
+cross-signed it. A digest in the gateway's answer shows whether there is another root.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from shared.transport.tls import build_context, explain, handshake
 
 log = logging.getLogger(__name__)
 
-LEFT, JITTER = 1 / 3, 0.1
-"""Of a certificate's life: it is renewed when so much is left, a tenth of that earlier or later, each board its own."""
-FIRST_S, LOOK_S = (5.0, 60.0), (4 * 3600.0, 8 * 3600.0)
-"""Until the first look after a start, and between two: spread, so that a fleet does not ask at once."""
+RENEW_AT, JITTER = 1 / 3, 0.1
+"""Remaining share of a certificate's life at renewal, and its spread: each board renews a tenth earlier or later."""
+FIRST_S, CHECK_S = (5.0, 60.0), (4 * 3600.0, 8 * 3600.0)
+"""Seconds until the first check after a start and between checks: spread, so that a fleet does not ask at once."""
 RETRY_S = (300.0, 900.0)
-"""After one that failed."""
-BEGIN, PLAIN = ssl.PEM_HEADER, 2
-"""A site's authorities, while no root of it is replaced, are its CA and its root."""
+"""Pause after a failed check."""
+PEM_HEADER, USUAL_CHAIN = ssl.PEM_HEADER, 2
+"""Start of a certificate, and the usual number in a chain: the site's CA and its root."""
 PATIENCE_S, VERDICT_S = 10.0, 3.0
-"""For a handshake, and for the broker's word on our certificate, which under TLS 1.3 comes after it."""
+"""Time limits of a handshake and of the broker's verdict, which TLS 1.3 delivers after the handshake."""
 
 Prove = Callable[[Broker], Awaitable[str]]
-"""Shows the broker a set; returns why it does not take it, nothing where it does."""
+"""Presents a set to the broker; returns why it is rejected, empty if it is accepted."""
 
 
 @dataclass
@@ -60,9 +61,9 @@ class Renewal:
     """Keeps a board's certificate valid.
 
     Attributes:
-        clock: This board's; takes the site's time.
-        prove: Shows the broker a new set.
-        broker: Whose other settings the broker's connection has.
+        clock: The board's clock; receives the site's time.
+        prove: Presents a new set to the broker.
+        broker: Template for the other settings of the broker connection.
     """
 
     state_dir: Path
@@ -70,40 +71,40 @@ class Renewal:
     prove: Prove
     broker: Broker = field(default_factory=Broker)
     random: Random = field(default_factory=Random)
-    _told: str = ""
-    _moved: str = ""
+    _last_problem: str = ""
+    _reported_root: str = ""
 
     @property
     def identity(self) -> Path:
-        """Where the board's sets are."""
+        """Folder of the board's sets."""
         return self.state_dir / credentials.FOLDER
 
     async def run(self) -> None:
-        """Look now and then whether it is time, until cancelled."""
+        """Check periodically whether renewal is due, until cancelled."""
         await asyncio.sleep(self.random.uniform(*FIRST_S))
         while True:
             try:
                 await self.look()
-                self._told, pause = "", LOOK_S
+                self._last_problem, pause = "", CHECK_S
             except (EnrolmentFailed, ConfigError, Unwritable, OSError) as error:
-                self._tell(str(error))
+                self._log_once(str(error))
                 pause = RETRY_S
             await asyncio.sleep(self.random.uniform(*pause))
 
-    def _tell(self, problem: str) -> None:
-        """Log what an operator may have to mend, once as long as it lasts."""
-        if problem != self._told:
-            log.warning("the certificate, or the root that it is of, is not renewed yet: %s", problem)
-        self._told = problem
+    def _log_once(self, problem: str) -> None:
+        """Log a problem that an operator may have to fix, once while it lasts."""
+        if problem != self._last_problem:
+            log.warning("certificate or root not renewed yet: %s", problem)
+        self._last_problem = problem
 
     async def look(self) -> bool:
-        """Ask the gateway for its time and its roots; move to the newest, renew if it is time; return whether it was.
+        """Ask the gateway for its time and roots; migrate to a new root and renew if due; return whether renewed.
 
         Raises:
-            EnrolmentFailed: The gateway does not answer or refuses, the broker does not take the new certificate, or
-                the root that is trusted here does not vouch for another that is shown.
+            EnrolmentFailed: The gateway does not answer or refuses, the broker rejects the new certificate, or the
+                trusted root has not signed the new one.
             ConfigError: The board's set is damaged.
-            Unwritable: The disk takes nothing more.
+            Unwritable: The disk is full or read-only.
         """
         used = self.identity / CURRENT
         membership = credentials.read_membership(used)
@@ -115,9 +116,9 @@ class Renewal:
         newest, count = newest_root(offered)
         if newest and newest != membership.root:
             try:
-                membership = await self._move(membership, offered, newest)
+                membership = await self._switch_root(membership, offered, newest)
             except EnrolmentFailed as error:
-                refused = error  # a certificate that ends is renewed all the same
+                refused = error  # renew an expiring certificate all the same
         site_utc_s = self.clock.site_utc_s()
         renewed = False
         if site_utc_s is not None and site_utc_s >= self.due_utc_s(membership):
@@ -126,73 +127,73 @@ class Renewal:
             renewed = True
         if refused:
             raise refused
-        if count > PLAIN and self._moved != membership.root:
-            await gateway.ask("/moved", TrustedRoot(root=membership.root), credentials.tls_of(used))
-            self._moved = membership.root
+        if count > USUAL_CHAIN and self._reported_root != membership.root:
+            await gateway.ask("/moved", TrustedRoot(root=membership.root), credentials.make_tls(used))
+            self._reported_root = membership.root
         return renewed
 
     def due_utc_s(self, membership: Membership) -> float:
-        """Return when a certificate is to be renewed, by the site's time; for one board always the same moment."""
+        """Return when a certificate is to be renewed, by the site's time; deterministic for each board."""
         life_s = membership.not_after_utc_s - membership.not_before_utc_s
         share = Random(f"{membership.device} {membership.not_after_utc_s}").uniform(-JITTER, JITTER)  # noqa: S311
-        return membership.not_after_utc_s - life_s * LEFT * (1 + share)
+        return membership.not_after_utc_s - life_s * RENEW_AT * (1 + share)
 
-    async def _move(self, membership: Membership, offered: bytes, newest: str) -> Membership:
-        """Put a set into use that trusts another root, where the one that is trusted now vouches for that."""
+    async def _switch_root(self, membership: Membership, offered: bytes, newest: str) -> Membership:
+        """Activate a set with another root that the trusted root has cross-signed."""
         with hold_lock(self.identity):
-            credentials.sweep(self.identity)
+            credentials.remove_unused(self.identity)
             folder, new_membership = await in_thread(self._store_root, membership, offered, newest)
-            await self._adopt(folder, new_membership, f"this board's certificate with the root {newest[:16]}…")
-        log.info("this board trusts the site's next root by now, for which the one before vouches: %s", newest)
+            await self._activate(folder, new_membership, f"this board's certificate with the root {newest[:16]}…")
+        log.info("this board now trusts the site's next root, cross-signed by the previous one: %s", newest)
         return new_membership
 
     def _store_root(self, membership: Membership, offered: bytes, newest: str) -> tuple[Path, Membership]:
-        """Return a new set with the key and certificate in use, whole and on the disk, and what it says."""
+        """Store a new set with the present key and certificate; return it and its membership."""
         from device_agent.identity.certificates import (  # noqa: PLC0415 - once in many years
             check_certificate,
             check_next_root,
-            trusted_chain,
+            select_trusted_chain,
         )
 
         used = self.identity / CURRENT
         key, certificate = (used / KEY).read_bytes(), (used / CERTIFICATE).read_bytes()
         check_next_root(offered, (used / CA).read_bytes())
-        chain = trusted_chain(offered, bytes.fromhex(newest))
+        chain = select_trusted_chain(offered, bytes.fromhex(newest))
         check_certificate(certificate.decode(), chain, key, membership.device)
         files = {KEY: key, CA: chain, CERTIFICATE: certificate}
         return self._keep(f"root-{newest[:12]}", files, replace(membership, root=newest))
 
-    async def _adopt(self, folder: Path, membership: Membership, what: str) -> None:
-        """Put a whole set into use once the broker has taken it; else sweep it away and raise."""
-        if refusal := await self.prove(credentials.broker_of(folder, membership, self.broker)):
-            credentials.sweep(self.identity)
+    async def _activate(self, folder: Path, membership: Membership, what: str) -> None:
+        """Activate a complete set once the broker accepts it; else remove it and raise."""
+        if refusal := await self.prove(credentials.make_broker(folder, membership, self.broker)):
+            credentials.remove_unused(self.identity)
             place = f"the broker at {membership.broker_host}:{membership.broker_port}"
-            raise EnrolmentFailed(f"{place} does not take {what}: {refusal}; the one before stays", code=1)
-        credentials.adopt(self.identity, folder)
-        credentials.sweep(self.identity)
+            raise EnrolmentFailed(f"{place} rejects {what}: {refusal}; the current set stays in use", code=1)
+        credentials.activate(self.identity, folder)
+        credentials.remove_unused(self.identity)
 
     async def _renew(self, gateway: Gateway, membership: Membership, site_utc_s: float) -> None:
         used = self.identity / CURRENT
-        credentials.sweep(self.identity)  # what an attempt before left
+        credentials.remove_unused(self.identity)  # left by an earlier attempt
         key = (used / KEY).read_bytes()
-        request = RenewRequest(request=await in_thread(_request, key, membership.device))
+        request = RenewRequest(request=await in_thread(_make_request, key, membership.device))
         if site_utc_s < membership.not_after_utc_s:
-            data = await gateway.ask("/renew", request, credentials.tls_of(used))
-        else:  # no handshake takes it any more
+            data = await gateway.ask("/renew", request, credentials.make_tls(used))
+        else:  # an expired certificate passes no handshake
             data = await gateway.ask("/renew-expired", request, authority_tls(used / CA))
         folder, renewed = await in_thread(self._store, data, key, membership, site_utc_s)
-        await self._adopt(folder, renewed, "the new certificate")
+        await self._activate(folder, renewed, "the new certificate")
         log.info("certificate renewed until %s", utc_text(renewed.not_after_utc_s))
 
     def _store(self, data: bytes, key: bytes, membership: Membership, site_utc_s: float) -> tuple[Path, Membership]:
-        """Return a new set, whole and on the disk, and what it says."""
-        from device_agent.identity.certificates import check_certificate, trusted_chain  # noqa: PLC0415 - once a year
+        """Store a new set from the gateway's answer; return it and its membership."""
+        from device_agent.identity.certificates import check_certificate, select_trusted_chain  # noqa: PLC0415 - once a year
 
         try:
             answer = decode_json(data, RenewAnswer)
         except WireError as error:
             raise EnrolmentFailed(f"the gateway's answer cannot be read ({error})", code=1) from error
-        chain = trusted_chain(answer.chain.encode(), bytes.fromhex(membership.root))
+        chain = select_trusted_chain(answer.chain.encode(), bytes.fromhex(membership.root))
         dates = check_certificate(answer.certificate, chain, key, membership.device)
         renewed = replace(membership, not_before_utc_s=site_utc_s, not_after_utc_s=dates.not_after_utc_s)
         name = hashlib.sha256(answer.certificate.encode()).hexdigest()[:12]
@@ -200,53 +201,53 @@ class Renewal:
         return self._keep(f"renewed-{name}", files, renewed)
 
     def _keep(self, name: str, files: Mapping[str, bytes], membership: Membership) -> tuple[Path, Membership]:
-        """Return a new set, whole and on the disk, and what it says."""
+        """Write the files of a new set to disk; return it and its membership."""
         folder = credentials.open_set(self.identity, name)
         for file, content in (*files.items(), (MEMBERSHIP, msgspec.json.encode(membership))):
-            credentials.keep(folder, file, content)
+            credentials.write_file(folder, file, content)
         return folder, membership
 
 
 def newest_root(pem: bytes) -> tuple[str, int]:
-    """Return the digest of the last of the certificates that a gateway shows, and how many there are.
+    """Return the digest of the last certificate that a gateway offers, and their number.
 
-    Without `cryptography`, which an idle agent does not load; nothing where they are none.
+    Works without `cryptography`, which an idle agent does not load; returns an empty digest for malformed input.
     """
-    blocks = pem.decode("ascii", "replace").split(BEGIN)[1:]
+    blocks = pem.decode("ascii", "replace").split(PEM_HEADER)[1:]
     try:
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert((BEGIN + blocks[-1]).strip())).hexdigest(), len(blocks)
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert((PEM_HEADER + blocks[-1]).strip())).hexdigest(), len(blocks)
     except (IndexError, ValueError):
         return "", 0
 
 
-def _request(key: bytes, device: str) -> str:
+def _make_request(key: bytes, device: str) -> str:
     from device_agent.identity.certificates import make_request  # noqa: PLC0415 - once a year
 
     return make_request(key, device)
 
 
 async def show_certificate(broker: Broker, clock: BoardClock) -> str:
-    """Show a broker our certificate in a TLS handshake, and leave; return why it does not take it, if it does not."""
-    return await in_thread(_shake_hands, broker, clock.may_judge())
+    """Present this board's certificate to a broker in a TLS handshake; return why it is rejected, empty if accepted."""
+    return await in_thread(_try_handshake, broker, clock.may_judge())
 
 
-def _shake_hands(broker: Broker, dates: bool) -> str:  # noqa: FBT001 - a thread is given positions
+def _try_handshake(broker: Broker, dates: bool) -> str:  # noqa: FBT001 - a thread is given positions
     tls = broker.tls
     assert tls is not None
     try:
         sock = socket.create_connection((broker.host, broker.port), timeout=PATIENCE_S)
         with handshake(build_context(tls, dates=dates), sock, tls.server_name or broker.host, PATIENCE_S) as secured:
-            return _verdict(secured)
+            return _read_rejection(secured)
     except Unreachable as error:
         return str(error)
     except (OSError, ValueError) as error:
         return str(explain(error, tls, broker.host))
 
 
-def _verdict(secured: ssl.SSLSocket) -> str:
-    """Wait for what the broker says of our certificate: it says something only where it does not take it."""
+def _read_rejection(secured: ssl.SSLSocket) -> str:
+    """Wait for the broker's verdict on our certificate: it sends something only to reject it."""
     secured.settimeout(VERDICT_S)
     try:
-        return "it speaks before it is spoken to, so it is no MQTT broker" if secured.recv(1) else "it hangs up"
+        return "it sends data before a request, so it is not an MQTT broker" if secured.recv(1) else "it hangs up"
     except TimeoutError:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from device_agent.hardware.files import find_paths, is_there, read_text
+from device_agent.hardware.files import find_paths, path_exists, read_text
 from device_agent.probes.base import read_number
 from device_agent.probes.clocks import CPU_FOLDER, CPUINFO, POLICY_FOLDER
 from shared.errors import NoData
@@ -27,7 +27,7 @@ def describe_core_kinds(root: Path) -> str:
     parts = sorted(set(zip(codes[::2], codes[1::2], strict=False)))
     if len(parts) > 1:
         return f"CPU parts {', '.join(part for _, part in parts)}"
-    if is_there(root / HYBRID_X86):
+    if path_exists(root / HYBRID_X86):
         return "performance and efficiency cores"
     capacities = _read_numbers(root, f"{CPU_FOLDER}/cpu[0-9]*/cpu_capacity")
     if _is_spread(capacities):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_agent.hardware.files import is_there, read_text
+from device_agent.hardware.files import path_exists, read_text
 from device_agent.probes.base import ProbeResult, describe_absence, read_number
 from device_agent.profile.schema import Profile
 from shared.errors import NoData
@@ -48,7 +48,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         at: Monotonic seconds of the readings.
     """
     counters = parse_dev(read_text(root / SOURCE))
-    hardware = {name for name in counters if is_there(root / INTERFACES / name / "device")}
+    hardware = {name for name in counters if path_exists(root / INTERFACES / name / "device")}
     chosen = {name: both for name, both in counters.items() if not hardware or name in hardware}
     if not chosen:
         raise NoData(f"{root / SOURCE}: no interface but loopback")

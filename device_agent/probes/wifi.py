@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from device_agent.hardware.files import is_there, list_folder, read_text
+from device_agent.hardware.files import list_folder, path_exists, read_text
 from device_agent.hardware.tools import run_tool
 from device_agent.probes.base import ProbeResult, describe_absence
 from device_agent.probes.network import INTERFACES, is_interface
@@ -35,7 +35,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     radios = [
         folder.name
         for folder in list_folder(root / INTERFACES)
-        if is_interface(folder.name) and (is_there(folder / "wireless") or is_there(folder / "phy80211"))
+        if is_interface(folder.name) and (path_exists(folder / "wireless") or path_exists(folder / "phy80211"))
     ]
     if not radios:
         raise NoData(f"{root / INTERFACES}: no wireless interface")

@@ -25,7 +25,7 @@ from inference import alternate, released
 from measure import Figure, NotRun, Row, told
 from resume import Site
 
-from device_agent.commands.bench_inference import ask_for, encode_request
+from device_agent.commands.bench_inference import encode_request, time_requests
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings
@@ -91,7 +91,7 @@ async def answered(site: Cut, request: bytes) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                await asyncio.to_thread(ask_for, site.socket, request, FIRST_S)
+                await asyncio.to_thread(time_requests, site.socket, request, FIRST_S)
             except (ConfigError, OSError):
                 await asyncio.sleep(0.1)
             else:
@@ -116,7 +116,7 @@ async def cut_over_link(
             for name in ("broker", "server", "agent"):
                 await site.start(name, port)
             await answered(site, request)
-            taken = await asyncio.to_thread(ask_for, site.socket, request, seconds)
+            taken = await asyncio.to_thread(time_requests, site.socket, request, seconds)
             return taken, statistics_of(site.socket, files.name)
         finally:
             await site.close()

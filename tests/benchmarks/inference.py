@@ -25,7 +25,7 @@ from measure import Figure, told
 from serving_beside import RATE_HZ as BESIDE_HZ
 from serving_beside import slowdowns
 
-from device_agent.commands.bench_inference import InferenceBench, ask_for, encode_request, measure
+from device_agent.commands.bench_inference import InferenceBench, encode_request, measure, time_requests
 from device_agent.config import BoardConfig, ServeConfig
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
@@ -112,10 +112,10 @@ def cpu_share(files: ReleaseFiles, seconds: float) -> float:
             request = encode_request(files.name, read_manifest(files.manifest, "manifest").graph.input, 1)
             async with background(process.run()):
                 await process.ready.wait()
-                await asyncio.to_thread(ask_for, settings.socket, request, QUICK_S)
+                await asyncio.to_thread(time_requests, settings.socket, request, QUICK_S)
                 seen = psutil.Process(process.pid)
                 before, began = sum(seen.cpu_times()[:2]), time.perf_counter()
-                await asyncio.to_thread(ask_for, settings.socket, request, seconds, 1 / RATE_HZ)
+                await asyncio.to_thread(time_requests, settings.socket, request, seconds, 1 / RATE_HZ)
                 return float(sum(seen.cpu_times()[:2]) - before) / (time.perf_counter() - began)
 
     return asyncio.run(asked())

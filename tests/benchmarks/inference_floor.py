@@ -20,7 +20,13 @@ from subprocess import PIPE, Popen
 import numpy as np
 from measure import Figure
 
-from device_agent.commands.bench_inference import SHARES, WARM_UP_S, ask_at_once, ask_for, encode_request
+from device_agent.commands.bench_inference import (
+    SHARES,
+    WARM_UP_S,
+    encode_request,
+    time_concurrent_requests,
+    time_requests,
+)
 from device_agent.inference.http.message import Response
 from device_agent.inference.http.tensors import InferenceRequest, write_inference
 from device_agent.inference.messages import percentiles
@@ -119,10 +125,10 @@ def ask(files: ReleaseFiles, folder: Path, what: str, seconds: float) -> tuple[l
     """
     request = encode_request(files.name, read_manifest(files.manifest, "manifest").graph.input, 1)
     with tempfile.TemporaryDirectory() as name, bare(Path(name) / "s", folder, len(request), what) as path:
-        ask_for(path, request, WARM_UP_S)
-        one = ask_for(path, request, seconds)
+        time_requests(path, request, WARM_UP_S)
+        one = time_requests(path, request, seconds)
         began = time.perf_counter()
-        many = ask_at_once(path, request, seconds, CLIENTS)
+        many = time_concurrent_requests(path, request, seconds, CLIENTS)
         return percentiles(one, SHARES), len(many) / (time.perf_counter() - began)
 
 

@@ -12,7 +12,7 @@ import signal
 import tempfile
 from pathlib import Path
 
-from device_agent.commands.bench_inference import ask_for, encode_request
+from device_agent.commands.bench_inference import encode_request, time_requests
 from device_agent.config import ServeConfig, TrainerConfig
 from device_agent.exchange.outbox import Outbox
 from device_agent.inference.messages import percentiles
@@ -62,13 +62,13 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
             await process.ready.wait()
             await trainer(training_job(folder, 1, epochs=1))  # torch is loaded, and the examples are
             training = asyncio.create_task(trainer(training_job(folder, 2, epochs=ENDLESS)))
-            await asyncio.to_thread(ask_for, settings.socket, request, 0.5)
+            await asyncio.to_thread(time_requests, settings.socket, request, 0.5)
             taken: dict[signal.Signals, list[float]] = {signal.SIGSTOP: [], signal.SIGCONT: []}
             for _ in range(TURNS):
                 for turn in taken:
                     os.kill(trainer.pid, turn)
                     taken[turn] += await asyncio.to_thread(
-                        ask_for, settings.socket, request, seconds / TURNS, 1 / RATE_HZ
+                        time_requests, settings.socket, request, seconds / TURNS, 1 / RATE_HZ
                     )
             if training.done():
                 training.result()

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from device_agent.identity.certificates import trusted_chain
+from device_agent.identity.certificates import select_trusted_chain
 from edge_server.gateway.enrolment.ledger import EnrolmentLedger
 from edge_server.gateway.enrolment.registrar import LATE_S, Answer, Holder, Request, refusal
 from edge_server.gateway.enrolment.service import read_http_request
@@ -285,7 +285,7 @@ def read_chain(data: bytes) -> str:
     """What a board takes of it: the root that its token names and what that signed, or nothing."""
     root = x509.load_pem_x509_certificate(authorities()[1])
     try:
-        taken = x509.load_pem_x509_certificates(trusted_chain(data, root.fingerprint(SHA256())))
+        taken = x509.load_pem_x509_certificates(select_trusted_chain(data, root.fingerprint(SHA256())))
     except EnrolmentFailed:
         return "another CA"
     assert taken[-1] == root

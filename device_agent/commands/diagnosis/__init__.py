@@ -1,1 +1,1 @@
-"""Checks of a board, and its state as text or as a recorded folder."""
+"""Diagnosis of a board: checks with fixes, recordings, tables of readings."""

@@ -1,4 +1,4 @@
-"""Format a board's readings as tables for people, and compute rates from two readings of its counters."""
+"""Format a board's readings as tables, and compute rates between two readings of its counters."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shared.protocol.units import format_figure
 from shared.runtime.text_table import TextColumn, TextTable, fold_text, table_lines
 
 MISSING_FIGURES = (
-    ("power.total_watts", "no power figure: name a meter under [board.meter], or run `device-agent calibrate`"),
-    ("thermal.hottest_celsius", "no temperature: this board cannot say how near it is to slowing down"),
+    ("power.total_watts", "no power reading: configure a meter in [board.meter] or run `device-agent calibrate`"),
+    ("thermal.hottest_celsius", "no temperature: imminent throttling cannot be detected"),
     ("cpu.f_hertz", "no CPU clock: cycles cannot be counted"),
 )
-"""What a coordinator optimises with, and what it means that it is missing."""
+"""Readings that optimisers need, with the consequence of their absence."""
 
 MIN_COLUMN_WIDTH = 16
-"""Columns of a terminal that sources and causes are folded to."""
+"""Minimum width of the folded columns (sources and causes)."""
 
 RAIL_SENSORS = ("ina3221 ", "tegrastats ", "pmic ")
 
 UNDESCRIBED_BOARD = (
-    "no firmware profile is for this board: `device-agent probe --record DIR` makes what one is written from"
+    "no firmware profile matches this board; record it with `device-agent probe --record DIR` to create one"
 )
 
 RATES: Mapping[str, tuple[str, float, str]] = {
@@ -34,18 +34,18 @@ RATES: Mapping[str, tuple[str, float, str]] = {
     "_sent_bytes": ("_sent_bits_per_s", 8.0, "bits_per_s"),
     "_count": ("_per_s", 1.0, "per_s"),
 }
-"""By the ending of a counter's name: the ending of its rate, units of the rate in one of the counter, and the unit."""
+"""By the suffix of a counter: suffix of its rate, conversion factor, and unit of the rate."""
 
 BUSY_SECONDS, TOTAL_SECONDS, LOAD_RATIO = "cputime.busy_seconds", "cputime.total_seconds", "cputime.load_ratio"
 RATED_COUNTS = frozenset({"throttle.overcurrent_count"})
 
 
 def format_table(profile: Profile, result: ProbeResult, width: int | None = None) -> list[str]:
-    """Format the tables of a board: facts, readings, absences, and advice on the most important of them.
+    """Format the tables of a board: facts, readings, absences, and advice on important absences.
 
     Args:
-        result: Result of its probes.
-        width: Of the terminal in columns; None for lines of any length.
+        result: Result of the board's probes.
+        width: Columns of the terminal; None for unlimited lines.
     """
     facts = {"board": f"{profile.id}  {profile.name}"} | {
         name: value for name, value in result.facts.items() if name != "board"
@@ -55,7 +55,9 @@ def format_table(profile: Profile, result: ProbeResult, width: int | None = None
         head = ("READING", "VALUE", "±", "QUALITY", "SOURCE")
         lines += ["", *format_columns(map(_make_row, sorted(result.readings.items())), head, width=width)]
     if result.absent:
-        lacks = [(name, absence.lack.replace("_", " "), absence.cause) for name, absence in sorted(result.absent.items())]
+        lacks = [
+            (name, absence.lack.replace("_", " "), absence.cause) for name, absence in sorted(result.absent.items())
+        ]
         lines += ["", *format_columns(lacks, ("ABSENT", "WHY", "CAUSE"), width=width)]
     busy = {name for name, absence in result.absent.items() if absence.lack == "busy"}
     advice = [meaning for name, meaning in MISSING_FIGURES if name not in result.readings.keys() | busy]
@@ -71,12 +73,12 @@ def format_table(profile: Profile, result: ProbeResult, width: int | None = None
 def format_columns(
     rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, width: int | None = None
 ) -> list[str]:
-    """Format rows as lines of aligned columns, of which the last is folded first.
+    """Format rows as aligned columns, of which the last is folded first.
 
     Args:
-        rows: Cells; none of them can drive the terminal.
-        headings: Of the columns; none where empty.
-        width: Of the terminal in columns; None for lines of any length.
+        rows: Cells; control characters are made harmless.
+        headings: Column headings; empty for none.
+        width: Columns of the terminal; None for unlimited lines.
     """
     cells = list(rows)
     if not cells:
@@ -92,11 +94,11 @@ def _make_row(item: tuple[str, Reading]) -> tuple[str, str, str, str, str]:
 
 
 def compute_rates(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> dict[str, Reading]:
-    """Compute the mean rates between two readings, by the counters' names with another ending.
+    """Compute mean rates between two readings, named after the counters with another suffix.
 
-    `power.package-0_joules` gives `power.package-0_watts`, `net.eth0_sent_bytes` gives `net.eth0_sent_bits_per_s`;
-    busy and total CPU seconds give `cputime.load_ratio`. A counter that went back wrapped or began anew: it gives no
-    rate, since how far it had come is not known.
+    `power.package-0_joules` gives `power.package-0_watts`, `net.eth0_sent_bytes` gives `net.eth0_sent_bits_per_s`; busy
+    and total CPU seconds give `cputime.load_ratio`. A counter that decreased has wrapped or restarted and gives no
+    rate.
     """
     rates = {}
     for name in before.keys() & now.keys():

@@ -1,4 +1,4 @@
-"""Find what a container hides of its board, with the Compose line that shows it."""
+"""Detect hardware files hidden by a container, with the Compose setting that exposes them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ from shared.errors import NoData
 
 NAME = "container"
 MARKS = (".dockerenv", "run/.containerenv")
-"""Files that Docker and podman put into each container."""
+"""Files that Docker and podman create in each container."""
 UNMASK = "`security_opt: [systempaths=unconfined]`"
 FIRMWARE_DEVICE = "dev/vcio"
-"""Of a Raspberry Pi, which vcgencmd asks for volts, clocks and throttling."""
+"""Mailbox of a Raspberry Pi, which vcgencmd needs for volts, clocks and throttling."""
 
 
 def is_container(root: Path) -> bool:
-    """Check for the file that Docker or podman puts into each container."""
+    """Return True inside a Docker or podman container."""
     return any((root / mark).exists() for mark in MARKS)
 
 
 def examine_container(root: Path) -> Iterator[Check]:
-    """Yield what a container hides; nothing outside of one.
-
-    Args:
-        root: The board's root folder.
-    """
+    """Yield what a container hides; nothing outside of a container."""
     if not is_container(root):
         return
     hidden = list(_find_hidden(root))
@@ -38,10 +34,10 @@ def examine_container(root: Path) -> Iterator[Check]:
 
 
 def _find_hidden(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield what cannot be seen, and what of a compose file shows it."""
+    """Yield each hidden resource with the Compose setting that exposes it."""
     link = root / "proc/device-tree"
     if link.is_symlink() and not any((root / "sys/firmware/devicetree/base").glob("*")):
-        yield "the device tree, which says what board this is (sys/firmware)", UNMASK
+        yield "the device tree, which identifies the board (sys/firmware)", UNMASK
     counters = list((root / "sys/class/powercap").glob("intel-rapl:*"))
     if counters and not any((counter / "energy_uj").exists() for counter in counters):
         yield "the energy counters of the processor (sys/class/powercap)", UNMASK

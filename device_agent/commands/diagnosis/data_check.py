@@ -1,13 +1,13 @@
-"""Check the examples: a child process reads a bounded amount of them with the trainer's reader.
+"""Check that the examples are readable: a child process reads a bounded sample with the trainer's reader.
 
-The child has the trainer's memory limit, and its death is a finding.
+The child has the trainer's memory limit, and its crash is a finding.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess  # noqa: TID251 - a child of our own, whose death must not be the doctor's
+import subprocess  # noqa: TID251 - our child, whose crash must not end the doctor
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from shared.data.spec import Data
 from shared.runtime.interpreter import Interpreter
 
 PATIENCE_S = 300.0
-OWN = Interpreter()
+AGENT_PYTHON = Interpreter()
 READER = "device_agent.commands.diagnosis.data_reader"
 
 
 class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child says: a finding with notes, or why the examples cannot be read."""
+    """Output of the child: a finding with notes, or why the examples cannot be read."""
 
     finding: str = ""
     notes: tuple[str, ...] = ()
@@ -31,28 +31,27 @@ class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_examples(
-    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, interpreter: Interpreter = OWN
+    data: Data, memory_mb: int, patience_s: float = PATIENCE_S, *, interpreter: Interpreter = AGENT_PYTHON
 ) -> Iterator[Check]:
-    """Yield what reading the examples shows: whether a task can use them, and what a user should look at.
+    """Yield whether a task can use the examples, and what a user should look at.
 
     Args:
-        data: What the device trains with.
-        memory_mb: Limit of the trainer, in MiB; 0 for the usual.
-        patience_s: Seconds that reading may take.
-        interpreter: The interpreter that reads them, which is the trainer's.
+        memory_mb: Memory limit of the trainer in MiB; 0 for the default.
+        patience_s: Time limit of reading, in seconds.
+        interpreter: The trainer's interpreter.
     """
     if data.path and not Path(data.path).exists():
-        remedy = "correct `path` of [data], or put the examples there"
-        yield Check(name="data", state="bad", finding=f"{data.path} is not there", remedy=remedy)
+        remedy = "correct `path` of [data] or put the examples there"
+        yield Check(name="data", state="bad", finding=f"{data.path} does not exist", remedy=remedy)
         return
     if data.path and not os.access(data.path, os.R_OK):
         remedy = "let the agent's user read it"
-        yield Check(name="data", state="bad", finding=f"{data.path} is not ours to read", remedy=remedy)
+        yield Check(name="data", state="bad", finding=f"{data.path} is not readable", remedy=remedy)
         return
     place = data.path or data.source
     command = interpreter.command(READER, str(memory_mb << 20))
     try:
-        done = subprocess.run(  # noqa: S603 - ours
+        done = subprocess.run(  # noqa: S603 - our own module
             command,
             input=msgspec.json.encode(data),
             capture_output=True,
@@ -62,19 +61,19 @@ def check_examples(
         )
     except subprocess.TimeoutExpired:
         finding = f"{place}: could not be read within {patience_s:.0f} s"
-        yield Check(name="data", state="warn", finding=finding, remedy="is its disk or network share slow?")
+        yield Check(name="data", state="warn", finding=finding, remedy="check for a slow disk or network share")
         return
-    yield from _judge(place, done.returncode, done.stdout, done.stderr)
+    yield from _parse_outcome(place, done.returncode, done.stdout, done.stderr)
 
 
-def _judge(place: str, code: int, printed: bytes, errors: bytes) -> Iterator[Check]:
+def _parse_outcome(place: str, code: int, printed: bytes, errors: bytes) -> Iterator[Check]:
     try:
         answer = msgspec.json.decode(printed, type=ReadOutcome)
     except msgspec.MsgspecError:
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
         finding = f"{place}: the process that read it ended with {cause} {last[0]}".strip()
-        yield Check(name="data", state="bad", finding=finding, remedy="a task would end so too; look at the files")
+        yield Check(name="data", state="bad", finding=finding, remedy="a task would fail the same way; check the files")
         return
     if answer.refusal:
         problem, _, remedy = answer.refusal.rpartition("; ")

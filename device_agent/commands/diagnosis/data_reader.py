@@ -1,7 +1,7 @@
-"""Read a bounded amount of the examples as the trainer would, and print what they show.
+"""Read a bounded sample of the examples as the trainer would, and print a summary.
 
-`python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input, and prints the
-summary as JSON, or the refusal that a task would end with; LIMIT is the memory that it may take, 0 for the usual.
+`python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input and prints the
+summary as JSON, or the error that would fail a task; LIMIT is the memory limit, 0 for the default.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.runtime import memory
 
 
 def read_examples(data: Data) -> ReadOutcome:
-    """Return what a bounded amount of the examples shows, or why they cannot be read."""
+    """Summarise a bounded sample of the examples, or return why they cannot be read."""
     try:
         from shared.data.summary import summarise  # noqa: PLC0415 - numpy may be absent
 
@@ -31,16 +31,16 @@ def read_examples(data: Data) -> ReadOutcome:
             refusal=f"out of memory: {error}; raise trainer.memory_mb, or give this board fewer examples"
         )
     except ModuleNotFoundError as error:
-        return ReadOutcome(refusal=f"the Python package {error.name!r} is absent; install what this board trains with")
+        return ReadOutcome(refusal=f"the Python package {error.name!r} is missing; install the training dependencies")
     return ReadOutcome(finding=summary.finding, notes=summary.notes)
 
 
 def main() -> None:
-    """Read, and print the answer."""
+    """Read the examples and print the outcome."""
     data = msgspec.json.decode(sys.stdin.buffer.read(), type=Data)
-    logging.disable(logging.WARNING)  # the notes say the same
+    logging.disable(logging.WARNING)  # the notes repeat them
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # library output must not mix with the answer
     memory.limit_data(int(sys.argv[1]) or memory.default_limit())
     memory.prefer_oom_kill()
     with out:

@@ -1,4 +1,4 @@
-"""Examine a board and its surroundings for `device-agent doctor`; `checks` judges the findings."""
+"""Gather the state of a board and its environment for `device-agent doctor`; `checks` judges it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ SMOKE_TEST_S = 180.0
 
 
 def examine_board(root: Path, config: BoardConfig, state_dir: Path | None = None) -> Iterator[Check]:
-    """Examine the board below `root`: all that its files show.
+    """Examine the board below `root` by its files.
 
     Args:
-        root: The board's root folder.
-        config: Its table of the agent's file.
-        state_dir: Folder that keeps a calibration of the board; None for none.
+        config: The board's table of the agent's file.
+        state_dir: Folder with a calibration of the board; None for none.
     """
     try:
         fitted = calibration_file.load(state_dir) if state_dir else None
@@ -63,7 +62,7 @@ def examine_board(root: Path, config: BoardConfig, state_dir: Path | None = None
         profile = calibration_file.apply_calibration(load_for_board(root, config.profile), fitted)
         profile = apply_target(profile, config.target)
     except ConfigError as error:
-        remedy = "correct `profile` of [board], or that file"
+        remedy = "correct `profile` of [board] or that file"
         yield Check(name="profile", state="bad", finding=str(error), remedy=remedy)
         return
     yield checks.check_profile(profile)
@@ -73,11 +72,11 @@ def examine_board(root: Path, config: BoardConfig, state_dir: Path | None = None
 
 
 def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float = SMOKE_TEST_S) -> Iterator[Check]:
-    """Examine this machine itself: clock, disk, memory, libraries.
+    """Examine this machine: clock, disk, memory, libraries.
 
     Args:
-        config: Of the agent; None where none is given.
-        smoke_s: Seconds that a library's smoke test may take.
+        config: The agent's; None if not given.
+        smoke_s: Time limit of a library's smoke test, in seconds.
     """
     yield checks.check_system(read_table(), this_system())
     yield from examine_container(LIVE_ROOT)
@@ -103,15 +102,15 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
 
 
 def is_library_needed(library: str, config: AgentConfig | None) -> bool:
-    """Return whether a board is of no use without a library: torch to train, ONNX Runtime to serve or to evaluate."""
+    """Return whether the board depends on a library: torch to train, ONNX Runtime to serve or evaluate."""
     trains = config is None or (config.data is not None and config.trainer.trains)
     return trains if library == "torch" else config is not None and (config.serve is not None or not trains)
 
 
 def examine_broker(config: AgentConfig) -> Iterator[Check]:
-    """Examine the way to the broker and what it does, with connections of its own and a topic that nobody listens to.
+    """Examine the connection to the broker and its features, on separate connections and an unused topic.
 
-    Where an agent is connected by the board's account, TCP and TLS alone are tried: its connection stays.
+    If an agent is connected with the board's account, only TCP and TLS are tested, to preserve its connection.
     """
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
     dates = BoardClock.of(Path(config.state_dir)).may_judge()
@@ -119,21 +118,21 @@ def examine_broker(config: AgentConfig) -> Iterator[Check]:
         if not alone:
             yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
             return
-        us = config.broker, name, topic(config.site, config.device, "probe")
-        refusal = backports.run(find_refusal(*us, dates=dates))
+        place = topic(config.site, config.device, "probe")
+        refusal = backports.run(find_refusal(config.broker, name, place, dates=dates))
         is_able = not refusal or refusal.startswith(NO_QOS_1)
         yield checks.check_broker(config.broker, "" if is_able else refusal)
         if is_able:
-            yield from _examine_capabilities(*us, dates=dates)
+            yield from _examine_capabilities(config.broker, name, place, dates=dates)
 
 
 def _examine_capabilities(broker: Broker, client_id: str, place: str, *, dates: bool) -> Iterator[Check]:
-    """Try what the protocol needs of a broker, a line for each thing that it lacks."""
+    """Test the broker features that the protocol needs; yield a check for each missing one."""
     size = FRAME_BYTES + HEADER_BYTES
     try:
         lacks = backports.run(find_lacks(broker, client_id, place, size, dates=dates))
     except Unreachable as error:
-        yield Check(name="broker", state="bad", finding=f"it hung up: {error}", remedy="look at its log")
+        yield Check(name="broker", state="bad", finding=f"it closed the connection: {error}", remedy="see its log")
         return
     for lack in lacks:
         yield Check(name="broker", state="bad", finding=f"{lack.what}: {lack.found}", remedy=lack.setting)
@@ -143,9 +142,9 @@ def _examine_capabilities(broker: Broker, client_id: str, place: str, *, dates: 
 
 
 def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
-    """Check that the agent may write its state, and has room for an outbox of that many bytes."""
+    """Check that the agent may write its state and has room for an outbox of that size."""
     refused, free_bytes = "", 0
-    try:  # the folder itself is left to the agent, whose user is to own it
+    try:  # the agent creates the folder itself, so that its user owns it
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(1))
@@ -154,11 +153,11 @@ def examine_state_folder(folder: Path, outbox_bytes: int) -> Iterator[Check]:
         refused = error.strerror or str(error)
     yield checks.check_disk(str(folder), refused, free_bytes, outbox_bytes)
     if is_held(folder):
-        yield Check(name="agent", state="ok", finding=f"one is running in {folder}")
+        yield Check(name="agent", state="ok", finding=f"running in {folder}")
 
 
 def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) -> Iterator[Check]:
-    """Ask every source of the profile by itself, and each other probe once."""
+    """Read each source of the profile separately, and each other probe once."""
     grant = checks.describe_grant(profile.permissions, *_read_user())
     if meter:
         yield from checks.check_sources("meter", {meter.url or meter.chip: _ask_watts(root, profile, meter)}, grant)
@@ -184,7 +183,7 @@ def _examine_sensors(root: Path, profile: Profile, meter: MeterConfig | None) ->
 
 
 def _ask_watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -> str | Absent:
-    """Return the reading of a power source; of one that counts energy, that it opens: a figure takes two reads."""
+    """Return the reading of a power source; for an energy counter, which needs two reads, that it opens."""
     try:
         source = power.open_source(root, profile, monotonic, meter=meter)
         if source.kind == "mean":
@@ -195,7 +194,7 @@ def _ask_watts(root: Path, profile: Profile, meter: MeterConfig | None = None) -
 
 
 def _ask_clock(root: Path, profile: Profile, source: str) -> str | Absent:
-    """Return a source's clock with the quality that `probe` gives it, which also depends on the other sources."""
+    """Return a source's clock, with the quality that `probe` reports, which depends on other sources too."""
     try:
         answer = clocks.CLOCK_SOURCES[source](root, profile.cpu)
     except NoData as error:
@@ -206,7 +205,7 @@ def _ask_clock(root: Path, profile: Profile, source: str) -> str | Absent:
 
 
 def _ask_value(probe: Probe, root: Path, profile: Profile, name: str) -> str | Absent:
-    """Return a probe's figure or fact of that name."""
+    """Return a probe's reading or fact of that name."""
     result = _ask_probe(probe, root, profile)
     if isinstance(result, Absent):
         return result
@@ -215,7 +214,7 @@ def _ask_value(probe: Probe, root: Path, profile: Profile, name: str) -> str | A
     if name in result.facts:
         return result.facts[name]
     lacks = [result.absent[name]] if name in result.absent else list(result.absent.values())
-    return next(iter(lacks), Absent(lack="not_present", cause="it says nothing"))
+    return next(iter(lacks), Absent(lack="not_present", cause="no reading"))
 
 
 def _format_reading(name: str, reading: Reading) -> str:
@@ -230,7 +229,7 @@ def _ask_probe(probe: Probe, root: Path, profile: Profile) -> ProbeResult | Abse
 
 
 def _read_user() -> tuple[str, frozenset[str]]:
-    """Return the name of this user, and the groups it is in; numbers where they have no name."""
+    """Return the name of this user and its groups; numbers where there are no names."""
     names = set[str]()
     for number in {os.getegid(), *os.getgroups()}:
         try:

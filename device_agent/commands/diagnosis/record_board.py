@@ -1,7 +1,7 @@
-"""Record a board's sensors into a folder that replays anywhere: same figures, same lacks, identities redacted.
+"""Record a board's sensor files for replay elsewhere: same readings, same errors, identities redacted.
 
-The folder is a test fixture at once: `root/` with the files that probes read and the outputs of the board's tools, and
-`expected.json` with what the probes make of them.
+The folder is also a test fixture: `root/` with the files that probes read and the output of the board's tools, and
+`expected.json` with the probes' results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from device_agent.hardware import firmware, tools
-from device_agent.hardware.files import LACK_MARK, find_paths, is_folder, is_there, list_folder, read_text
+from device_agent.hardware.files import LACK_MARK, find_paths, is_folder, list_folder, path_exists, read_text
 from device_agent.hardware.hwmon import CHIP_FOLDER, I2C_CHIPS, find_addresses
 from device_agent.probes import gpu, memory
 from device_agent.probes.base import ProbeResult
@@ -66,14 +66,14 @@ PATHS = (
     *gpu.LOAD_FILES,
     *(f"sys/fs/cgroup/{name}" for name in ("memory.pressure", "cpu.max", "cpu.stat")),
 )
-"""All that is copied, as patterns below the root: what probes read now, and what a board's next probe may want."""
+"""Files to copy, as patterns below the root: those that probes read now, and candidates for future probes."""
 
 FIRMWARE_QUESTIONS = ("measure_clock arm", "measure_temp", "get_throttled", "pmic_read_adc")
 RADIO_QUESTIONS = (("link",), ("station", "dump"))
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Extent of a recording: files, bytes, files that did not answer, and what was left out for its size."""
+    """Extent of a recording: files, bytes, unreadable files, and files left out for their size."""
 
     files: int = 0
     size_bytes: int = 0
@@ -82,10 +82,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures, lacks and facts that the probes make of a recorded board, by name.
+    """Expected probe results of a recorded board, by name.
 
     Attributes:
-        board: Id of the profile that is chosen.
+        board: Id of the matching profile.
     """
 
     board: str
@@ -98,18 +98,18 @@ def record(root: Path, folder: Path) -> Summary:
     """Copy the board below `root` into `folder`/root.
 
     Raises:
-        ConfigError: The folder is there already and not empty, or cannot be written.
+        ConfigError: The folder exists and is not empty, or cannot be written.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} is there and not empty; name a new folder")
+            raise ConfigError(f"{folder} exists and is not empty; name a new folder")
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; name a folder this user may write") from error
     private = (os.uname().nodename,)
     files: dict[str, str] = {}
     lacks: dict[str, Lack] = {}
     left_out, room = [], MAX_TREE_BYTES
-    for question, ask in _list_questions(root):
+    for question, ask in _list_sources(root):
         name, (content, lack) = redact(question, private), _read_answer(ask)
         content = redact(content, private) + "\n"
         size = len(content.encode())
@@ -130,9 +130,9 @@ def record(root: Path, folder: Path) -> Summary:
 
 
 def _find_hidden(files: Collection[str], lacks: Collection[str]) -> set[str]:
-    """Return what cannot stand in a copy beside other files of it: a folder that refused, or what refused within it.
+    """Return entries that cannot coexist in a copy: an unlistable folder, or the failures recorded within it.
 
-    Of a folder that may not be listed some files may answer by their names: then these are what it has.
+    Files of an unlistable folder may be readable by name; the copy then has these as its content.
     """
     within: dict[str, list[str]] = {}
     for name in files:
@@ -146,17 +146,17 @@ def _find_hidden(files: Collection[str], lacks: Collection[str]) -> set[str]:
 
 
 def find_root(folder: str) -> Path:
-    """Return the root of a recorded board, whether that is named or the folder that `record` wrote around it."""
-    return Path(folder, ROOT) if is_there(Path(folder, EXPECTED)) else Path(folder)
+    """Return the root of a recorded board, given either the root itself or the folder written by `record`."""
+    return Path(folder, ROOT) if path_exists(Path(folder, EXPECTED)) else Path(folder)
 
 
 def save_expected(folder: Path, expected: Expected) -> None:
-    """Save what is expected beside the tree; raises ConfigError where it cannot be written."""
+    """Save the expected results beside the tree; raises ConfigError if they cannot be written."""
     _write(folder, {EXPECTED: msgspec.json.format(msgspec.json.encode(expected)).decode() + "\n"})
 
 
 def make_expected(profile: Profile, result: ProbeResult) -> Expected:
-    """Return the figures, lacks and facts of a probe result, without sources, times and causes."""
+    """Return the readings, absences and facts of a probe result, without sources, times and causes."""
     return Expected(
         board=profile.id,
         readings={name: reading.value for name, reading in sorted(result.readings.items())},
@@ -165,15 +165,15 @@ def make_expected(profile: Profile, result: ProbeResult) -> Expected:
     )
 
 
-def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+def _list_sources(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     for pattern in PATHS:
         for path in find_paths(root, pattern):
             if not is_folder(path) or not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
                 yield str(path.relative_to(root)), partial(read_text, path)
-    for chip, address in find_addresses(root).items():  # a copy has no links, out of which an address could be read
+    for chip, address in find_addresses(root).items():  # a copy has no links from which to read the address
         name = I2C_CHIPS.replace("*-*", address).replace("hwmon*", chip)
         yield f"{name}/name", partial(read_text, root / CHIP_FOLDER / chip / "name")
-    for path in _find_own_groups(root):
+    for path in _find_cgroup_files(root):
         yield str(path.relative_to(root)), partial(read_text, path)
     for question in FIRMWARE_QUESTIONS:
         yield f"{tools.RECORDED_TOOLS}/vcgencmd {question}", partial(firmware.ask, root, question)
@@ -181,8 +181,10 @@ def _list_questions(root: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         (("nvpmodel", "-q"), tools.run_tool),
         (tegrastats.COMMAND, tools.read_first_line),
     ]
-    radios = [interface for interface in _list_interfaces(root) if any(is_there(interface / name) for name in RADIO)]
-    commands += [(("iw", "dev", radio.name, *question), tools.run_tool) for radio in radios for question in RADIO_QUESTIONS]
+    radios = [interface for interface in _list_interfaces(root) if any(path_exists(interface / name) for name in RADIO)]
+    commands += [
+        (("iw", "dev", radio.name, *question), tools.run_tool) for radio in radios for question in RADIO_QUESTIONS
+    ]
     for command, ask in commands:
         yield f"{tools.RECORDED_TOOLS}/{' '.join(command)}", partial(ask, root, *command)
 
@@ -191,11 +193,11 @@ def _list_interfaces(root: Path) -> list[Path]:
     try:
         return list_folder(root / INTERFACES)
     except NoData:
-        return []  # marked as what it is with the files
+        return []  # recorded with the files
 
 
-def _find_own_groups(root: Path) -> Iterator[Path]:
-    """Yield the files of the control groups around this process, out of which its memory is limited."""
+def _find_cgroup_files(root: Path) -> Iterator[Path]:
+    """Yield the files of the control groups that limit this process's memory."""
     try:
         cgroups = read_text(root / memory.OWN_CGROUP)
     except NoData:

@@ -1,4 +1,4 @@
-"""Examine what `[serve]` asks of this machine for `device-agent doctor`; `serving_checks` judges the findings."""
+"""Gather the serving state of this machine for `device-agent doctor`; `serving_checks` judges it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ LOOPBACK = "127.0.0.1"
 
 
 def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) -> Iterator[Check]:
-    """Examine all that serving models needs.
+    """Examine everything that serving models needs.
 
     Args:
-        config: Of the agent, with `[serve]`.
-        agent_runs: Whether one runs in its folder.
+        agent_runs: Whether an agent is running with this folder.
     """
     serve, folder = config.serve, Path(config.state_dir)
     assert serve
-    providers = _ask_providers()
+    providers = _list_providers()
     yield checks.check_runtime(
         runtime.find_version("onnxruntime"), providers, serve.provider or profile.inference.provider
     )
-    refusal, is_taken = _ask_port(serve.port)
+    refusal, is_taken = _probe_port(serve.port)
     yield checks.check_port(serve.port, refusal, is_taken=is_taken, agent_runs=agent_runs)
-    releases = ExaminedReleases(serve, folder)
+    releases = ReleaseInventory(serve, folder)
     yield checks.check_releases(releases.folders, releases.records, releases.damages, releases.refusals)
     try:
         battery = runs_on_battery(Path(config.board.root))
@@ -50,23 +49,23 @@ def examine_serving(config: AgentConfig, profile: Profile, *, agent_runs: bool) 
     except ConfigError as error:
         yield Check(name="serve: settings", state="bad", finding=str(error), remedy="name a shorter path in [serve]")
         return
-    yield checks.check_serving_memory(settings.memory_bytes, releases.weight_bytes, _available(profile))
+    yield checks.check_serving_memory(settings.memory_bytes, releases.weight_bytes, _read_available_memory(profile))
     configured = {"threads": serve.threads is not None, "arena": serve.arena != "auto"}
     present = os.sched_getaffinity(0)
     share = choose_share(config.trainer, profile, present, serves=True) if config.data else None
     yield checks.describe_settings(settings, configured, profile, share)
 
 
-def _ask_providers() -> list[str]:
-    """Return what ONNX Runtime computes with; nothing where it does not run."""
+def _list_providers() -> list[str]:
+    """Return the execution providers of ONNX Runtime; empty if it does not run."""
     ended = run_module("device_agent.hardware.execution_providers", timeout_s=PROVIDERS_S)
     return ended.stdout.splitlines()[-1].split() if ended.exit_code == 0 and ended.stdout.strip() else []
 
 
-def _ask_port(port: int) -> tuple[str, bool]:
-    """Return why the system does not give us a port, empty where it does, and whether a process listens there."""
+def _probe_port(port: int) -> tuple[str, bool]:
+    """Return why a port cannot be bound, empty if it can, and whether another process listens there."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as who serves there does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the inference server does
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
@@ -74,7 +73,7 @@ def _ask_port(port: int) -> tuple[str, bool]:
     return "", False
 
 
-def _available(profile: Profile) -> float | None:
+def _read_available_memory(profile: Profile) -> float | None:
     try:
         reading = memory.read(LIVE_ROOT, profile, monotonic()).readings.get(AVAILABLE_MEMORY)
     except NoData:
@@ -82,14 +81,15 @@ def _available(profile: Profile) -> float | None:
     return reading.value if reading else None
 
 
-class ExaminedReleases:
-    """The releases of a board: of folders that its file names, and what rollouts brought.
+class ReleaseInventory:
+    """Releases of a board, from configured folders and from rollouts.
 
     Attributes:
-        records: Of names that rollouts brought.
-        damages: What of them cannot be served, and why.
-        refusals: Folders for which the agent does not start, and why.
-        weight_bytes: Of the largest model.
+        folders: Versions of the configured folders, by model name.
+        records: Releases from rollouts.
+        damages: Parts that cannot be served, with the reason.
+        refusals: Folders that prevent the agent's start, with the reason.
+        weight_bytes: Size of the largest model.
     """
 
     def __init__(self, serve: ServeConfig, state_dir: Path) -> None:
@@ -97,47 +97,47 @@ class ExaminedReleases:
         self.refusals, self.weight_bytes = list[str](), 0
         for folder in serve.releases:
             try:
-                self._take_folder(read_folder(Path(folder)))
+                self._add_folder(read_folder(Path(folder)))
             except (ConfigError, CorruptFile) as error:
                 self.refusals.append(str(error))
         store = BoardStore(state_dir)
         try:
             for name in store.names():
-                self._take_record(store, store.record(name))
+                self._add_record(store, store.record(name))
         except (ConfigError, CorruptFile, OSError) as error:
             self.damages.append(str(error))
 
-    def _take_folder(self, files: ReleaseFiles) -> None:
+    def _add_folder(self, files: ReleaseFiles) -> None:
         manifest = read_manifest(files.manifest, files.name)
-        self._weigh(manifest)
+        self._track_weight(manifest)
         require_new(files.name, self.folders)
         self.folders[files.name] = files.version
         for name, path in files.parts.items():
-            if fault := _fault(path, manifest.parts[name].sha256):
+            if fault := _find_fault(path, manifest.parts[name].sha256):
                 self.damages.append(f"{manifest.reference}: {name} {fault}")
 
-    def _take_record(self, store: BoardStore, record: UpdateRecord) -> None:
+    def _add_record(self, store: BoardStore, record: UpdateRecord) -> None:
         self.records.append(record)
         for version in sorted({record.serving, record.committed} - {0}):
             manifest = store.manifest(record.name, version)
-            self._weigh(manifest)
+            self._track_weight(manifest)
             missing = store.missing(manifest)
             if missing:
-                self.damages.append(f"{manifest.reference}: {', '.join(sorted(missing))} is gone from this board")
+                self.damages.append(f"{manifest.reference}: {', '.join(sorted(missing))} missing on this board")
             for name in sorted(manifest.parts.keys() - missing.keys()):
                 digest = manifest.parts[name].sha256
-                if fault := _fault(store.path(digest), digest):
+                if fault := _find_fault(store.path(digest), digest):
                     self.damages.append(f"{manifest.reference}: {name} {fault}")
 
-    def _weigh(self, manifest: ReleaseManifest) -> None:
+    def _track_weight(self, manifest: ReleaseManifest) -> None:
         self.weight_bytes = max(self.weight_bytes, manifest.parameters.size)
 
 
-def _fault(path: Path, digest: str) -> str:
-    """Return why the agent would not open a part of a release; empty where it is whole."""
+def _find_fault(path: Path, digest: str) -> str:
+    """Return why a part of a release cannot be opened; empty if it is intact."""
     try:
-        return "" if digest_of(path) == digest else "is damaged: it does not have its digest"
+        return "" if digest_of(path) == digest else "is damaged: its digest does not match"
     except FileNotFoundError:
-        return "is gone"
+        return "is missing"
     except OSError as error:
         return f"cannot be read: {error.strerror}"

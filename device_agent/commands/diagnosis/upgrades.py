@@ -1,4 +1,4 @@
-"""Examine upgrades of the agent: a trial that nobody watches, what became of the last one, whose packages are taken."""
+"""Examine agent upgrades: unattended trials, the last outcome, trusted package signers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile
 from shared.runtime.folder_lock import is_held
 
-START = (
-    "`sudo systemctl start fieldfleet-upgrade` goes on with it; `journalctl -u fieldfleet-upgrade` says why it ended"
-)
+START = "resume with `sudo systemctl start fieldfleet-upgrade`; see `journalctl -u fieldfleet-upgrade` for the cause"
 SHOWN = 16
 
 
 def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> Iterator[Check]:
-    """Examine what an upgrade left.
+    """Examine the state of agent upgrades.
 
     Args:
-        home: Folder of the versions; None where the agent runs from elsewhere and is upgraded by other means.
-        roots: Of the sites whose packages are taken.
+        home: Folder of the versions; None if the agent is upgraded by other means.
+        roots: File of the roots whose packages are accepted.
     """
     if home is None:
         return
@@ -43,38 +41,43 @@ def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> 
 
 
 def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> Check:
-    """Check whether an upgrade came to its end.
+    """Check that the last upgrade is complete.
 
     Args:
-        current: The version that runs.
-        is_watched: Whether somebody is at it.
+        current: The running version.
+        is_watched: Whether the updater is running.
     """
     name, runs = "upgrade", f"version {current or 'none'} runs"
     if (record.state == "trial" or is_going_back(record)) and not is_watched:
-        finding = f"{runs}; version {record.to} is {record.state}, and nobody watches it"
+        finding = f"{runs}; version {record.to} is {record.state}, but the updater is not running"
         return Check(name=name, state="bad", finding=finding, remedy=START)
     if record.state in ("rolled-back", "refused"):
         finding = f"{runs}; version {record.to} was {record.state}: {record.reason}"
-        return Check(name=name, state="warn", finding=finding, remedy="a later version, or a larger attempt, is tried")
+        return Check(
+            name=name,
+            state="warn",
+            finding=finding,
+            remedy="offer a later version, or the same again with a higher attempt",
+        )
     if record.state == "none":
-        return Check(name=name, state="ok", finding=f"{runs}, and no other was offered")
+        return Check(name=name, state="ok", finding=f"{runs}; no upgrade was offered")
     return Check(name=name, state="ok", finding=f"{runs}; version {record.to}: {record.state}")
 
 
 def check_trust(pins: Sequence[str], joined: str) -> Check:
-    """Check whether packages of the board's site would be taken, and of no other.
+    """Check that packages of the board's site are accepted, and of no other.
 
     Args:
-        pins: SHA-256 of the roots that are trusted, hexadecimal.
-        joined: That of the site which the board joined; empty for none.
+        pins: SHA-256 of the trusted roots, hexadecimal.
+        joined: SHA-256 of the joined site's root; empty for none.
     """
     name, remedy = "packages", "`sudo device-agent upgrade trust`"
     if not pins:
         return Check(
-            name=name, state="ok", finding="of no site are taken: no rollout upgrades the agent", remedy=remedy
+            name=name, state="ok", finding="no site is trusted, so rollouts cannot upgrade the agent", remedy=remedy
         )
     shown_pins = ", ".join(f"{pin[:SHOWN]}…" for pin in pins)
     if joined and joined not in pins:
-        finding = f"are taken of root {shown_pins}, and the joined site's is {joined[:SHOWN]}…"
+        finding = f"accepted from root {shown_pins}, but the joined site's root is {joined[:SHOWN]}…"
         return Check(name=name, state="warn", finding=finding, remedy=remedy)
-    return Check(name=name, state="ok", finding=f"are taken of root {shown_pins}")
+    return Check(name=name, state="ok", finding=f"accepted from root {shown_pins}")

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from device_agent.hardware.files import is_there, list_folder, read_text
+from device_agent.hardware.files import list_folder, path_exists, read_text
 from device_agent.probes.base import ProbeResult, describe_absence, read_number, read_within
 from device_agent.probes.power.rails import correct_watts, validate_watts
 from device_agent.profile.schema import Power
@@ -79,7 +79,7 @@ def _refuse_hidden(root: Path) -> None:
     for link in list_folder(root / POWERCAP_FOLDER, "intel-rapl*"):
         try:
             list_folder(link)
-            hidden = link.is_symlink() and not is_there(link)
+            hidden = link.is_symlink() and not path_exists(link)
         except NoData as error:
             raise NoData(f"{error}: {HIDDEN}", lack="denied") from error
         if hidden:

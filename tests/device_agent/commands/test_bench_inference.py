@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from device_agent.commands.bench_inference import ask_at_once
+from device_agent.commands.bench_inference import time_concurrent_requests
 from device_agent.inference.http.message import Response, refusal
 from device_agent.inference.http.server import HttpServer
 from shared.errors import ConfigError
@@ -27,7 +27,7 @@ def test_every_client_has_one_request_under_way_and_all_are_answered(real, tmp_p
     async def story():
         server = HttpServer(answer, 1000, 10.0, monotonic)
         await server.listen(0, str(tmp_path / "s"))
-        taken = await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+        taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
         server.close()
         assert len(taken) == len(seen) >= clients
         assert set(seen) == {b"abc"}
@@ -41,7 +41,7 @@ def test_a_refusal_ends_it(real, tmp_path):
         server = HttpServer(lambda _: refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
         await server.listen(0, str(tmp_path / "s"))
         with pytest.raises(ConfigError, match="nothing is served here"):
-            await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, 2)
+            await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, 2)
         server.close()
 
     real(story())
@@ -61,7 +61,7 @@ def test_answers_of_any_size_are_read_whole(real, tmp_path, clients, size):
     async def story():
         server = HttpServer(answer, 4_000_000, 10.0, monotonic)
         await server.listen(0, str(tmp_path / "s"))
-        taken = await asyncio.to_thread(ask_at_once, str(tmp_path / "s"), REQUEST, SECONDS, clients)
+        taken = await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, clients)
         server.close()
         assert len(taken) == len(answered) >= clients
 

@@ -15,7 +15,7 @@ import pytest
 
 from device_agent.commands import doctor as command
 from device_agent.commands.diagnosis import examine
-from device_agent.commands.diagnosis.checks import SIGILL_CURES, Check, check_broker
+from device_agent.commands.diagnosis.checks import SIGILL_REMEDIES, Check, check_broker
 from device_agent.config import BoardConfig
 from device_agent.probes import runtime
 from edge_server.fleet.broker import run_private_broker
@@ -97,7 +97,7 @@ def test_what_keeps_it_from_training_ends_with_1(tmp_path, libraries) -> None:
     assert [name for name, check in checks.items() if check.state == "bad"] == ["torch", "data", "broker"]
     assert "/srv/nowhere" in checks["data"].finding
     assert "SIGILL" in checks["torch"].finding
-    assert checks["torch"].remedy == SIGILL_CURES["torch"]
+    assert checks["torch"].remedy == SIGILL_REMEDIES["torch"]
     assert checks["broker"].remedy == check_broker(Broker(), "Connection refused").remedy
     assert runtime.read_verdicts(tmp_path / "state")["torch"].state == "sigill"
 

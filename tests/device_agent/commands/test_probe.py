@@ -293,7 +293,7 @@ def test_a_counter_is_read_a_second_time_on_the_board_itself(root, reads, said) 
     source = Counter()
     board = Board(Measuring(), root, UNKNOWN_PROFILE, PowerLog(source, monotonic), monotonic)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        found = runner.run(command.ask_twice(board))
+        found = runner.run(command.read_twice(board))
     assert source.reads == reads
     assert (
         found.readings[TOTAL_WATTS].value if TOTAL_WATTS in found.readings else found.absent[TOTAL_WATTS].lack

@@ -117,7 +117,7 @@ def test_the_root_of_the_joined_site_is_written_down(board, typed, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, "")
     roots, (root, _, chain) = board.folder / "roots.pem", authorities("roof")
     roots.unlink()
-    assert "`upgrade trust`" in typed("status")[1]
+    assert "upgrade trust`" in typed("status")[1]
     code, _, err = typed("trust")
     assert (code, "`device-agent join`" in err) == (2, True)
     folder = board.state / FOLDER / CURRENT

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from device_agent.identity import credentials
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CERTIFICATE, KEY, Membership, read_membership
-from device_agent.identity.renewal import FIRST_S, LOOK_S, RETRY_S, Renewal
+from device_agent.identity.renewal import CHECK_S, FIRST_S, RETRY_S, Renewal
 from shared.errors import EnrolmentFailed
 from tests.edge_server.gateway.enrolments import (
     DAY_S,
@@ -221,5 +221,5 @@ def test_it_looks_now_and_then_and_says_once_what_is_wrong(tmp_path, virtually, 
     waits = [later - at for at, later in zip(renewal.looks, renewal.looks[1:], strict=False)]
     assert FIRST_S[0] <= first <= FIRST_S[1]
     assert all(RETRY_S[0] <= wait <= RETRY_S[1] for wait in waits[:3])
-    assert all(LOOK_S[0] <= wait <= LOOK_S[1] for wait in waits[3:])
+    assert all(CHECK_S[0] <= wait <= CHECK_S[1] for wait in waits[3:])
     assert len(waits) > 6

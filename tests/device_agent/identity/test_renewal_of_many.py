@@ -15,7 +15,7 @@ from cryptography import x509
 from device_agent.identity import certificates, credentials
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.identity.credentials import CA, CERTIFICATE, CURRENT, KEY, MEMBERSHIP, Membership, read_membership
-from device_agent.identity.https import AWAY
+from device_agent.identity.https import UNAVAILABLE
 from device_agent.identity.renewal import Renewal
 from edge_server.gateway.authority import fingerprint, public_key_of
 from edge_server.gateway.enrolment import service as service_module
@@ -46,8 +46,8 @@ def enrolled(site: EnrolmentSite, folder: Path, name: str, port: int) -> Path:
     )  # fmt: skip
     files = {KEY: key, CA: (site.folder / "ca/chain.pem").read_bytes(), CERTIFICATE: issued.certificate}
     for file, content in (files | {MEMBERSHIP: msgspec.json.encode(about)}).items():
-        credentials.keep(used, file, content)
-    credentials.adopt(identity, used)
+        credentials.write_file(used, file, content)
+    credentials.activate(identity, used)
     return folder
 
 
@@ -62,7 +62,7 @@ async def all_renewed(renewals: list[Renewal]) -> int:
     for turn in range(MOST_TURNS):
         found = await asyncio.gather(*(one.look() for one in renewals), return_exceptions=True)
         refused = [one for one in found if isinstance(one, BaseException)]
-        assert all(isinstance(one, EnrolmentFailed) and one.code == AWAY for one in refused), refused
+        assert all(isinstance(one, EnrolmentFailed) and one.code == UNAVAILABLE for one in refused), refused
         renewals = [one for one, came in zip(renewals, found, strict=True) if came is not True]
         if not renewals:
             return turn
@@ -93,7 +93,7 @@ def test_a_hundred_boards_renew_at_once(tmp_path, monkeypatch):
     accounts = read_state(site.folder).accounts
     for board in boards:
         used = board / credentials.FOLDER / CURRENT
-        pair = credentials.tls_of(used)
+        pair = credentials.make_tls(used)
         ssl.create_default_context(cafile=pair.ca).load_cert_chain(pair.cert, pair.key)
         found = x509.load_pem_x509_certificate((used / CERTIFICATE).read_bytes())
         signed = accounts[board.name].certificates

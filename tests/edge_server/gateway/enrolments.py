@@ -200,7 +200,7 @@ class Board:
         """Tell whether what is in use, if anything is, belongs together."""
         if read_membership(self.used) is None:
             return False
-        tls = credentials.tls_of(self.used)
+        tls = credentials.make_tls(self.used)
         ssl.create_default_context(cafile=tls.ca).load_cert_chain(tls.cert, tls.key)
         return True
 

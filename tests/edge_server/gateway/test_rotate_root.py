@@ -119,7 +119,7 @@ def joined(site, name: str, port: int) -> Renewal:
     folder.mkdir()
     identity, key = credentials.open_identity(folder), certificates.make_key()
     used, issued = credentials.open_set(identity, "joined"), enrolment.issue(public_key_of(key), name)
-    shown = certificates.trusted_chain(enrolment.facts().chain, enrolment.root_digest())
+    shown = certificates.select_trusted_chain(enrolment.facts().chain, enrolment.root_digest())
     about = Membership(
         device=name, site="roof", token="", host="127.0.0.1", port=port, root=enrolment.root_digest().hex(),
         broker_host="127.0.0.1", broker_port=read_state(site.path).port, not_before_utc_s=now().timestamp(),
@@ -127,8 +127,8 @@ def joined(site, name: str, port: int) -> Renewal:
     )  # fmt: skip
     files = {KEY: key, CA: shown, CERTIFICATE: issued.certificate, MEMBERSHIP: msgspec.json.encode(about)}
     for file, content in files.items():
-        credentials.keep(used, file, content)
-    credentials.adopt(identity, used)
+        credentials.write_file(used, file, content)
+    credentials.activate(identity, used)
     clock = BoardClock(utc_s=lambda: 0.0, synchronised=lambda: False)
     return Renewal(folder, clock, lambda broker: show_certificate(broker, clock))
 

@@ -85,7 +85,7 @@ def test_memory_that_nothing_tells() -> None:
 )
 def test_each_evidence_of_throttling_has_its_cure(name, words, cure) -> None:
     check = doctor.check_throttle(found(name, 1.0, throttle=words))
-    assert (check.state, check.finding, check.remedy) == ("warn", words, doctor.THROTTLE_CURES[cure])
+    assert (check.state, check.finding, check.remedy) == ("warn", words, doctor.THROTTLE_REMEDIES[cure])
     assert doctor.check_throttle(found(name, 0.0, throttle=words)).state == "ok"
 
 

@@ -102,9 +102,9 @@ def test_pair_and_modes_are_examined_and_modes_mended(tmp_path):
     assert states(str(tmp_path / "none"))["secrets"] == "bad"
     (tmp_path / "ca/board.key").chmod(0o644)
     assert (states(ours.key)["pair"], states(ours.key)["secrets"]) == ("bad", "bad")
-    [done] = identity.mend_modes(load(path).broker)
+    [done] = identity.fix_modes(load(path).broker)
     assert (done.state, str(tmp_path / "ca/board.key") in done.finding) == ("ok", True)
     assert (states(ours.key)["pair"], states(ours.key)["secrets"]) == ("ok", "ok")
-    assert list(identity.mend_modes(load(path).broker)) == []
+    assert list(identity.fix_modes(load(path).broker)) == []
     (tmp_path / "ca/board.crt").write_text("none")
     assert states(ours.key)["certificate"] == "bad"

@@ -136,7 +136,7 @@ def test_a_library_is_needed_by_boards_that_use_it(library, sections, is_needed)
 
 def _examined_releases(state_dir, folders) -> tuple[list[str], list[str]]:
     """Return what cannot be served, and for which folders the agent does not start."""
-    found = serving.ExaminedReleases(ServeConfig(releases=[str(one) for one in folders]), state_dir)
+    found = serving.ReleaseInventory(ServeConfig(releases=[str(one) for one in folders]), state_dir)
     return found.damages, found.refusals
 
 
