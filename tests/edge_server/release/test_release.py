@@ -26,6 +26,7 @@ from shared.runtime.folder_lock import hold_lock
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import called
 from tests.edge_server.release.runs import RUN, leave_run
+from tests.naming import names_all
 
 pytest.importorskip("onnx")
 
@@ -34,6 +35,7 @@ import json, sys
 import numpy as np
 import onnxruntime
 from safetensors.numpy import load_file
+from tests.naming import names_all
 
 def bound(graph, names):
     options = onnxruntime.SessionOptions()
@@ -148,7 +150,7 @@ def test_two_processes_do_not_write_at_once(tmp_path, give, made):
     with hold_lock(tmp_path / "releases"):
         for words in (("create", "last"), ("delete", "tiny/1")):
             code, _, err = give(*words)
-            assert (code, "in use by another process" in err) == (2, True)
+            assert (code, names_all(err, tmp_path / "releases")) == (2, True)
         assert give("show", "tiny/1")[0] == 0
 
 
@@ -238,23 +240,23 @@ def test_numbers_that_are_none_are_refused(tmp_path, give):
     leave_run(tmp_path, "mlp", more={"1.weight": torch.full((4, 64), float("inf"))})
     code, _, err = give("create", "last")
     assert code == 2
-    assert "'1.weight' holds NaN or infinity" in err
+    assert names_all(err, "1.weight", "NaN")
     assert not (tmp_path / "releases").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("words", "named"),
     [
-        (("create", "last", "--name", "a/b"), "release 'a/b'"),
-        (("create", "last", "--halves", 2), "cuts are 1"),
-        (("show", "nothing"), "no release 'nothing'"),
-        (("show", "../tiny"), "write NAME"),
-        (("export", "tiny", "."), "is there already"),
-        (("export", "tiny", "/nowhere/out"), "there is no folder /nowhere; make it"),
-        (("create", "last", "--name", ""), "release '': use 1 to 64 letters"),
+        (("create", "last", "--name", "a/b"), "a/b"),
+        (("create", "last", "--halves", 2), 2),
+        (("show", "nothing"), "nothing"),
+        (("show", "../tiny"), "../tiny"),
+        (("export", "tiny", "."), "."),
+        (("export", "tiny", "/nowhere/out"), "/nowhere"),
+        (("create", "last", "--name", ""), "''"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(give, made, words, problem):
+def test_what_cannot_be_done_is_said_in_a_line(give, made, words, named):
     code, _, err = give(*words)
     assert (code, err.count("\n")) == (2, 1)
-    assert problem in err
+    assert names_all(err, named)

@@ -27,6 +27,7 @@ from edge_server.release.rollout.waves import (
 )
 from shared.protocol.inference.rollout import ModelStatus
 from shared.protocol.packages import AGENT, MOST_BUSY_S
+from tests.naming import names_all
 
 PLAN = RolloutPlan(deployment="0001-net-2-aaaa", release="net/2", sha256="", canary=1, waves=(0.1, 0.5, 1.0))
 AT = "20260101T000000Z"
@@ -232,7 +233,7 @@ def test_pause_opens_no_wave_and_resume_goes_on():
     site.state.apply(RolloutOrdered(at=AT, order="pause"))
     assert isinstance(site.decide(), AwaitBoards)
     site.commit_all()
-    assert site.decide() == AwaitBoards("it is paused")
+    assert isinstance(site.decide(), AwaitBoards)
     site.state.apply(RolloutOrdered(at=AT, order="resume"))
     assert isinstance(site.decide(), OpenWave)
 
@@ -325,7 +326,8 @@ def test_a_step_that_a_board_comes_back_to_goes_on_where_it_was():
     for now in range(4_000):
         step = time_limit(PLAN, said("fetched" if now % 20 < 10 else "trial"), 1)
         given_up += [(now, cause) for cause in patience.overdue({"d00": step}, float(now)).values()]
-    assert given_up[0] == (3841, "it did not try it out within 1920 s")
+    assert given_up[0][0] == 3841
+    assert names_all(given_up[0][1], "1920 s")
 
 
 @pytest.mark.parametrize("state", ["offered", "fetched", "verified", "staged", "trial"])
@@ -336,14 +338,13 @@ def test_who_took_a_version_of_the_agent_and_stays_away_has_its_time_too(state):
     site.turn("d00", online=False)
     [limit] = time_limits(site.state, site.boards, lambda _device: 0).values()
     assert (limit.step, limit.seconds) == ("trial", 3 * 120 + 180)
-    assert "did not come back from its trial within 540 s" in limit.cause
-    assert "`device-agent upgrade status`" in limit.cause
-    assert "`edge-server rollout resume`" in limit.cause
+    assert names_all(limit.cause, "540 s", "device-agent upgrade status", "edge-server rollout resume")
     patience = Patience()
     assert next(now for now in range(600) if patience.overdue({"d00": limit}, float(now))) == 541
     site.boards["d00"] = site.boards["d00"]._replace(until="2026-01-01T00:09:00Z")
     found = site.decide()
-    assert found == AwaitBoards("waiting for d00 to commit it; away, and waited for: d00 until 2026-01-01T00:09:00Z")
+    assert isinstance(found, AwaitBoards)
+    assert names_all(found.why, "d00", "2026-01-01T00:09:00Z")
     site.state.apply(BoardGivenUp(at=AT, device="d00", cause=limit.cause))
     assert time_limits(site.state, site.boards, lambda _device: 0) == {}
     assert site.decide() == ChangeCourse("stop", f"d00: {limit.cause}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.records import Gossiped
 from edge_server.journal.runs import Run, find_all
+from edge_server.replay.comparison.compare_page import sites_page
 from edge_server.replay.comparison.compare_sites import OF_ALL, SitesGap, compare_sites
 from edge_server.replay.comparison.compare_text import sites_lines
 from edge_server.replay.run import run_replay
@@ -109,6 +111,9 @@ def test_gossips_with_others_and_sites_that_are_missing_are_not_compared(recorde
     found = compare_sites(journals, {site: journals[site] for site in gaps}, gaps)
     [line] = [line for line in sites_lines(found) if names_all(line, "yard")]
     assert not names_all(line, "8 of 8"), "it is only recorded"
+    headings = re.findall(r"<h\d[^>]*>([^<]*)", sites_page(found))
+    assert any("roof" in heading for heading in headings)
+    assert not any("yard" in heading for heading in headings)
 
 
 def test_what_is_no_whole_run_of_sites_is_refused(recorded, name, tmp_path):
