@@ -298,8 +298,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         state_dir: Folder that survives reboots: outbox, device state, spooled payloads.
         data: The device's own examples; optional for a board that only serves models.
         broker: The site's MQTT broker.
-        trainer: The training process.
-        link: Transfer of payloads.
+        trainer: Settings of the training process.
+        link: Settings of payload transfers.
         board: Measurement of the board.
         serve: Serving of models to applications on this board; absent for a board that only trains.
         outbox_mb: Disk limit in MiB of updates waiting for the server; a task whose update would not fit fails.

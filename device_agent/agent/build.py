@@ -40,8 +40,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
 
     Args:
         folder: Parent of its outbox, states and downloads.
-        clock: Monotonic; in seconds.
-        worker: Runs blocking calls.
+        worker: Runs blocking calls off the event loop.
         board: Measures the board; None in replay.
         link: Measures the link from its traffic; None for a new meter.
         charge: Computes the cost of transfers; None to use the board's power log.
@@ -86,7 +85,11 @@ def compose_reporter(
     """
     sense = partial(_make_report, config.device, board, link, folder, monotonic)
     return Reporter(
-        *(transport, config.site, config.device, monotonic, in_thread),
+        transport=transport,
+        site=config.site,
+        device=config.device,
+        clock=monotonic,
+        worker=in_thread,
         sense=sense,
         report_s=config.report_s,
         power=board.power,

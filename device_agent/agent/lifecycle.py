@@ -1,4 +1,4 @@
-"""Life cycle of the device agent: receive a task, fetch, train, store the update, repeat.
+"""Life cycle of the agent: receive a task, fetch, train, store.
 
 A task follows a transition table. Updates are delivered concurrently and are not part of it.
 """

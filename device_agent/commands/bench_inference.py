@@ -57,7 +57,7 @@ class InferenceBench(msgspec.Struct, frozen=True, kw_only=True):
         ready_s: Seconds from the start of the process until the model answers.
         pss_mb: Memory of the process before the first request, in MB; shared memory counts proportionally.
         rss_mb: As `pss_mb`; shared memory counts in full.
-        throughput_hz: Requests per second.
+        throughput_hz: Requests per second of all clients.
         request_s: p50, p95 and p99 of a request as seen by a client.
         runtime_s: p50, p95 and p99 within ONNX Runtime alone.
         joules: Energy of the board per request; None if unknown.

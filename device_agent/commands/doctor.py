@@ -1,4 +1,4 @@
-"""`device-agent doctor`: diagnose what keeps this board from measuring and training, with fixes."""
+"""`device-agent doctor`: diagnose problems of measuring and training, with fixes."""
 
 from __future__ import annotations
 

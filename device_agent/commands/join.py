@@ -1,4 +1,4 @@
-"""`device-agent join`: join a site with a one-time token; the private key stays on this board."""
+"""`device-agent join`: join a site with a one-time token."""
 
 from __future__ import annotations
 
@@ -152,8 +152,9 @@ async def _join(token: Token, device: str, folder: Path) -> Membership:
     clock = BoardClock.of(folder)
 
     async def prove(broker: Broker, membership: Membership) -> str:
-        name, own = f"{membership.site}.{membership.device}", (membership.site, membership.device)
-        return await find_refusal(broker, f"{name}.join", topic(*own, "probe"), dates=clock.may_judge())
+        client_id = f"{membership.site}.{membership.device}.join"
+        place = topic(membership.site, membership.device, "probe")
+        return await find_refusal(broker, client_id, place, dates=clock.may_judge())
 
     return await Join(token, folder, device, clock, prove, _print).run()
 

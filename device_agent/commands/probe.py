@@ -132,8 +132,8 @@ def _read_all(board: Board) -> ProbeResult:
     except NoData as error:
         if TOTAL_WATTS in result.readings and board.measuring.board.meter is None:
             return result
-        known = {name: reading for name, reading in result.readings.items() if name != TOTAL_WATTS}
-        return replace(result, readings=known, absent=result.absent | {TOTAL_WATTS: describe_absence(error)})
+        readings = {name: reading for name, reading in result.readings.items() if name != TOTAL_WATTS}
+        return replace(result, readings=readings, absent=result.absent | {TOTAL_WATTS: describe_absence(error)})
     others = {name: lack for name, lack in result.absent.items() if name not in (TOTAL_WATTS, "power")}
     return replace(result, readings=result.readings | {TOTAL_WATTS: total}, absent=others)
 

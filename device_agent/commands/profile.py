@@ -1,4 +1,4 @@
-"""`device-agent profile`: show, list and validate firmware profiles; plan and apply clocks and power mode."""
+"""`device-agent profile`: show and validate firmware profiles; apply clocks and power mode."""
 
 from __future__ import annotations
 

@@ -145,7 +145,12 @@ async def _serve_models_only(config: AgentConfig, folder: Path, serving: BoardSe
 def _compose_upgrades(config: AgentConfig, folder: Path, transport: MqttTransport, instance: str) -> AgentOffers:
     """Compose this board's part in rollouts of the agent."""
     download = Download(
-        *(transport, config.site, config.device, folder, in_thread, monotonic),
+        transport=transport,
+        site=config.site,
+        device=config.device,
+        folder=folder,
+        worker=in_thread,
+        clock=monotonic,
         policy=config.link.policy,
         spool="agent",
         frames_on="parts",

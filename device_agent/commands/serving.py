@@ -1,4 +1,4 @@
-"""Compose model serving on a board; imported only with `[serve]`, to keep an idle agent small."""
+"""Composition of model serving; imported only with `[serve]`, to save memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,12 @@ class BoardServing:
         """
         config = self.config
         download = Download(
-            *(transport, config.site, config.device, self.folder, in_thread, monotonic),
+            transport=transport,
+            site=config.site,
+            device=config.device,
+            folder=self.folder,
+            worker=in_thread,
+            clock=monotonic,
             policy=config.link.policy,
             spool="release",
             frames_on="parts",

@@ -1,4 +1,4 @@
-"""`device-agent setup`: install and test PyTorch or ONNX Runtime for the packaged agent."""
+"""`device-agent setup`: install and test PyTorch or ONNX Runtime."""
 
 from __future__ import annotations
 

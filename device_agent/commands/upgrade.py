@@ -1,4 +1,4 @@
-"""`device-agent upgrade`: install a version signed by the site, with a trial and rollback."""
+"""`device-agent upgrade`: install a signed agent version, with trial and rollback."""
 
 from __future__ import annotations
 

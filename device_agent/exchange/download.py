@@ -1,4 +1,4 @@
-"""Download a payload, such as a task's parameters, frame by frame into a file."""
+"""Download of payloads, such as a task's parameters, into files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Release offers: fetch missing parts, hand the release to the swap, report its status.
+"""Release offers: fetch a release, hand it to the swap, report.
 
 The records hold the board's state; the swap makes them durable before it announces them, and this module only fetches
 and reports. So an offer may arrive twice or be lost, and the process may be killed at any point.
@@ -12,17 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from device_agent.exchange.bundle_download import BundleDownload
 from device_agent.exchange.download import Download
-from device_agent.exchange.release_parts import PartStore, find_lacking, runtime_refusal, unpack_bundle
-from device_agent.exchange.resend import announce, ask
-from shared.errors import ConfigError, CorruptFile, FieldFleetError, Unreachable, WireError
+from device_agent.exchange.release_parts import PartStore, runtime_refusal
+from device_agent.exchange.resend import announce
+from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
-from shared.protocol.inference.bundle import Lacking, build_lacks, bundle_pieces
 from shared.protocol.inference.release import ReleaseManifest, read_manifest, sha256_of, write_manifest
 from shared.protocol.inference.rollout import MOST_MODELS, Ahead, Bundle, ModelStatus, Offer, Releases, Withdraw
 from shared.protocol.topics import topic
@@ -30,9 +29,6 @@ from shared.protocol.update import PENDING, NewVersion, UpdateRecord, UpdateTerm
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 3
-"""Fetches of a bundle that arrives damaged."""
 
 
 class Swap(Protocol):
@@ -73,10 +69,10 @@ class ReleaseOffers:
     _offer: Offer | Ahead | None = None
     _ahead: str = ""
     _task: asyncio.Task[None] | None = None
-    _bundle: Bundle | None = None
-    _answered: asyncio.Event = field(default_factory=asyncio.Event)
-    _request_again: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._bundles = BundleDownload(self.download, self.store)
 
     def announce(self, record: UpdateRecord) -> None:
         """Report a changed record, which is durable by now."""
@@ -106,8 +102,7 @@ class ReleaseOffers:
             case Offer() | Ahead():
                 self._handle_offer(message)
             case Bundle():
-                self._bundle = message
-                self._answered.set()
+                self._bundles.announce(message)
             case Withdraw():
                 before, self._offer = self._task, None
                 self._task = self._begin(before, partial(self._withdraw, message))
@@ -120,7 +115,7 @@ class ReleaseOffers:
         """Start with an offer or a prefetch; a running prefetch of the same release continues into the offer."""
         current, is_busy = self._offer, self._task is not None and not self._task.done()
         if is_busy and message == current:
-            self._request_again.set()  # the server may have lost the request
+            self._bundles.repeat_request()
             return
         if isinstance(message, Ahead) and (
             (is_busy and isinstance(current, Offer)) or message.deployment == self._ahead
@@ -211,25 +206,20 @@ class ReleaseOffers:
         self._ahead = ""
         if record.phase != "offered" or record.deployment != offer.deployment:
             return
-        await self._fetch(offer, manifest)
+        await self._bundles.fetch(offer, manifest)
         await self.swap.fetched(manifest.name, offer.deployment)
 
     async def _prefetch(self, message: Ahead) -> None:
         """Fetch the missing parts of a release before its offer; an unusable release is refused when it is offered."""
-        manifest, worker = (
-            read_manifest(message.manifest, f"release of {message.deployment[:64]}"),
-            self.download.worker,
-        )
+        manifest = read_manifest(message.manifest, f"release of {message.deployment[:64]}")
         record = self._records.get(manifest.name)
         is_known = record is not None and record.release == sha256_of(message.manifest) and record.candidate > 0
-        if runtime_refusal(manifest, self.runtime) or (manifest.name, manifest.version) != (
-            message.name,
-            message.version,
-        ):
+        is_match = (manifest.name, manifest.version) == (message.name, message.version)
+        if not is_match or runtime_refusal(manifest, self.runtime):
             return
         if not is_known:
-            await worker(self.store.keep_ahead, message.manifest)
-            await self._fetch(message, manifest)
+            await self.download.worker(self.store.keep_ahead, message.manifest)
+            await self._bundles.fetch(message, manifest)
         self._ahead = message.deployment
         self._changed.set()
 
@@ -238,62 +228,6 @@ class ReleaseOffers:
         ahead = await self.download.worker(self.store.ahead)
         if ahead and sha256_of(write_manifest(ahead)) != manifest:
             await self.download.worker(self.store.forget_ahead)
-
-    async def _fetch(self, offer: Offer | Ahead, manifest: ReleaseManifest) -> None:
-        """Fetch the missing parts of a release into the store.
-
-        Raises:
-            WireError: Every attempt brought damaged parts.
-            Unwritable: The disk is full or read-only.
-        """
-        as_one_file, worker = False, self.download.worker
-        for attempt in range(ATTEMPTS):
-            lacking = await worker(find_lacking, self.store, manifest, as_one_file=as_one_file)
-            if not (lacking.parts or lacking.header):
-                return
-            bundle = await self._request_bundle(offer, manifest, lacking)
-            what = f"parts of {manifest.reference}"
-            path, _ = await self._receive(offer, lacking, bundle, what)
-            try:
-                await worker(unpack_bundle, self.store, manifest, lacking, path)
-            except CorruptFile as error:
-                log.warning("%s, attempt %d of %d: %s", what, attempt + 1, ATTEMPTS, error)
-                as_one_file = True
-        if (await worker(find_lacking, self.store, manifest)) != Lacking():
-            raise WireError(f"parts of {manifest.reference} were damaged {ATTEMPTS} times", reason="digest")
-
-    async def _request_bundle(self, offer: Offer | Ahead, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
-        """Request the missing parts until the server announces their transfer."""
-        size = sum(piece.size for piece in bundle_pieces(manifest, lacking))
-        self._bundle = None
-        return await ask(
-            partial(self._request_parts, offer, lacking), self._answered, partial(self._bundle_of, offer, size)
-        )
-
-    def _bundle_of(self, offer: Offer | Ahead, size: int) -> Bundle | None:
-        bundle = self._bundle
-        return bundle if bundle and (bundle.deployment, bundle.params.size) == (offer.deployment, size) else None
-
-    async def _request_parts(self, offer: Offer | Ahead, lacking: Lacking) -> None:
-        download = self.download
-        message = build_lacks(download.device, offer.deployment, lacking)
-        with suppress(Unreachable):  # `ask` repeats it
-            await download.transport.publish(topic(download.site, download.device, "lacks"), wire.encode(message))
-
-    async def _receive(self, offer: Offer | Ahead, lacking: Lacking, bundle: Bundle, what: str) -> tuple[Path, int]:
-        """Fetch a bundle; repeat the request whenever the offer arrives again, since the server may have lost it."""
-        async with background(self._repeat_request(offer, lacking)):
-            return await self.download.receive(bundle.params, what, shared=bundle.shared)
-
-    async def _repeat_request(self, offer: Offer | Ahead, lacking: Lacking) -> None:
-        self._request_again.clear()
-        while True:
-            await self._request_again.wait()
-            self._request_again.clear()
-            self._answered.clear()
-            await self._request_parts(offer, lacking)
-            await self._answered.wait()
-            self.download.request_again()
 
     async def _withdraw(self, message: Withdraw) -> None:
         """Stop fetching a release; roll back if asked to or if it is not in use yet."""

@@ -1,4 +1,4 @@
-"""Missing parts of a release: find them and unpack received bundles into the store.
+"""Missing parts of a release: find them, unpack received bundles.
 
 A parameter file that lacks only some tensors is assembled from the received header and tensors and from those in files
 of other releases on the board. It is accepted only with the digest that its manifest names.

@@ -1,9 +1,9 @@
-"""Client of a network's upper half on the server: one request in flight, a few queued.
+"""Client of a network's upper half on the server.
 
-The device drives, as in a split session: it offers a request's features, again after a silence and when the server is
-back, and sends what the server requests of them. A repeated request computes the same result. A missing connection, an
-ended server process and a server that missed a deadline are reported at once, without another wait, so that the caller
-can fall back.
+One request is in flight, a few are queued. The device drives, as in a split session: it offers a request's features,
+again after a silence and when the server is back, and sends what the server requests of them. A repeated request
+computes the same result. A missing connection, an ended server process and a server that missed a deadline are reported
+at once, without another wait, so that the caller can fall back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemoteTop:
 
     Attributes:
         instance: Identifier unique among this device's processes.
-        clock: Monotonic; in seconds.
+        clock: Monotonic clock, in seconds.
         frame_bytes: Most bytes of features in one message.
         jitter: Spreads the offers of a fleet in time.
     """

@@ -1,4 +1,4 @@
-"""Repeat a board's status and its requests: the broker or the server may have lost them."""
+"""Repeat announcements and requests that broker or server may have lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliver updates from the outbox and retain each until the server acknowledges it."""
+"""Deliver updates from the outbox until the server acknowledges them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Delivery:
         assert entry.update.params, "the server requests only updates with a payload"
         self.link.uploading()
         self.on_upload_start()
-        name = *self._name(entry.update), entry.update.start  # a round that is repeated begins to count anew
+        name = *self._name(entry.update), entry.update.start  # a repeated round counts separately
         started, carried = self._uploads.get(name, (self.clock(), 0))
         try:
             sender = Sender(entry.update.params, Scattered([entry.content]))

@@ -1,1 +1,1 @@
-"""Hardware access of a board: files, hwmon chips, command-line tools, plausibility bounds, smoke tests."""
+"""Hardware access: files, hwmon chips, command-line tools, plausibility bounds, smoke tests."""

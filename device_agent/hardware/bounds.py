@@ -1,4 +1,4 @@
-"""Plausibility bounds of measured values by unit, as wide as any board or server may report."""
+"""Plausibility bounds of measured values by unit."""
 
 from __future__ import annotations
 

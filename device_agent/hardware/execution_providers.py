@@ -1,4 +1,7 @@
-"""Print the execution providers of ONNX Runtime, best first; runs in a process of its own."""
+"""Print the execution providers of ONNX Runtime, best first.
+
+Run as a module in a child process, since the import may crash.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Read sysfs and procfs files and folders; failures become `NoData` with one of four causes.
+"""Read sysfs and procfs files and folders; failures become `NoData`.
 
-In a recorded board, a file that contains only `#lack busy` marks a file or folder that could not be read.
+`NoData` names one of four causes. In a recorded board, a file that contains only `#lack busy` marks a file or folder
+that could not be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Query the Raspberry Pi firmware for clocks and throttling, which Linux reports late or never."""
+"""Raspberry Pi firmware queries: clocks and throttling beyond what Linux reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Smoke test of torch or ONNX Runtime in a child process: on some boards the first convolution crashes.
+"""Smoke test of torch or ONNX Runtime in a child process.
 
-`python -m device_agent.hardware.library_smoke_test torch auto` prints its result as JSON on the last line and exits
-with 0; 3 means not installed, 4 out of memory. The second argument is `[trainer] device`.
+On some boards the first convolution crashes. `python -m device_agent.hardware.library_smoke_test torch auto` prints its
+result as JSON on the last line and exits with 0; 3 means not installed, 4 out of memory. The second argument is
+`[trainer] device`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Run the board's command-line tools from a fixed list, without a shell; or read their recorded output.
+"""Run the board's command-line tools, or read their recorded output.
 
-The only module that runs commands.
+The only module that runs commands: a fixed list of tools, without a shell.
 """
 
 from __future__ import annotations

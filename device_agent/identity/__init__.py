@@ -1,1 +1,1 @@
-"""Identity of a board: key, certificate, enrolment, renewal, and trust in its clock."""
+"""Identity of a board: key, certificate, enrolment, renewal, trust in its clock."""

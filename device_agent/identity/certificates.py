@@ -117,9 +117,8 @@ def check_certificate(certificate: str, chain: bytes, key: bytes, device: str) -
     """Verify an issued certificate; return its dates.
 
     Args:
-        certificate: PEM.
-        chain: From `select_trusted_chain`.
-        device: Expected common name.
+        certificate, chain, key: PEM; the chain is from `select_trusted_chain`.
+        device: Expected common name of the certificate.
 
     Raises:
         EnrolmentFailed: It is for another key or name, or not of this site's CA.
@@ -171,7 +170,7 @@ def _cross_signs(root: x509.Certificate, by: x509.Certificate, new: x509.Certifi
 
 
 def _path_length(certificate: x509.Certificate) -> int | None:
-    """Return how many authorities may follow; None for a certificate without a limit or not of an authority."""
+    """Return the number of authorities that may follow; None without a limit or for a non-authority."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length
     except UNREADABLE:

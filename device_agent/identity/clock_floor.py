@@ -1,4 +1,4 @@
-"""Trust in the board's clock: many boards have no battery and start in 1970.
+"""Trust in the board's clock, which may start in 1970.
 
 Certificate dates are checked by this clock if the kernel reports it as synchronised and it is not behind a time known
 to be past: the release of this program and the last known site time. Otherwise dates are not checked, while chain and
@@ -38,7 +38,7 @@ class BoardClock:
         folder: Where the site's time is stored; None for nowhere.
         utc_s: Reads the clock in UTC seconds.
         synchronised: Returns whether the clock is synchronised.
-        elapsed: Monotonic; in seconds.
+        elapsed: Monotonic clock, in seconds.
     """
 
     folder: Path | None = None
@@ -64,7 +64,6 @@ class BoardClock:
         """Set the site's time from a verified connection; the next one corrects a wrong time.
 
         Args:
-            utc_s: UTC seconds.
             keep: Also store it as a lower bound of the time.
         """
         self._site_time = utc_s, self.elapsed()

@@ -1,9 +1,9 @@
-"""Enrolment of a board with a one-time token; every step can be interrupted and repeated.
+"""Enrolment of a board with a one-time token.
 
-1. Fetch the CA from any host at the address and compare its digest with the token's. 2. Verify the gateway by it. 3.
-Create a key, which stays on the board. 4. Send token and request, verify the certificate received. 5. Connect to the
-broker with it. 6. Activate the set; close the token. The token format is that of k3s and kubeadm; the check before
-activation is thin-edge.io's.
+Every step can be interrupted and repeated: 1. Fetch the CA from any host at the address and compare its digest with the
+token's. 2. Verify the gateway by it. 3. Create a key, which stays on the board. 4. Send token and request, verify the
+certificate received. 5. Connect to the broker with it. 6. Activate the set; close the token. The token format is that
+of k3s and kubeadm; the check before activation is thin-edge.io's.
 """
 
 from __future__ import annotations

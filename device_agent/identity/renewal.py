@@ -1,4 +1,4 @@
-"""Renewal of a board's certificate, and migration to the site's next root CA.
+"""Certificate renewal of a board, and migration to the next root CA.
 
 Renewal uses HTTPS authenticated by the current certificate, not the broker: the gateway's service handles enrolment
 already, a request and its answer need no topics, and nothing the site's CA signs passes through the broker. The due

@@ -1,4 +1,4 @@
-"""Format a board's readings as tables, and compute rates between two readings of its counters."""
+"""Format a board's readings as tables; compute rates of its counters."""
 
 from __future__ import annotations
 

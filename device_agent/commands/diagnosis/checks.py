@@ -1,4 +1,4 @@
-"""Checks of a board, each with its remedy; pure, with data from `diagnosis.examine`."""
+"""Checks of a board, each with its remedy; data from `examine`."""
 
 from __future__ import annotations
 
@@ -205,7 +205,6 @@ def describe_grant(permissions: Permissions, user: str, groups: Collection[str])
 
     Args:
         permissions: From the board's profile.
-        user: The agent's user.
         groups: Groups of that user.
     """
     lines = [

@@ -1,4 +1,4 @@
-"""Detect hardware files hidden by a container, with the Compose setting that exposes them."""
+"""Hardware files hidden by a container, and the Compose settings that expose them."""
 
 from __future__ import annotations
 

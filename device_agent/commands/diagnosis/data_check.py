@@ -1,6 +1,6 @@
-"""Check that the examples are readable: a child process reads a bounded sample with the trainer's reader.
+"""Check that the examples are readable, in a child process.
 
-The child has the trainer's memory limit, and its crash is a finding.
+The child reads a bounded sample with the trainer's reader and memory limit; its crash is a finding.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def check_examples(
     Args:
         memory_mb: Memory limit of the trainer in MiB; 0 for the default.
         patience_s: Time limit of reading, in seconds.
-        interpreter: The trainer's interpreter.
     """
     if data.path and not Path(data.path).exists():
         remedy = "correct `path` of [data] or put the examples there"

@@ -1,4 +1,4 @@
-"""Read a bounded sample of the examples as the trainer would, and print a summary.
+"""Summarise a bounded sample of the examples, read like the trainer.
 
 `python -m device_agent.commands.diagnosis.data_reader LIMIT` takes a `Data` as JSON on standard input and prints the
 summary as JSON, or the error that would fail a task; LIMIT is the memory limit, 0 for the default.

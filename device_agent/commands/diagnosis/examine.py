@@ -1,4 +1,4 @@
-"""Gather the state of a board and its environment for `device-agent doctor`; `checks` judges it."""
+"""State of a board and its environment for `device-agent doctor`; judged by `checks`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def examine_machine(config: AgentConfig | None, profile: Profile, smoke_s: float
 
 
 def is_library_needed(library: str, config: AgentConfig | None) -> bool:
-    """Return whether the board depends on a library: torch to train, ONNX Runtime to serve or evaluate."""
+    """Return True if the board depends on a library: torch to train, ONNX Runtime to serve or evaluate."""
     trains = config is None or (config.data is not None and config.trainer.trains)
     return trains if library == "torch" else config is not None and (config.serve is not None or not trains)
 

@@ -1,4 +1,4 @@
-"""Check a board's identity (enrolment, certificate, secrets, clock, service) and fix file modes."""
+"""Checks of a board's enrolment, certificate, secrets, clock and service."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_dates(begin_utc_s: float, end_utc_s: float, now_utc_s: float, *, may_j
 
     Args:
         begin_utc_s, end_utc_s: Validity, UTC seconds.
-        now_utc_s: The board's clock.
+        now_utc_s: Reading of the board's clock.
         may_judge: Whether that clock is reliable.
     """
     name, dates = "certificate", f"valid from {utc_text(begin_utc_s)} to {utc_text(end_utc_s)}"

@@ -1,4 +1,4 @@
-"""Record a board's sensor files for replay elsewhere: same readings, same errors, identities redacted.
+"""Record a board's sensor files for replay, with identities redacted.
 
 The folder is also a test fixture: `root/` with the files that probes read and the output of the board's tools, and
 `expected.json` with the probes' results.

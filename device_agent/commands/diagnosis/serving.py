@@ -1,4 +1,4 @@
-"""Gather the serving state of this machine for `device-agent doctor`; `serving_checks` judges it."""
+"""Serving state of this machine for `device-agent doctor`; judged by `serving_checks`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ReleaseInventory:
 
     Attributes:
         folders: Versions of the configured folders, by model name.
-        records: Releases from rollouts.
+        records: Update records, from rollouts.
         damages: Parts that cannot be served, with the reason.
         refusals: Folders that prevent the agent's start, with the reason.
         weight_bytes: Size of the largest model.

@@ -1,4 +1,4 @@
-"""Checks of model serving for `[serve]`, each with its remedy; pure, with data from `serving`."""
+"""Checks of model serving, each with its remedy; data from `serving`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def check_releases(
 
     Args:
         folders: Versions of the configured folders, by model name.
-        records: Releases from rollouts.
+        records: Update records, from rollouts.
         damages: Parts that cannot be served, with the reason.
         refusals: Folders that prevent the agent's start, with the reason.
     """
@@ -132,7 +132,7 @@ def check_releases(
 def _describe_release(record: UpdateRecord) -> str:
     parts = [f"{record.name}/{record.serving}"]
     if record.phase == "trial":
-        parts.append(f"on trial, {record.committed or 'nothing'} before it")
+        parts.append(f"on trial, {record.committed or 'nothing'} previously")
     elif record.previous:
         parts.append(f"previous version {record.previous}")
     if record.phase in ("refused", "rolled-back"):

@@ -44,7 +44,6 @@ def check_upgrade(record: UpgradeRecord, current: str, *, is_watched: bool) -> C
     """Check that the last upgrade is complete.
 
     Args:
-        current: The running version.
         is_watched: Whether the updater is running.
     """
     name, runs = "upgrade", f"version {current or 'none'} runs"
