@@ -19,19 +19,19 @@ from typing import Any
 import msgspec
 
 from device_agent.exchange.download import Download
-from device_agent.exchange.resend import announce, ask
+from device_agent.exchange.package_download import PackageDownload
+from device_agent.exchange.resend import announce
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.proof import open_folder
 from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, Wanted, read_upgrade
 from device_agent.upgrade.verdict import is_done
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
-from shared.protocol.inference.release import sha256_of
-from shared.protocol.inference.rollout import Bundle, Lacks, ModelStatus, Offer, Releases, Withdraw
-from shared.protocol.packages import AGENT, Build, PackageManifest, find_build, read_manifest, read_signed, write_signed
+from shared.protocol.inference.rollout import Bundle, ModelStatus, Offer, Releases, Withdraw
+from shared.protocol.packages import AGENT, PackageManifest, find_build, read_manifest, read_signed, write_signed
 from shared.protocol.topics import topic
 from shared.protocol.update import PENDING
-from shared.runtime.durable import replace_file, sync
+from shared.runtime.durable import replace_file
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ POLL_S = 2.0
 """Seconds between two reads of the updater's record."""
 REWRITE_S, MAX_REWRITE_S = 30.0, 600.0
 """Pause before an unhandled request is written again: the updater may have missed it."""
-ATTEMPTS = 3
 UNCOUNTED = -1
 """Serial of a version that the gateway does not know, such as one installed by hand."""
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -93,10 +92,11 @@ class AgentOffers:
     _serials: dict[str, int] = field(default_factory=dict)
     _offer: Offer | None = None
     _pending: ModelStatus | None = None
-    _bundle: Bundle | None = None
-    _answered: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._packages = PackageDownload(self.download, self.state_dir)
 
     async def run(self) -> None:
         """Take part in rollouts until cancelled."""
@@ -120,8 +120,7 @@ class AgentOffers:
                     return
                 await self._begin(message, self._serve(message))
             case Bundle():
-                self._bundle = message
-                self._answered.set()
+                self._packages.announce(message)
             case Withdraw():
                 await self._begin(None, self._withdraw(message))
             case _:
@@ -156,14 +155,14 @@ class AgentOffers:
                 self._set_pending(None)
                 return
             build = find_build(manifest, self.installed.arch, self.installed.python)
-            self._set_pending(self._build_status(offer, "offered"))
-            await self._fetch(offer, build, manifest.version)
-            await self.download.worker(self._write_request, write_signed(signed), request)
+            self._set_pending(_build_status(offer, "offered"))
+            await self._packages.fetch(offer, build, manifest.version)
+            await self.download.worker(_write_request, self.state_dir, write_signed(signed), request)
             log.info("version %s fetched and requested from the updater", manifest.version)
-            self._set_pending(self._build_status(offer, "fetched"))
+            self._set_pending(_build_status(offer, "fetched"))
         except (FieldFleetError, OSError, ValueError) as error:
             log.warning("agent %d is refused: %s", offer.version, error)
-            self._set_pending(self._build_status(offer, "refused", str(error)[:500]))
+            self._set_pending(_build_status(offer, "refused", str(error)[:500]))
         else:
             await self._repeat_until_done(request)
 
@@ -177,7 +176,7 @@ class AgentOffers:
                 await self._read_record()
                 if is_done(self._record, request, self.installed.version):
                     return
-                await self.download.worker(self._write_request, b"", request)
+                await self.download.worker(_write_request, self.state_dir, b"", request)
             except (FieldFleetError, OSError) as error:
                 log.warning("upgrade: %s", error)
 
@@ -192,63 +191,9 @@ class AgentOffers:
             raise ConfigError(SUPERSEDED)
         return runs_it or is_done(self._record, request, self.installed.version)
 
-    def _build_status(self, offer: Offer, state: str, reason: str = "") -> ModelStatus:
-        return ModelStatus(
-            name=AGENT,
-            candidate=offer.version,
-            state=state,
-            deployment=offer.deployment,
-            attempt=offer.attempt,
-            reason=reason,
-        )
-
     def _set_pending(self, pending: ModelStatus | None) -> None:
         self._pending = pending
         self._changed.set()
-
-    async def _fetch(self, offer: Offer, build: Build, version: str) -> None:
-        """Fetch this board's package into the upgrade folder, unless it is there.
-
-        Raises:
-            WireError: Every attempt brought a damaged package.
-            Unwritable: The disk is full or read-only.
-        """
-        worker = self.download.worker
-        package = (await worker(open_folder, self.state_dir)) / f"{version}.deb"
-        for _ in range(ATTEMPTS):
-            if await worker(_is_complete, package, build):
-                return
-            bundle = await self._request_bundle(offer, build)
-            path, _ = await self.download.receive(bundle.params, f"agent {version}", shared=bundle.shared)
-            await worker(_move_durably, path, package)
-        if not await worker(_is_complete, package, build):
-            await worker(package.unlink)
-            raise WireError(f"{build.file} was damaged {ATTEMPTS} times", reason="digest")
-
-    async def _request_bundle(self, offer: Offer, build: Build) -> Bundle:
-        """Request the package until the server announces its transfer."""
-        download = self.download
-        message = Lacks(device=download.device, deployment=offer.deployment, parts=(bytes.fromhex(build.sha256),))
-        name = topic(download.site, download.device, "lacks")
-        self._bundle = None
-
-        def bundle() -> Bundle | None:
-            reply = self._bundle
-            is_match = reply and (reply.deployment, reply.params.size) == (offer.deployment, build.size)
-            return reply if is_match else None
-
-        return await ask(lambda: download.transport.publish(name, wire.encode(message)), self._answered, bundle)
-
-    def _write_request(self, signed: bytes, request: Wanted) -> None:
-        """Store the requested version and its signed manifest durably; the request is written last."""
-        folder = open_folder(self.state_dir)
-        if signed:
-            replace_file(folder / f"{request.version}.json", signed, mode=PRIVATE)
-            for path in folder.glob("*.deb"):
-                if path.name != f"{request.version}.deb":
-                    path.unlink(missing_ok=True)
-                    path.with_suffix(".json").unlink(missing_ok=True)
-        replace_file(folder / WANTED, msgspec.json.encode(request), mode=PRIVATE)
 
     async def _withdraw(self, message: Withdraw) -> None:
         """Stop fetching a version and revoke the request for it; roll back if asked to."""
@@ -262,7 +207,7 @@ class AgentOffers:
             )
             if request is None:
                 return
-            await self.download.worker(self._write_request, b"", request)
+            await self.download.worker(_write_request, self.state_dir, b"", request)
         except (FieldFleetError, OSError, ValueError) as error:  # ValueError: there is no version before
             log.warning("upgrade: %s", error)
         else:
@@ -339,12 +284,24 @@ def _build_request(offer: Offer, manifest: PackageManifest) -> Wanted:
     )
 
 
-def _is_complete(path: Path, build: Build) -> bool:
-    return path.is_file() and path.stat().st_size == build.size and sha256_of(path.read_bytes()) == build.sha256
+def _build_status(offer: Offer, state: str, reason: str = "") -> ModelStatus:
+    return ModelStatus(
+        name=AGENT,
+        candidate=offer.version,
+        state=state,
+        deployment=offer.deployment,
+        attempt=offer.attempt,
+        reason=reason,
+    )
 
 
-def _move_durably(path: Path, target: Path) -> None:
-    path.chmod(PRIVATE)
-    sync(path)
-    path.replace(target)
-    sync(target.parent)
+def _write_request(state_dir: Path, signed: bytes, request: Wanted) -> None:
+    """Store the requested version and its signed manifest durably; the request is written last."""
+    folder = open_folder(state_dir)
+    if signed:
+        replace_file(folder / f"{request.version}.json", signed, mode=PRIVATE)
+        for path in folder.glob("*.deb"):
+            if path.name != f"{request.version}.deb":
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
+    replace_file(folder / WANTED, msgspec.json.encode(request), mode=PRIVATE)
