@@ -21,7 +21,7 @@ from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.reports import Reporter
 from device_agent.exchange.split_session import SplitSessions
 from device_agent.exchange.upload import Delivery
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.trainer.interface import Job, Trainer
 from shared.data.spec import Data
 from shared.errors import SessionLost, TaskFailed, TrainerDied, Unreachable, WireError
@@ -86,7 +86,7 @@ class Agent:
     states: Path
     frame_bytes: int
     reporter: Reporter
-    measuring: Measuring | None = None
+    measuring: MeasurementSettings | None = None
     keeps_own: bool = False
     busy: Callable[[], AbstractContextManager[None]] = nullcontext
     phase: Phase = "idle"

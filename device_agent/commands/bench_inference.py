@@ -21,12 +21,12 @@ import psutil  # type: ignore[import-untyped]
 
 from device_agent.config import BoardConfig, Provider, ServeConfig, load
 from device_agent.inference.http import BINARY_SIZE, DATATYPES
-from device_agent.inference.messages import Figures, percentiles
+from device_agent.inference.messages import Figures, compute_percentiles
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.settings import InferenceSettings, choose_settings, runs_on_battery
 from device_agent.measurement.board import Board, load_measuring, open_board
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.measurement.power_log import describe_energy
 from shared.errors import ConfigError
 from shared.protocol.inference.release import TensorSpec, read_manifest
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
     files = read_folder(options.release or Path(serve.releases[0]))
     board_config = config.board if config else BoardConfig()
     board = open_board(
-        load_measuring(board_config, Path(config.state_dir)) if config else Measuring(board=board_config)
+        load_measuring(board_config, Path(config.state_dir)) if config else MeasurementSettings(board=board_config)
     )
     serve = msgspec.structs.replace(serve, port=0, socket="", max_batch=max(serve.max_batch, options.batch))
     if options.provider:
@@ -151,7 +151,7 @@ async def measure(
         provider = await in_thread(ask_provider, settings.socket, files.name)
         figures: Figures = await process.figures(files.name, files.version)
     joules, source = _read_energy(board, began, ended)
-    p50, p95, p99 = percentiles(durations, SHARES)
+    p50, p95, p99 = compute_percentiles(durations, SHARES)
     return InferenceBench(
         model=manifest.reference,
         batch=batch,

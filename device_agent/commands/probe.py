@@ -18,7 +18,7 @@ from device_agent.config import BoardConfig, load
 from device_agent.hardware import tools
 from device_agent.hardware.files import is_folder
 from device_agent.measurement.board import Board, load_measuring, open_board, run_probes
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.measurement.link_test import probe_link
 from device_agent.probes import PROBES
 from device_agent.probes.base import ProbeResult, describe_absence
@@ -119,7 +119,7 @@ def _open_board(options: argparse.Namespace) -> Board:
         board = replace(board, profile=options.profile)
     if not is_folder(Path(board.root)):
         raise ConfigError(f"{board.root} is not a folder; name the root of a recorded board")
-    return open_board(load_measuring(board, Path(config.state_dir)) if config else Measuring(board=board))
+    return open_board(load_measuring(board, Path(config.state_dir)) if config else MeasurementSettings(board=board))
 
 
 def _read_all(board: Board) -> ProbeResult:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_offers import ReleaseOffers
-from device_agent.inference.candidate import Gates, Serving, Surroundings
+from device_agent.inference.candidate import Gates, Serving, SwapContext
 from device_agent.inference.messages import Figures
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.store import BoardStore
@@ -106,7 +106,7 @@ class BoardReleases:
         def has_folder(name: str, version: int) -> bool:
             return folders.get(name, version) != version
 
-        self._swap = Swaps(Surroundings(store, serving, gates, self._offers.announce, has_folder=has_folder))
+        self._swap = Swaps(SwapContext(store, serving, gates, self._offers.announce, has_folder=has_folder))
         self._offers.swap = self._swap
 
     async def run(self) -> None:

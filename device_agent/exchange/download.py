@@ -101,7 +101,7 @@ class Download:
         receiver = Receiver(transfer, sink, self.policy, self._pace(transfer, shared=shared), self.clock())
         try:
             while True:
-                with self.link.downloading():
+                with self.link.measure_download():
                     while not receiver.complete:
                         shared = await self._receive(receiver, shared=shared)
                 if await self._verify(receiver):

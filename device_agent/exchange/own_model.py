@@ -16,7 +16,7 @@ import msgspec
 
 from device_agent.exchange.state_files import OWN
 from device_agent.inference.process import InferenceProcess
-from device_agent.inference.release_folder import OwnModel, ReleaseFiles, read_own
+from device_agent.inference.release_folder import OwnModel, ReleaseFiles, read_own_header
 from shared.errors import CorruptFile, ServingDied, ServingRefused
 from shared.protocol.inference.release import read_manifest
 from shared.runtime.durable import replace_file
@@ -83,7 +83,7 @@ class OwnModelServing:
 
     async def _serve(self, model: OwnModel) -> None:
         is_served = False
-        for files in self._process.answering():
+        for files in self._process.active_files():
             if not _matches_release(model, files):
                 continue
             is_served = True
@@ -121,7 +121,7 @@ class OwnModelServing:
 
     def _read_newest(self) -> OwnModel | None:
         try:
-            return read_own(self.path)
+            return read_own_header(self.path)
         except CorruptFile as error:
             log.warning("the personal model is not served: %s", error)
             return None

@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 class Swap(Protocol):
     """Switches to an offered release; reports its records by `ReleaseOffers.announce`."""
 
-    def hear(self, manifest: bytes, offer: NewVersion) -> Awaitable[UpdateRecord]:
+    def accept_offer(self, manifest: bytes, offer: NewVersion) -> Awaitable[UpdateRecord]:
         """Record an offer; return the record, whose phase `offered` means that its parts are needed."""
 
-    def fetched(self, name: str, deployment: str) -> Awaitable[UpdateRecord]:
+    def mark_fetched(self, name: str, deployment: str) -> Awaitable[UpdateRecord]:
         """Continue with an offer whose parts are all in the store."""
 
-    def back(self, name: str, version: int) -> Awaitable[UpdateRecord]:
+    def take_back(self, name: str, version: int) -> Awaitable[UpdateRecord]:
         """Withdraw a version."""
 
 
@@ -178,7 +178,7 @@ class ReleaseOffers:
         record = self._records.get(offer.name)
         if self.swap and record and record.phase in PENDING and record.deployment == offer.deployment:
             with suppress(FieldFleetError, OSError):
-                await self.swap.back(offer.name, offer.version)
+                await self.swap.take_back(offer.name, offer.version)
         current = self._status(self._records.get(offer.name, UpdateRecord(name=offer.name)))
         self._refusals[offer.name] = msgspec.structs.replace(
             current,
@@ -201,13 +201,13 @@ class ReleaseOffers:
             terms=terms,
         )
         await self._drop_prefetch(news.release)  # free the room of another rollout's prefetch
-        record = await self.swap.hear(offer.manifest, news)
+        record = await self.swap.accept_offer(offer.manifest, news)
         await self._drop_prefetch()  # the offer itself retains the parts now
         self._ahead = ""
         if record.phase != "offered" or record.deployment != offer.deployment:
             return
         await self._bundles.fetch(offer, manifest)
-        await self.swap.fetched(manifest.name, offer.deployment)
+        await self.swap.mark_fetched(manifest.name, offer.deployment)
 
     async def _prefetch(self, message: Ahead) -> None:
         """Fetch the missing parts of a release before its offer; an unusable release is refused when it is offered."""
@@ -241,7 +241,7 @@ class ReleaseOffers:
         if record is None or record.deployment != message.deployment or record.candidate != message.version:
             return
         if message.back or record.phase in PENDING:
-            await self.swap.back(message.name, message.version)
+            await self.swap.take_back(message.name, message.version)
 
     async def _announce(self) -> None:
         download = self.download

@@ -168,7 +168,7 @@ class Delivery:
 
     async def _send(self, entry: Entry, entries: dict[tuple[str, int], Entry], want: Want) -> None:
         assert entry.update.params, "the server requests only updates with a payload"
-        self.link.uploading()
+        self.link.note_progress()
         self.on_upload_start()
         name = *self._name(entry.update), entry.update.start  # a repeated round counts separately
         started, carried = self._uploads.get(name, (self.clock(), 0))
@@ -204,7 +204,7 @@ class Delivery:
             if self.bucket.tuned != tuned:  # a newer task has brought another rate
                 tuned, due = self.bucket.tuned, self.clock() + self.bucket.take(size, self.clock())
         if waited:
-            self.link.paced()
+            self.link.note_pause()
         return True
 
     async def _receive_while_paced(self, entries: dict[tuple[str, int], Entry]) -> None:
@@ -223,7 +223,7 @@ class Delivery:
             log.info("run %s round %d: the server knows that it failed", ack.run, ack.round)
         else:
             log.info("settled run=%s round=%d verdict=%s", ack.run, ack.round, ack.verdict)
-        self.link.uploaded()
+        self.link.finish_upload()
         ended = self.clock()
         name = *self._name(entry.update), entry.update.start
         started, carried = self._uploads.pop(name, (ended, 0))

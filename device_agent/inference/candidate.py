@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from device_agent.inference.messages import Figures
-from device_agent.inference.soak import judge
+from device_agent.inference.soak import judge_trial
 from device_agent.inference.store import BoardStore
 from shared.errors import ConfigError, CorruptFile, ServingDied, ServingRefused
 from shared.protocol.update import PENDING, Event, UpdateRecord, advance, count_start
@@ -102,7 +102,7 @@ Announce: TypeAlias = Callable[[UpdateRecord], None]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SwapContext:
     """Services that the swaps of all models share.
 
     Attributes:
@@ -128,7 +128,7 @@ class Candidate:
     """Update record of a model, and the steps that advance it."""
 
     name: str
-    around: Surroundings
+    context: SwapContext
     record: UpdateRecord = field(init=False)
     _before: Figures | None = None
     _starts: int = 0
@@ -136,7 +136,7 @@ class Candidate:
 
     def __post_init__(self) -> None:
         try:
-            self.record = self.around.store.record(self.name)
+            self.record = self.context.store.record(self.name)
         except (CorruptFile, ConfigError) as error:
             log.error("model %s: %s; starting over with the next offer", self.name, error)  # noqa: TRY400
             self.record = UpdateRecord(name=self.name)
@@ -150,11 +150,11 @@ class Candidate:
         Raises:
             Unwritable: The disk refuses the write; nothing has changed.
         """
-        await self.around.worker(self.around.store.write, record, manifest)
+        await self.context.worker(self.context.store.write, record, manifest)
         changed, self.record = record.phase != self.record.phase, record
         if changed:
             log.info("model %s: version %d is %s %s", self.name, record.candidate, record.phase, record.reason)
-            self.around.announce(record)
+            self.context.announce(record)
 
     async def advance(self, event: Event, reason: str = "", *, lasting: bool = True) -> None:
         """Apply an event to the record, see `shared.protocol.update.advance`.
@@ -166,11 +166,11 @@ class Candidate:
         Raises:
             Unwritable: The disk refuses the write; nothing has changed.
         """
-        await self.save(advance(self.record, event, self.around.now(), reason, lasting=lasting))
+        await self.save(advance(self.record, event, self.context.now(), reason, lasting=lasting))
 
     async def resume(self) -> None:
         """Continue after an agent start; give up a candidate that has seen too many starts."""
-        await self.around.worker(self.around.store.tidy)
+        await self.context.worker(self.context.store.tidy)
         if self.record.phase == "trial" or self.record.phase in PENDING - {"offered"}:
             await self._retry_on_disk_error(self._count_start)
 
@@ -205,7 +205,7 @@ class Candidate:
                 await asyncio.sleep(RETRY_S)
 
     async def _try_out(self) -> None:
-        verdict = await self.around.gates(self.record)
+        verdict = await self.context.gates(self.record)
         if verdict.reason:
             await run_uninterrupted(self._refuse(verdict.reason, lasting=verdict.lasting))
         else:
@@ -213,10 +213,10 @@ class Candidate:
 
     async def _refuse(self, reason: str, *, lasting: bool = True) -> None:
         await self.advance("refused", reason, lasting=lasting)
-        await self.around.worker(self.around.store.tidy)
+        await self.context.worker(self.context.store.tidy)
 
     async def _load_candidate(self) -> None:
-        if reason := await self._ask(self.around.serving.load, self.record.candidate):
+        if reason := await self._ask(self.context.serving.load, self.record.candidate):
             await run_uninterrupted(self._refuse(f"load: {reason}"))
         else:
             await run_uninterrupted(self.advance("staged"))
@@ -226,7 +226,7 @@ class Candidate:
 
     async def _switch_to_candidate(self) -> None:
         """Record the trial, then switch: a process restarted in between serves the candidate too."""
-        self._before, self._starts = await self._figures(self.record.committed), self.around.serving.starts
+        self._before, self._starts = await self._figures(self.record.committed), self.context.serving.starts
         await self.advance("switched")
         if reason := await self.activate(self.record.candidate):
             self._failure = "worse", f"switch: {reason}"
@@ -235,12 +235,12 @@ class Candidate:
         """Return a version's statistics; zeros if it is not loaded."""
         if version:
             with suppress(ServingRefused):
-                return await self.around.serving.figures(self.name, version)
+                return await self.context.serving.figures(self.name, version)
         return Figures(self.name, version)
 
     async def activate(self, version: int) -> str:
         """Activate a version, loading it first if needed; return the reason of a failure, or ""."""
-        serving = self.around.serving
+        serving = self.context.serving
         if not await self._ask(serving.switch, version):
             return ""
         return await self._ask(serving.load, version) or await self._ask(serving.switch, version)
@@ -262,7 +262,7 @@ class Candidate:
     async def unload(self, version: int) -> None:
         """Unload a version; without a process there is nothing to do."""
         with suppress(ServingRefused):
-            await self.around.serving.unload(self.name, version)
+            await self.context.serving.unload(self.name, version)
 
     async def _watch(self) -> None:
         self._failure = self._failure or await self._soak()
@@ -276,7 +276,7 @@ class Candidate:
         if self._before is None:  # an earlier agent process began the trial
             self._before = await self._figures(self.record.committed)
             reason = await self.activate(self.record.candidate)
-            self._starts = self.around.serving.starts  # counted only now, since activation may start the process
+            self._starts = self.context.serving.starts  # counted only now, since activation may start the process
             if reason:
                 return "worse", f"switch: {reason}"
         terms = self.record.terms
@@ -291,13 +291,13 @@ class Candidate:
 
     async def _watch_figures(self, before: Figures) -> str:
         """Compare figures until the soak period ends; return what is worse, or ""."""
-        record, serving, loop = self.record, self.around.serving, asyncio.get_running_loop()
+        record, serving, loop = self.record, self.context.serving, asyncio.get_running_loop()
         ends = loop.time() + record.terms.soak_s
         while True:
-            over = ends - loop.time() <= self.around.look_s
-            await asyncio.sleep(max(0.0, ends - loop.time()) if over else self.around.look_s)
+            over = ends - loop.time() <= self.context.look_s
+            await asyncio.sleep(max(0.0, ends - loop.time()) if over else self.context.look_s)
             now = await serving.figures(self.name, record.candidate)
-            reason = judge(before, now, serving.starts - self._starts, record.terms)
+            reason = judge_trial(before, now, serving.starts - self._starts, record.terms)
             if reason or over:
                 return reason
 
@@ -307,7 +307,7 @@ class Candidate:
         self._before = None
         if old != self.record.committed:
             await self.unload(old)  # 0 if there was none: unloads the folder's version
-        await self.around.worker(self.around.store.tidy)
+        await self.context.worker(self.context.store.tidy)
 
     async def roll_back(self, event: Event, reason: str) -> None:
         """End the trial: activate the old version even if the record cannot be written, then report that error.
@@ -330,7 +330,7 @@ class Candidate:
             raise refusal
         self._before = self._failure = None
         await self.unload(record.candidate)
-        await self.around.worker(self.around.store.tidy)
+        await self.context.worker(self.context.store.tidy)
 
     async def return_to_previous(self) -> None:
         """Drop the committed version; the previous version or the operator's folder answers instead.
@@ -341,7 +341,7 @@ class Candidate:
         """
         committed, previous = self.record.committed, self.record.previous
         if previous:
-            await self.around.serving.load(self.name, previous)
+            await self.context.serving.load(self.name, previous)
         await self.advance("back", "taken back")
         if previous and (problem := await self.activate(previous)):
             log.error("model %s: version %d cannot be activated: %s", self.name, previous, problem)

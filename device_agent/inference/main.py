@@ -28,7 +28,7 @@ from device_agent.inference.messages import (
     ToInference,
     Unload,
     Unloaded,
-    frame,
+    encode_frame,
 )
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, FieldFleetError
@@ -44,7 +44,7 @@ EXIT_GARBLED = 70
 logger = logging.getLogger("inference")
 
 
-class Opening(NamedTuple):
+class LoadContext(NamedTuple):
     """Arguments shared by all model loads.
 
     Attributes:
@@ -87,7 +87,7 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
     agent = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(agent), sys.stdin.buffer)
     with ThreadPoolExecutor(1, "inference") as executor:
-        opening = Opening(settings, executor, await _open_top_pipe(tops))
+        opening = LoadContext(settings, executor, await _open_top_pipe(tops))
         routes = Routes(models, executor, settings.max_batch)
         http = HttpServer(routes, settings.max_body_bytes, settings.patience_s, monotonic)
         try:
@@ -97,9 +97,9 @@ async def serve(settings: InferenceSettings, out: int, tops: int | None = None) 
             return EXIT_TAKEN
         sweeping = asyncio.create_task(http.sweep())
         try:
-            os.write(out, frame(Ready()))
+            os.write(out, encode_frame(Ready()))
             while (message := await _next_message(agent)) is not None:
-                os.write(out, frame(await _handle(message, models, opening)))
+                os.write(out, encode_frame(await _handle(message, models, opening)))
         except msgspec.DecodeError as error:
             logger.critical("the agent sent an invalid message: %s; exiting", error)
             return EXIT_GARBLED
@@ -121,7 +121,7 @@ async def _next_message(agent: asyncio.StreamReader) -> ToInference | None:
     return message
 
 
-async def _handle(message: ToInference, models: ServedModels, opening: Opening) -> FromInference:
+async def _handle(message: ToInference, models: ServedModels, opening: LoadContext) -> FromInference:
     """Execute a command and return its reply."""
     name, version = message.name, message.version
     try:
@@ -152,7 +152,7 @@ async def _open_top_pipe(descriptor: int | None) -> TopPipe | None:
     return pipe
 
 
-async def _load(message: Load, models: ServedModels, opening: Opening) -> FromInference:
+async def _load(message: Load, models: ServedModels, opening: LoadContext) -> FromInference:
     """Open a model in a thread while requests continue."""
     from device_agent.inference.session import open_model  # noqa: PLC0415 - see above
     from shared.protocol.inference.release import BOTTOM  # noqa: PLC0415 - see above

@@ -115,7 +115,7 @@ class Figures(msgspec.Struct, frozen=True, tag=True):
     p99_s: float = 0.0
 
 
-def percentiles(seconds: Iterable[float], shares: Sequence[float]) -> list[float]:
+def compute_percentiles(seconds: Iterable[float], shares: Sequence[float]) -> list[float]:
     """Return nearest-rank percentiles; zeros without samples.
 
     Args:
@@ -130,7 +130,7 @@ ToInference: TypeAlias = Load | Switch | Unload | Ask
 FromInference: TypeAlias = Ready | Loaded | LoadRefused | Switched | Unloaded | Figures
 
 
-def frame(message: ToInference | FromInference) -> bytes:
+def encode_frame(message: ToInference | FromInference) -> bytes:
     """Encode a message for the pipe: u32 length, MessagePack."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(HEAD_BYTES, "little") + data

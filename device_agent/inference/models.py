@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from device_agent.inference.messages import Figures, percentiles
+from device_agent.inference.messages import Figures, compute_percentiles
 from device_agent.inference.session import OpenModel
 from shared.errors import InferenceRefused, ServingRefused
 from shared.protocol.inference.release import TensorSpec
@@ -112,11 +112,11 @@ class ServedVersion:
     def figures(self) -> Figures:
         """Return the statistics of this version."""
         name, version = self.model.manifest.name, self.model.manifest.version
-        p50, p95, p99 = percentiles(self.seconds, (0.5, 0.95, 0.99))
+        p50, p95, p99 = compute_percentiles(self.seconds, (0.5, 0.95, 0.99))
         return Figures(name, version, self.requests, self.errors, self.non_finite, p50_s=p50, p95_s=p95, p99_s=p99)
 
 
-def statistics(served: ServedVersion) -> dict[str, Any]:
+def describe_statistics(served: ServedVersion) -> dict[str, Any]:
     """Return a version's statistics in the layout of Triton's statistics extension, plus the parts of a split model."""
     figures, cut = served.figures(), served.cut
     about: dict[str, Any] = {name: getattr(figures, name) for name in ("errors", "p50_s", "p95_s", "p99_s")}
@@ -125,7 +125,9 @@ def statistics(served: ServedVersion) -> dict[str, Any]:
     if cut:
         parts: dict[str, Any] = {name: getattr(cut.figures, name) for name in CUT_FIGURES}
         for name in CUT_SECONDS:
-            p50, p95, p99 = percentiles([getattr(request, name) for request in cut.figures.recent], (0.5, 0.95, 0.99))
+            p50, p95, p99 = compute_percentiles(
+                [getattr(request, name) for request in cut.figures.recent], (0.5, 0.95, 0.99)
+            )
             parts[name] = {"p50": p50, "p95": p95, "p99": p99}
         about["cut"] = parts
     return {

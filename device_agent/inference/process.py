@@ -35,7 +35,7 @@ from device_agent.inference.messages import (
     ToInference,
     Unload,
     Unloaded,
-    frame,
+    encode_frame,
 )
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import InferenceSettings
@@ -154,7 +154,7 @@ class InferenceProcess:
         await self.request(Switch(name, version), Switched)
         self._current[name] = version
 
-    def answering(self) -> list[ReleaseFiles]:
+    def active_files(self) -> list[ReleaseFiles]:
         """Return the active versions."""
         return [self._loaded[name][version] for name, version in self._current.items() if version in self._loaded[name]]
 
@@ -165,7 +165,7 @@ class InferenceProcess:
             ServingRefused: It cannot be reloaded and stays active; `ServingDied` if the process died meanwhile.
         """
         await self._wait_until_ready()
-        if files not in self.answering():
+        if files not in self.active_files():
             return False
         await self.request(self._load_message(files), Loaded)
         return True
@@ -359,7 +359,7 @@ class InferenceProcess:
             raise ServingDied("the inference process is not running")
         reply: asyncio.Future[FromInference] = asyncio.get_running_loop().create_future()
         self._pending.append(reply)
-        process.stdin.write(frame(message))
+        process.stdin.write(encode_frame(message))
         answer = await reply
         if isinstance(answer, kind):
             return answer

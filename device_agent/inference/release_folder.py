@@ -34,7 +34,7 @@ class OwnModel(msgspec.Struct, frozen=True, kw_only=True):
         model: Network and its options.
         run: Run in which it was trained.
         round: Last round of its training.
-        contents: Digest of the parameters, see `own_digest`.
+        contents: Digest of the parameters, see `compute_own_digest`.
     """
 
     model: Spec
@@ -104,7 +104,7 @@ def require_new(name: str, names: Container[str]) -> None:
         raise ConfigError(f"serve.releases: two folders hold model {name!r}; name one of them")
 
 
-def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
+def compute_own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
     """Return the SHA-256 of a device's own parameters by name, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, data in sorted(parameters.items()):
@@ -113,7 +113,7 @@ def own_digest(parameters: Mapping[str, bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def read_own(path: Path) -> OwnModel | None:
+def read_own_header(path: Path) -> OwnModel | None:
     """Return the header of a file of own parameters without reading these; None if there is no file.
 
     Raises:

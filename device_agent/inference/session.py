@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 from safetensors import SafetensorError, safe_open
 
-from device_agent.inference.release_folder import OwnModel, own_digest, read_own
+from device_agent.inference.release_folder import OwnModel, compute_own_digest, read_own_header
 from device_agent.inference.settings import InferenceSettings
 from shared.errors import ConfigError, CorruptFile, ServingRefused
 from shared.protocol.inference.onnx_graph import require_no_files
@@ -145,7 +145,7 @@ def open_model(
     open_with = partial(_open_with, data, options, graph, label)
     available = onnxruntime.get_available_providers()
     if settings.provider == AUTO:
-        session, quick_s = open_fastest(open_with, auto_choices(available), release.reference)
+        session, quick_s = open_fastest(open_with, list_auto_choices(available), release.reference)
     else:
         session, quick_s = _open_named(open_with, settings.provider, available, release.reference)
     return OpenModel(release, session, quick_s, time.monotonic() - began, is_half, own_is)
@@ -201,7 +201,7 @@ def _open_named(open_with: OpenWith, provider: str, available: Sequence[str], na
     return session, quick_s
 
 
-def auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
+def list_auto_choices(available: Sequence[str]) -> list[Sequence[str]]:
     """List the providers that `auto` times: CUDA, if this build has it, and the CPU.
 
     TensorRT is left out because it takes minutes to compile a model.
@@ -334,12 +334,12 @@ def _substitute_own(tensors: dict[str, NDArray[Any]], path: Path, label: str) ->
 
 def _read_own(path: Path) -> tuple[OwnModel, dict[str, NDArray[Any]]]:
     """Return the header and the tensors of the device's own parameters."""
-    own_model = read_own(path)
+    own_model = read_own_header(path)
     if own_model is None:
         raise CorruptFile(f"{path} is missing")
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-    if own_digest({name: tensor.tobytes() for name, tensor in tensors.items()}) != own_model.contents:
+    if compute_own_digest({name: tensor.tobytes() for name, tensor in tensors.items()}) != own_model.contents:
         raise CorruptFile(f"{path} is damaged: it does not have its digest")
     return own_model, tensors
 

@@ -22,7 +22,7 @@ LEAST_ERRORS, MORE_ERRORS = 3, 0.01
 """Errors that count as a fault: at least this many, and this much above the old error rate."""
 
 
-def latency_limit(terms: UpdateTerms, old_p95_s: float, slower: float = SLOWER) -> float:
+def compute_latency_limit(terms: UpdateTerms, old_p95_s: float, slower: float = SLOWER) -> float:
     """Return the allowed 95th percentile in seconds; infinite if there is no limit.
 
     Args:
@@ -34,7 +34,7 @@ def latency_limit(terms: UpdateTerms, old_p95_s: float, slower: float = SLOWER) 
     return max(slower * old_p95_s, old_p95_s + SLACK_S) if old_p95_s else math.inf
 
 
-def judge(before: Figures, now: Figures, deaths: int, terms: UpdateTerms) -> str:
+def judge_trial(before: Figures, now: Figures, deaths: int, terms: UpdateTerms) -> str:
     """Return why a version is worse than its predecessor; empty if it is not.
 
     Args:
@@ -50,7 +50,7 @@ def judge(before: Figures, now: Figures, deaths: int, terms: UpdateTerms) -> str
     if now.errors >= LEAST_ERRORS and _error_rate(now) > usual + MORE_ERRORS:
         return f"errors: {now.errors} of {now.requests} requests failed; previous version {usual:.1%}"
     old_p95_s = before.p95_s if before.requests >= LEAST_REQUESTS else 0.0
-    limit = latency_limit(terms, old_p95_s, SLOWER_AT_WORK)
+    limit = compute_latency_limit(terms, old_p95_s, SLOWER_AT_WORK)
     if now.requests >= LEAST_REQUESTS and now.p95_s > limit:
         return f"latency: 95th percentile {now.p95_s * 1e3:.2f} ms, allowed {limit * 1e3:.2f} ms"
     return ""

@@ -142,7 +142,7 @@ class BoardStore:
     def release(self, name: str, version: int) -> str:
         """Return the SHA-256 of a version's manifest; empty if there is none."""
         with suppress(FileNotFoundError):
-            return digest_of(self._manifest(name, version))
+            return compute_digest(self._manifest(name, version))
         return ""
 
     def _manifest(self, name: str, version: int) -> Path:
@@ -211,7 +211,7 @@ class BoardStore:
             CorruptFile: The digest differs; the file stays.
             Unwritable: The disk refuses the write.
         """
-        if digest_of(path) != digest:
+        if compute_digest(path) != digest:
             raise CorruptFile(f"{path}: its digest is not {digest[:12]}…")
         folder = self._ensure_folder(self._parts)
         with explain_disk_errors(path):
@@ -274,7 +274,7 @@ class BoardStore:
         return sorted(int(version) for version in stems if version.isdecimal())
 
 
-def digest_of(path: Path) -> str:
+def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file, as 64 hexadecimal digits."""
     with path.open("rb") as file:
         return backports.file_digest(file, "sha256").hexdigest()

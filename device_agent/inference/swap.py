@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from device_agent.inference.candidate import Candidate, Surroundings
+from device_agent.inference.candidate import Candidate, SwapContext
 from shared.errors import CorruptFile, FieldFleetError, ServingRefused, Unwritable
 from shared.protocol.inference.release import read_manifest, sha256_of
 from shared.protocol.update import PENDING, NewVersion, UpdateRecord, take_offer
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 class Swaps:
     """Release swaps of all models of a board."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around, self._owners = around, dict[str, _Owner]()
+    def __init__(self, context: SwapContext) -> None:
+        self._context, self._owners = context, dict[str, _Owner]()
         self._group: backports.TaskGroup | None = None
 
     async def run(self) -> None:
         """Resume pending work, then serve requests until cancelled."""
         async with backports.TaskGroup() as group:
-            for name in self._around.store.names():
+            for name in self._context.store.names():
                 self._owner(name)
             self._group = group
             for name, owner in self._owners.items():
@@ -40,12 +40,12 @@ class Swaps:
 
     def _owner(self, name: str) -> _Owner:
         if name not in self._owners:
-            self._owners[name] = _Owner(Candidate(name, self._around))
+            self._owners[name] = _Owner(Candidate(name, self._context))
             if self._group:
                 self._group.create_task(self._owners[name].run(), name=f"swap {name}")
         return self._owners[name]
 
-    async def hear(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
+    async def accept_offer(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
         """Record an offer and return the record; phase `offered` asks for the parts that the store lacks.
 
         During a trial it waits for the end of the trial; of several waiting offers the last one wins.
@@ -61,17 +61,17 @@ class Swaps:
         release = read_manifest(manifest, f"release offered by {offer.deployment}")
         if sha256_of(manifest) != offer.release or release.version != offer.version:
             raise CorruptFile(f"release {release.reference}: its manifest differs from the offer's")
-        return await self._owner(release.name).hear(manifest, offer)
+        return await self._owner(release.name).accept_offer(manifest, offer)
 
-    async def fetched(self, name: str, deployment: str) -> UpdateRecord:
+    async def mark_fetched(self, name: str, deployment: str) -> UpdateRecord:
         """Continue an offer whose parts are all stored; return the record.
 
         Args:
             deployment: Deployment of the offer; ignored if a newer offer replaced it.
         """
-        return await self._owner(name).fetched(deployment)
+        return await self._owner(name).mark_fetched(deployment)
 
-    async def back(self, name: str, version: int) -> UpdateRecord:
+    async def take_back(self, name: str, version: int) -> UpdateRecord:
         """Take a version back, whether it is committed, in trial or pending; return the record.
 
         Args:
@@ -81,7 +81,7 @@ class Swaps:
             ServingRefused: The previous version cannot be loaded; this one stays active.
             Unwritable: The disk refuses the record; this one stays active.
         """
-        return await self._owner(name).back(version)
+        return await self._owner(name).take_back(version)
 
 
 @dataclass
@@ -112,17 +112,17 @@ class _Owner:
     def _record(self) -> UpdateRecord:
         return self._candidate.record
 
-    async def hear(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
+    async def accept_offer(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
         for request in [request for request in self._requests if request.is_offer]:
             self._requests.remove(request)
             request.grant(self._record)
         return await self._ask(lambda: self._take_offer(manifest, offer), is_offer=True)
 
-    async def fetched(self, deployment: str) -> UpdateRecord:
+    async def mark_fetched(self, deployment: str) -> UpdateRecord:
         return await self._ask(lambda: self._note_fetched(deployment))
 
-    async def back(self, version: int) -> UpdateRecord:
-        return await self._ask(lambda: self._take_back(version))
+    async def take_back(self, version: int) -> UpdateRecord:
+        return await self._ask(lambda: self._remove(version))
 
     async def _ask(self, act: Callable[[], Awaitable[None]], *, is_offer: bool = False) -> UpdateRecord:
         request = _Request(act, is_offer, asyncio.get_running_loop().create_future())
@@ -136,7 +136,7 @@ class _Owner:
     async def run(self) -> None:
         """Advance the record until cancelled."""
         if self._record.phase != "none":
-            self._candidate.around.announce(self._record)
+            self._candidate.context.announce(self._record)
         await self._candidate.resume()
         working = asyncio.create_task(self._candidate.work())
         try:
@@ -173,14 +173,14 @@ class _Owner:
         request.grant(self._record)
 
     async def _take_offer(self, manifest: bytes, offer: NewVersion) -> None:
-        record, store = self._record, self._candidate.around.store
+        record, store = self._record, self._candidate.context.store
         same = (record.deployment, record.release) == (offer.deployment, offer.release)
         if same and offer.attempt <= record.attempt and record.phase != "none":
-            self._candidate.around.announce(record)
+            self._candidate.context.announce(record)
             return
         if record.phase in PENDING:
             await self._candidate.withdraw(f"{offer.deployment} was offered")
-        offered = take_offer(self._record, offer, self._candidate.around.now())
+        offered = take_offer(self._record, offer, self._candidate.context.now())
         if reason := self._known_problem(offer):
             await self._candidate.save(offered)
             await self._candidate.advance("refused", reason, lasting=False)
@@ -189,7 +189,7 @@ class _Owner:
         if offer.version == self._record.committed:
             await self._candidate.advance("known")
             return
-        await self._candidate.around.worker(store.tidy)
+        await self._candidate.context.worker(store.tidy)
         try:
             store.require_room(store.manifest(self._record.name, offer.version))
         except Unwritable as error:
@@ -197,13 +197,13 @@ class _Owner:
 
     def _known_problem(self, offer: NewVersion) -> str:
         """Return why an offer need not be tried: it failed before, or its number is another release's; else ""."""
-        record, store = self._record, self._candidate.around.store
+        record, store = self._record, self._candidate.context.store
         if offer.version in record.retained_versions and store.release(record.name, offer.version) != offer.release:
             return f"version: {offer.version} of {record.name} is stored with other content; give it a new number"
         return record.failure(offer.release, offer.attempt)
 
     async def _note_fetched(self, deployment: str) -> None:
-        record, store = self._record, self._candidate.around.store
+        record, store = self._record, self._candidate.context.store
         if (record.phase, record.deployment) != ("offered", deployment):
             return
         if missing := store.missing(store.manifest(record.name, record.candidate)):
@@ -214,9 +214,9 @@ class _Owner:
     def _has_another(self) -> bool:
         """True if another version can replace the committed one."""
         record = self._record
-        return record.previous > 0 or self._candidate.around.has_folder(record.name, record.committed)
+        return record.previous > 0 or self._candidate.context.has_folder(record.name, record.committed)
 
-    async def _take_back(self, version: int) -> None:
+    async def _remove(self, version: int) -> None:
         record = self._record
         if version == record.candidate and record.phase == "trial":
             await self._candidate.roll_back("back", "taken back")

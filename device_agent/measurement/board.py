@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.config import BoardConfig, TargetConfig
-from device_agent.measurement.calibration_file import Measuring, apply_calibration, load
+from device_agent.measurement.calibration_file import MeasurementSettings, apply_calibration, load_calibration
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.link_meter import LinkMeter
 from device_agent.measurement.power_log import IDLE_PERIOD_S, MAX_SAMPLES, PowerLog
@@ -63,7 +63,7 @@ class Board:
         power: Power log; None without a power source.
     """
 
-    measuring: Measuring
+    measuring: MeasurementSettings
     root: Path
     profile: Profile
     power: PowerLog | None
@@ -112,9 +112,9 @@ class Board:
 class Meters:
     """Meters of a trainer process, opened by the first job that needs them and kept for later jobs."""
 
-    boards: dict[Measuring, Board] = field(default_factory=dict)
+    boards: dict[MeasurementSettings, Board] = field(default_factory=dict)
 
-    def meter_for(self, measuring: Measuring | None, idle_w: float | None) -> ProcessMeter:
+    def meter_for(self, measuring: MeasurementSettings | None, idle_w: float | None) -> ProcessMeter:
         """Return the meter for a job's measurement settings, on a board that draws `idle_w` watts when idle.
 
         Raises:
@@ -130,17 +130,17 @@ class Meters:
         return self.boards[measuring].meter(idle_w)
 
 
-def load_measuring(config: BoardConfig, folder: Path) -> Measuring:
+def load_measuring(config: BoardConfig, folder: Path) -> MeasurementSettings:
     """Load the measurement settings: the configuration, plus this board's calibration if it is readable.
 
     Args:
         folder: Folder that may hold a calibration.
     """
     try:
-        return Measuring(board=config, calibration=load(folder))
+        return MeasurementSettings(board=config, calibration=load_calibration(folder))
     except CorruptFile as error:
         log.warning("%s", error)
-        return Measuring(board=config)
+        return MeasurementSettings(board=config)
 
 
 def apply_target(profile: Profile, target: TargetConfig) -> Profile:
@@ -152,7 +152,7 @@ def apply_target(profile: Profile, target: TargetConfig) -> Profile:
 
 
 def open_board(
-    measuring: Measuring,
+    measuring: MeasurementSettings,
     *,
     clock: Clock = monotonic,
     idle_period_s: float = IDLE_PERIOD_S,

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from device_agent.config import MeterConfig
-from device_agent.measurement.calibration_file import Calibration, save
+from device_agent.measurement.calibration_file import Calibration, save_calibration
 from device_agent.measurement.core_kinds import describe_core_kinds
 from device_agent.measurement.power_fit import Observation, add_meter_error, fit_line, fit_model
 from device_agent.measurement.power_log import PowerLog
@@ -164,7 +164,7 @@ def fit_and_save(setup: CalibrationSetup, observations: Sequence[Observation]) -
         model=model,
         line=line,
     )
-    save(setup.folder, calibration)
+    save_calibration(setup.folder, calibration)
     return calibration
 
 

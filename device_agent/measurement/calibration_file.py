@@ -55,7 +55,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     line: SensorLine | None = None
 
 
-def save(folder: Path, calibration: Calibration) -> Path:
+def save_calibration(folder: Path, calibration: Calibration) -> Path:
     """Write a calibration atomically, safe against power cuts; return its path.
 
     Raises:
@@ -66,7 +66,7 @@ def save(folder: Path, calibration: Calibration) -> Path:
     return path
 
 
-def load(folder: Path) -> Calibration | None:
+def load_calibration(folder: Path) -> Calibration | None:
     """Load the calibration from a state folder; None if there is none.
 
     Raises:
@@ -96,7 +96,7 @@ def apply_calibration(profile: Profile, calibration: Calibration | None) -> Prof
     return msgspec.structs.replace(profile, power=power)
 
 
-class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurementSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Measurement settings of a device's tasks.
 
     Attributes:

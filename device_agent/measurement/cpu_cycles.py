@@ -42,7 +42,7 @@ class Cycles(msgspec.Struct, frozen=True, kw_only=True):
     provenance: Provenance | None = None
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class ClockSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshot of clocks and cumulative kernel counters; `states` by policy. Unavailable values are empty."""
 
     clocks: tuple[CpuClock, ...]
@@ -56,18 +56,18 @@ def read_cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def read_moment(root: Path, cpu: Cpu) -> Moment:
+def read_clock_snapshot(root: Path, cpu: Cpu) -> ClockSnapshot:
     """Read the clocks and their weights; raise `NoData` if no clock is known."""
     answer = read_clocks(root, cpu)
     if answer.part:
         raise NoData(answer.part.cause, lack=answer.part.lack)
     clocks = answer.clocks
-    return Moment(
+    return ClockSnapshot(
         clocks=clocks, states=_read_states(root, clocks, cpu), cpus=_read_cpus(root) if len(clocks) > 1 else {}
     )
 
 
-def mean_hertz(before: Moment, after: Moment, cpu: Cpu) -> float:
+def compute_mean_hertz(before: ClockSnapshot, after: ClockSnapshot, cpu: Cpu) -> float:
     """Return the mean clock of busy CPUs between two moments.
 
     A clock is the time-weighted mean of its states if the kernel counts them, else the mean of both ends. Several
@@ -106,7 +106,7 @@ class CycleCounter:
         self._clock = clock
         self._lock = threading.Lock()
         self._started = self._counted = self._cycles = self._next = 0.0
-        self._last: Moment | None = None
+        self._last: ClockSnapshot | None = None
         self._provenance: Provenance | None = None
 
     def start(self) -> None:
@@ -139,20 +139,20 @@ class CycleCounter:
         """Charge the computation since the last reading; if the clocks are unreadable, the next reading charges it."""
         began, busy_s = self._clock(), self._cpu_seconds()
         try:
-            now = read_moment(self._root, self._cpu)
+            now = read_clock_snapshot(self._root, self._cpu)
         except NoData:
             return
         finally:
             self._next = began + min(MAX_PAUSE_S, (self._clock() - began) / MAX_TIME_SHARE)
         self._charge(busy_s, now)
 
-    def _charge(self, busy_s: float, now: Moment) -> None:
-        self._cycles += (busy_s - self._counted) * mean_hertz(self._last or now, now, self._cpu)
+    def _charge(self, busy_s: float, now: ClockSnapshot) -> None:
+        self._cycles += (busy_s - self._counted) * compute_mean_hertz(self._last or now, now, self._cpu)
         self._counted, self._last = busy_s, now
         self._provenance = choose_worse(self._provenance, describe_clocks(now))
 
 
-def describe_clocks(now: Moment) -> Provenance:
+def describe_clocks(now: ClockSnapshot) -> Provenance:
     """Return the provenance of cycles counted with these clocks: that of the worst."""
     worst = max(now.clocks, key=lambda clock: WORST_LAST.index(clock.quality))
     source = "cpufreq time_in_state" if worst.name in now.states else worst.source

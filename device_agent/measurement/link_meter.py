@@ -10,14 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from device_agent.measurement.link_rate import MIN_HAUL_BYTES, MIN_HAUL_S, Haul, Way, estimate
+from device_agent.measurement.link_rate import (
+    MIN_TRANSFER_BYTES,
+    MIN_TRANSFER_S,
+    Direction,
+    LinkTransfer,
+    estimate_rate,
+)
 from device_agent.probes.base import ProbeResult
 from shared.protocol.measurements import Absent, Reading
 from shared.runtime.clock import Clock, monotonic
 from shared.transport.tcp_info import Counts, Traffic
 
 
-def measure_haul(before: Counts, after: Counts) -> tuple[int, float]:
+def measure_upload(before: Counts, after: Counts) -> tuple[int, float]:
     """Return bytes and busy seconds of an upload between two counts of one connection, without its round trip.
 
     The kernel's busy time ends with the acknowledgement of the last byte, a round trip later if the link was idle at
@@ -41,8 +47,8 @@ class LinkMeter:
 
     traffic: Traffic = field(default_factory=Traffic)
     clock: Clock = monotonic
-    up: Way = field(default_factory=lambda: Way("up"))
-    down: Way = field(default_factory=lambda: Way("down"))
+    up: Direction = field(default_factory=lambda: Direction("up"))
+    down: Direction = field(default_factory=lambda: Direction("down"))
     _last: Counts | None = None
     _sent_bytes: int = 0
     _sending_s: float = 0.0
@@ -53,33 +59,33 @@ class LinkMeter:
         """Start timing arrivals."""
         self.traffic.watched = True
 
-    def uploading(self) -> None:
+    def note_progress(self) -> None:
         """Count what was sent on this connection since the server's last request for frames."""
         last, self._last = self._last, self._count()
         if last and self._last and last.connection == self._last.connection:
-            sent_bytes, seconds = measure_haul(last, self._last)
+            sent_bytes, seconds = measure_upload(last, self._last)
             self._sent_bytes += sent_bytes
             self._sending_s += seconds
 
-    def uploaded(self) -> None:
+    def finish_upload(self) -> None:
         """Finish an upload: the server has all that it requested."""
         if self._last:
             is_measurable = not self._is_paced or self._last.busy_s is not None  # pauses are not the link's time
-            self.uploading()
+            self.note_progress()
             if is_measurable:
-                self.up.add(Haul(self._sent_bytes, self._sending_s, self.clock()))
+                self.up.add(LinkTransfer(self._sent_bytes, self._sending_s, self.clock()))
         self._last, self._sent_bytes, self._sending_s, self._is_paced = None, 0, 0.0, False
 
-    def paced(self) -> None:
+    def note_pause(self) -> None:
         """Note that the next frames were delayed by the agent, so that the link may have become idle.
 
         Then only the kernel's busy time gives a rate.
         """
         self._is_paced = True
-        self.uploading()
+        self.note_progress()
 
     @contextmanager
-    def downloading(self) -> Iterator[None]:
+    def measure_download(self) -> Iterator[None]:
         """Measure arrivals during the block."""
         self._count()
         before = self.traffic.arrived_bytes, self.traffic.arriving_s
@@ -87,7 +93,7 @@ class LinkMeter:
             yield
         finally:
             arrived, seconds = self.traffic.arrived_bytes - before[0], self.traffic.arriving_s - before[1]
-            self.down.add(Haul(arrived, seconds, self.clock()))
+            self.down.add(LinkTransfer(arrived, seconds, self.clock()))
 
     def read(self, at: float) -> ProbeResult:
         """Return the link's rates; absent until a transfer was long enough."""
@@ -95,7 +101,7 @@ class LinkMeter:
         absent: dict[str, Absent] = {}
         for way in (self.up, self.down):
             mean, low = f"link.{way.name}_bits_per_s", f"link.{way.name}_p20_bits_per_s"
-            if rate := estimate(way.hauls):
+            if rate := estimate_rate(way.transfers):
                 source = f"own transfers, n = {rate.n}, confidence {rate.confidence(at)}"
                 for name, value in ((mean, rate.bits_per_s), (low, rate.p20_bits_per_s)):
                     readings[name] = Reading(
@@ -107,7 +113,7 @@ class LinkMeter:
                         uncertainty=rate.spread_bits_per_s,
                     )
             else:
-                cause = f"no transfer of {MIN_HAUL_BYTES >> 10} KiB and {MIN_HAUL_S} s yet"
+                cause = f"no transfer of {MIN_TRANSFER_BYTES >> 10} KiB and {MIN_TRANSFER_S} s yet"
                 absent |= dict.fromkeys((mean, low), Absent(lack="not_present", cause=cause))
         return ProbeResult(readings=readings, absent=absent)
 

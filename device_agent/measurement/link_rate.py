@@ -14,20 +14,20 @@ from typing import Literal, TypeAlias
 
 log = logging.getLogger(__name__)
 
-MAX_HAULS = 8
+MAX_TRANSFERS = 8
 HALF_LIFE_S = 600.0
-MIN_HAUL_BYTES, MIN_HAUL_S = 256 * 1024, 0.5
+MIN_TRANSFER_BYTES, MIN_TRANSFER_S = 256 * 1024, 0.5
 MIN_PART_BYTES = 64 * 1024
 """Smaller transfers show latency rather than rate; they are not pooled either."""
 STEP_SHARE = 0.4
 LOW_SHARE = 0.2
-SURE_HAULS, STEADY_SPREAD = 5, 0.25
+SURE_TRANSFERS, STEADY_SPREAD = 5, 0.25
 
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True)
-class Haul:
+class LinkTransfer:
     """One transfer in one direction, or several small ones pooled: bytes and seconds in which the link was busy."""
 
     bytes: int
@@ -42,7 +42,7 @@ class Haul:
     @property
     def qualifies(self) -> bool:
         """True if it was long enough for a rate."""
-        return self.bytes >= MIN_HAUL_BYTES and self.seconds >= MIN_HAUL_S
+        return self.bytes >= MIN_TRANSFER_BYTES and self.seconds >= MIN_TRANSFER_S
 
 
 @dataclass(frozen=True)
@@ -68,39 +68,40 @@ class Rate:
         spread = math.inf if self.spread_bits_per_s is None else self.spread_bits_per_s / self.bits_per_s
         if now - self.at >= HALF_LIFE_S or self.n == 1:
             return "low"
-        return "high" if self.n >= SURE_HAULS and spread < STEADY_SPREAD else "medium"
+        return "high" if self.n >= SURE_TRANSFERS and spread < STEADY_SPREAD else "medium"
 
 
-def estimate(hauls: Sequence[Haul]) -> Rate | None:
+def estimate_rate(transfers: Sequence[LinkTransfer]) -> Rate | None:
     """Estimate the rate from transfers in order of time; None without any."""
-    if not hauls:
+    if not transfers:
         return None
-    newest = hauls[-1].at  # ages relative to now would scale all weights equally
-    weights = [haul.bytes * 0.5 ** ((newest - haul.at) / HALF_LIFE_S) for haul in hauls]
+    newest = transfers[-1].at  # ages relative to now would scale all weights equally
+    weights = [transfer.bytes * 0.5 ** ((newest - transfer.at) / HALF_LIFE_S) for transfer in transfers]
+    rates = [(transfer.bits_per_s, weight) for weight, transfer in zip(weights, transfers, strict=True)]
     total = sum(weights)
-    mean = total / sum(weight / haul.bits_per_s for weight, haul in zip(weights, hauls, strict=True))
-    squares = sum(weight * (haul.bits_per_s - mean) ** 2 for weight, haul in zip(weights, hauls, strict=True))
+    mean = total / sum(weight / rate for rate, weight in rates)
+    squares = sum(weight * (rate - mean) ** 2 for rate, weight in rates)
     below, low = 0.0, 0.0
-    for rate, weight in sorted((haul.bits_per_s, weight) for weight, haul in zip(weights, hauls, strict=True)):
+    for rate, weight in sorted(rates):
         below, low = below + weight, rate
         if below >= LOW_SHARE * total:
             break
-    spread = math.sqrt(squares / total) if len(hauls) > 1 else None
-    return Rate(mean, low, spread, len(hauls), newest)
+    spread = math.sqrt(squares / total) if len(transfers) > 1 else None
+    return Rate(mean, low, spread, len(transfers), newest)
 
 
-def drop_outdated(hauls: Sequence[Haul]) -> list[Haul]:
+def drop_outdated(transfers: Sequence[LinkTransfer]) -> list[LinkTransfer]:
     """Drop transfers from before a change of the link.
 
     A change is two transfers in a row that deviate far from all earlier ones, in the same direction. The first may
     span the change: if they differ as much from each other, only the last one counts.
     """
-    *before, first, last = hauls
-    if not (previous := estimate(before)):
-        return list(hauls)
-    steps = [_compare_rates(haul.bits_per_s, previous.bits_per_s) for haul in (first, last)]
+    *before, first, last = transfers
+    if not (previous := estimate_rate(before)):
+        return list(transfers)
+    steps = [_compare_rates(transfer.bits_per_s, previous.bits_per_s) for transfer in (first, last)]
     if not steps[0] or steps[0] != steps[1]:
-        return list(hauls)
+        return list(transfers)
     return [last] if _compare_rates(last.bits_per_s, first.bits_per_s) else [first, last]
 
 
@@ -110,28 +111,30 @@ def _compare_rates(rate: float, reference: float) -> int:
 
 
 @dataclass
-class Way:
+class Direction:
     """One direction of a link: transfers that count, and small ones being pooled."""
 
     name: str
-    hauls: list[Haul] = field(default_factory=list)
-    _pool: list[Haul] = field(default_factory=list)
+    transfers: list[LinkTransfer] = field(default_factory=list)
+    _pool: list[LinkTransfer] = field(default_factory=list)
 
-    def add(self, haul: Haul) -> None:
+    def add(self, transfer: LinkTransfer) -> None:
         """Add a transfer; small ones are pooled until they qualify together."""
-        if haul.bytes < MIN_PART_BYTES or not haul.seconds > 0:
+        if transfer.bytes < MIN_PART_BYTES or not transfer.seconds > 0:
             return
-        self._pool = [part for part in self._pool if haul.at - part.at < HALF_LIFE_S] + [haul]
-        pooled = Haul(sum(part.bytes for part in self._pool), sum(part.seconds for part in self._pool), haul.at)
+        self._pool = [part for part in self._pool if transfer.at - part.at < HALF_LIFE_S] + [transfer]
+        pooled = LinkTransfer(
+            sum(part.bytes for part in self._pool), sum(part.seconds for part in self._pool), transfer.at
+        )
         if pooled.qualifies:
             self._pool = []
-            self.hauls = drop_outdated([*self.hauls, pooled])[-MAX_HAULS:] if self.hauls else [pooled]
+            self.transfers = drop_outdated([*self.transfers, pooled])[-MAX_TRANSFERS:] if self.transfers else [pooled]
             log.debug("link way=%s bytes=%d seconds=%.3f %s", self.name, pooled.bytes, pooled.seconds, self)
 
     def reset(self) -> None:
         """Forget all transfers, since the link is another one."""
-        self.hauls, self._pool = [], []
+        self.transfers, self._pool = [], []
 
     def __str__(self) -> str:
-        rate = estimate(self.hauls)
+        rate = estimate_rate(self.transfers)
         return f"bits_per_s={rate.bits_per_s:.0f} p20={rate.p20_bits_per_s:.0f} n={rate.n}" if rate else "unknown"

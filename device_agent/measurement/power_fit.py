@@ -90,7 +90,7 @@ def fit_model(observations: Sequence[Observation], cores: int) -> tuple[PowerMod
 
     exponent = min(exponents, key=lambda tried: _sum_squares(rows(tried), watts, least_squares(rows(tried), watts)))
     coefficients = least_squares(rows(exponent), watts)
-    quality = judge(watts, predict(rows(exponent), coefficients))
+    quality = assess_fit(watts, predict(rows(exponent), coefficients))
     idle_w, core_w, *radio_w = coefficients
     if idle_w <= 0 or core_w <= 0:
         raise NoData(f"impossible fit: {idle_w:.2f} W idle and {core_w:.2f} W per core", lack="invalid")
@@ -117,7 +117,7 @@ def fit_line(observations: Sequence[Observation]) -> tuple[SensorLine, Quality]:
     both = [(window.sensed_w, window.watts) for window in observations if window.sensed_w is not None]
     rows, watts = [[sensed, 1.0] for sensed, _ in both], [watts for _, watts in both]
     gain, offset_w = least_squares(rows, watts)
-    quality = judge(watts, predict(rows, [gain, offset_w]))
+    quality = assess_fit(watts, predict(rows, [gain, offset_w]))
     if gain <= 0:
         raise NoData(f"the meter falls when the board's own sensor rises (gain {gain:.2f})", lack="invalid")
     return SensorLine(gain=gain, offset_w=offset_w, uncertainty=quality.residual_ratio), quality
@@ -153,7 +153,7 @@ def predict(rows: Sequence[Sequence[float]], coefficients: Sequence[float]) -> l
     return [math.fsum(value * factor for value, factor in zip(row, coefficients, strict=True)) for row in rows]
 
 
-def judge(values: Sequence[float], predictions: Sequence[float]) -> Quality:
+def assess_fit(values: Sequence[float], predictions: Sequence[float]) -> Quality:
     """Return the goodness of a fit.
 
     Raises:

@@ -20,7 +20,7 @@ IN_USE = (
 
 
 @contextmanager
-def holding_off(config: AgentConfig) -> Iterator[bool]:
+def hold_off_agent(config: AgentConfig) -> Iterator[bool]:
     """Keep the agent from connecting during the block; yield whether a connection is safe.
 
     Args:

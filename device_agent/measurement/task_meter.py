@@ -23,7 +23,7 @@ MIN_RESOLVED_PERIODS = 2.0
 """Shorter waits, in sample periods, get the same watts as the computation around them, whatever each really took."""
 
 
-class Spent(msgspec.Struct):
+class BlockCost(msgspec.Struct):
     """Cost of a block, filled in at its end.
 
     Attributes:
@@ -62,12 +62,12 @@ class Spent(msgspec.Struct):
             provenance=cost.provenance | self.provenance,
         )
 
-    def exchanging(self) -> AbstractContextManager[None]:
+    def measure_exchange(self) -> AbstractContextManager[None]:
         """Mark a block as an exchange. No effect here: a replay's predetermined costs contain the exchange."""
         return nullcontext()
 
 
-class _MeasuredBlock(Spent):
+class _MeasuredBlock(BlockCost):
     """A block being measured, which records its exchanges.
 
     Attributes:
@@ -78,7 +78,7 @@ class _MeasuredBlock(Spent):
     waits: list[tuple[float, float]] = []
 
     @contextmanager
-    def exchanging(self) -> Iterator[None]:
+    def measure_exchange(self) -> Iterator[None]:
         began = self.clock()
         try:
             yield
@@ -106,7 +106,7 @@ class ProcessMeter:
     emulated: EmulatedPower | None = None
 
     @contextmanager
-    def task(self) -> Iterator[Spent]:
+    def task(self) -> Iterator[BlockCost]:
         """Measure the block."""
         cost = _MeasuredBlock(idle_w=self.idle_w, clock=self.clock)
         with self.power.busy() if self.power else nullcontext(), _tick_clocks(self.cycles):
@@ -155,14 +155,14 @@ def _tick_clocks(cycles: CycleCounter | None) -> Iterator[None]:
         ended.set()
 
 
-def _add_cycles(cost: Spent, cycles: CycleCounter) -> None:
+def _add_cycles(cost: BlockCost, cycles: CycleCounter) -> None:
     total = cycles.stop()
     cost.cycles, cost.mean_hertz = total.cycles, total.mean_hertz
     if total.provenance:
         cost.provenance["cycles"] = total.provenance
 
 
-def _add_joules(cost: Spent, power: PowerLog, start: float, stop: float) -> None:
+def _add_joules(cost: BlockCost, power: PowerLog, start: float, stop: float) -> None:
     energy = power.energy(start, stop)
     if energy:
         cost.joules = energy.joules
@@ -219,20 +219,20 @@ def _split_waits(cost: _MeasuredBlock, power: PowerLog) -> None:
 
 
 @dataclass(frozen=True)
-class GivenMeter:
+class FixedMeter:
     """Meter for replay: blocks cost predetermined figures.
 
     Attributes:
-        whole: Cost of the first block, the task.
+        first: Cost of the first block, the task.
         step: Cost of each later block, in which steps are timed; None to use the task's.
     """
 
-    whole: Spent
-    step: Spent | None = None
-    _later: list[Spent] = field(default_factory=list)
+    first: BlockCost
+    step: BlockCost | None = None
+    _later: list[BlockCost] = field(default_factory=list)
 
     @contextmanager
-    def task(self) -> Iterator[Spent]:
+    def task(self) -> Iterator[BlockCost]:
         """Charge the block."""
-        yield msgspec.structs.replace(self._later[0] if self._later else self.whole)
-        self._later[:] = [self.step or self.whole]
+        yield msgspec.structs.replace(self._later[0] if self._later else self.first)
+        self._later[:] = [self.step or self.first]

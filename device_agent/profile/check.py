@@ -178,7 +178,7 @@ def _check_inference(inference: Inference) -> Iterator[str]:
             yield f"inference.{key}: differs from the default; name the figure's origin in inference.origin"
 
 
-def find_rivals(profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+def find_conflicts(profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     """Return the conflicts between profiles of equal priority that claim the same token."""
     claims = sorted(
         (token, profile.match.priority, id_)

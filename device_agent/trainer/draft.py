@@ -10,7 +10,7 @@ import msgspec
 import safetensors.torch
 
 from device_agent.exchange import outbox
-from device_agent.inference.release_folder import OWN, OwnModel, own_digest
+from device_agent.inference.release_folder import OWN, OwnModel, compute_own_digest
 from device_agent.trainer import device_state
 from device_agent.trainer.interface import Job
 from shared.algorithms.base import Result
@@ -66,7 +66,7 @@ def write_own(job: Job, tree: Tree) -> None:
         Unwritable: The disk takes nothing more.
     """
     leaves = {name: leaf.contiguous() for name, leaf in to_device(tree, CPU).items()}
-    contents = own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
+    contents = compute_own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
     own = OwnModel(model=job.task.model, run=job.task.run, round=job.task.round, contents=contents)
     data = safetensors.torch.save(leaves, {OWN: msgspec.json.encode(own).decode()})
     path = Path(job.draft) / outbox.OWN

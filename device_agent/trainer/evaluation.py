@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.exchange import outbox
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
 from shared.data.classes import with_classes
 from shared.data.sources.read import read_held_out
@@ -55,7 +55,7 @@ class Watched(NamedTuple):
         threads: Of ONNX Runtime; 0 for one.
     """
 
-    measured: Callable[[], AbstractContextManager[Spent]]
+    measured: Callable[[], AbstractContextManager[BlockCost]]
     is_superseded: Callable[[], bool]
     threads: int = 0
 

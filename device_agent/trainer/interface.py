@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from device_agent.exchange.split_session import Exchange
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from shared.data.spec import Data
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     data: Data
     frame_bytes: int
     cost: Cost
-    measuring: Measuring | None = None
+    measuring: MeasurementSettings | None = None
     graph: str = ""
     keeps_own: bool = False
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from shared.algorithms.base import Outcome, Session
 from shared.codecs import CODECS
 from shared.codecs.base import decode_bounded
@@ -38,7 +38,7 @@ class SplitTraining:
         carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
     """
 
-    def __init__(self, session: Session, task: Task, spent: Spent, device: torch.device = CPU) -> None:
+    def __init__(self, session: Session, task: Task, spent: BlockCost, device: torch.device = CPU) -> None:
         self._session, self._task, self._spent, self._device = session, task, spent, device
         self._codec = build(CODECS, task.cut_codec, "codec")
         self.step = 1
@@ -50,7 +50,7 @@ class SplitTraining:
 
     def waiting(self) -> AbstractContextManager[None]:
         """Count what passes in a block as exchange, not as computing."""
-        return self._spent.exchanging()
+        return self._spent.measure_exchange()
 
     def advance(self, answer: memoryview | Missed) -> None:
         """Take the server's answer to the open step, and compute the next one's payload.

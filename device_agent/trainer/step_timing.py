@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from shared.algorithms.base import Batch, Batches
 from shared.errors import TaskFailed
 from shared.protocol.measurements import StepCost
@@ -60,7 +60,7 @@ class Steps:
 def time_steps(
     train: Callable[[Batches], object],
     batches: Batches,
-    meter: Callable[[], AbstractContextManager[Spent]],
+    meter: Callable[[], AbstractContextManager[BlockCost]],
     *,
     seconds: float,
     weights: int,
@@ -128,10 +128,10 @@ def passing(layers: nn.Module, inputs: Tensor) -> Iterator[Callable[[], None]]:
 def _time_blocks(
     train: Callable[[Batches], object],
     batches: Batches,
-    meter: Callable[[], AbstractContextManager[Spent]],
+    meter: Callable[[], AbstractContextManager[BlockCost]],
     count: int,
     times: int,
-) -> list[Spent]:
+) -> list[BlockCost]:
     blocks = []
     for _ in range(times):
         with meter() as spent:

@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import nn
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer import device_state
 from device_agent.trainer.draft import taken_back, write_own, write_payload, write_result, write_update
 from device_agent.trainer.evaluation import HeldOut, Watched, evaluate_by_graph
@@ -51,7 +51,7 @@ from shared.transfer import to_file
 
 log = logging.getLogger("trainer")
 
-MeasureBlock: TypeAlias = Callable[[], AbstractContextManager[Spent]]
+MeasureBlock: TypeAlias = Callable[[], AbstractContextManager[BlockCost]]
 """Begins to measure a block of computing, which is told what it spent when it is left."""
 
 ALONE = "a device alone has only the part below the cut"
@@ -150,7 +150,7 @@ class TrainingTask:
         return describe(self.workspace.device)
 
     @contextmanager
-    def measured(self) -> Iterator[Spent]:
+    def measured(self) -> Iterator[BlockCost]:
         """Measure a block, of which all is computed when it is left, not only given to a GPU."""
         with self.measure_block() as spent:
             yield spent

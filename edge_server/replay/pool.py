@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeAlias
 import msgspec
 import torch
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
 from shared.errors import FieldFleetError
 
@@ -39,8 +39,8 @@ class TrainingOrder(msgspec.Struct, frozen=True):
     """
 
     job: Job
-    spent: Spent
-    step: Spent | None = None
+    spent: BlockCost
+    step: BlockCost | None = None
 
 
 Ending: TypeAlias = str | None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from device_agent.exchange.split_session import Exchange
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
 from device_agent.trainer.task import begin_split_training
 from device_agent.trainer.workspace import Workspace
@@ -45,12 +45,12 @@ class SessionCost:
         return self.effort.seconds / self.steps
 
     @contextmanager
-    def meter(self) -> Iterator[Spent]:
+    def meter(self) -> Iterator[BlockCost]:
         """Charge the task for the passes done by the end of the block.
 
         A step that the server finished without this device has no backward pass.
         """
-        cost = Spent(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
+        cost = BlockCost(idle_w=self.effort.idle_w, provenance=dict(self.effort.provenance))
         yield cost
         share = (self.ups * self.forward + self.downs * (1 - self.forward)) / self.steps
         cycles, joules = self.effort.cycles, self.effort.joules

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from device_agent.exchange.split_session import Exchange
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
 from device_agent.trainer.workspace import Workspace
 from edge_server.replay.devices.behaviour import Behaviour, Effort
@@ -91,8 +91,8 @@ class ReplayTrainer:
         return effort.seconds + effort.lag_s + job.task.measure_s, TrainingOrder(quick, _cost(effort), _cost(step))
 
 
-def _cost(effort: Effort) -> Spent:
-    return Spent(
+def _cost(effort: Effort) -> BlockCost:
+    return BlockCost(
         compute_s=effort.seconds,
         cycles=effort.cycles,
         joules=effort.joules,

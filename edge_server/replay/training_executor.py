@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from device_agent.measurement.task_meter import GivenMeter
+from device_agent.measurement.task_meter import FixedMeter
 from device_agent.trainer.interface import Job
 from device_agent.trainer.task import perform, read_parameters
 from device_agent.trainer.workspace import Workspace
@@ -44,7 +44,7 @@ class TrainingExecutor:
         return [self._execute_order(order, trained.get(place)) for place, order in enumerate(orders)]
 
     def _execute_order(self, order: TrainingOrder, trained: Result | None) -> Ending:
-        meter = GivenMeter(order.spent, order.step)
+        meter = FixedMeter(order.spent, order.step)
         try:
             perform(order.job, self._workspace, meter.task, lambda: False, trained=trained)
         except FAILURES as error:

@@ -32,7 +32,7 @@ from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings, choose_settings
 from device_agent.measurement.board import Board, open_board
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.profile.schema import Inference
 from edge_server.plan.plan import Plan
 from edge_server.plan.sections import Chosen
@@ -142,7 +142,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     """Measure every network; a quick run the smallest alone."""
     torch.set_num_threads(1)
     seconds, rows = QUICK_S if quick else SPENT_S, list[Figure]()
-    board = open_board(Measuring(board=BoardConfig()))
+    board = open_board(MeasurementSettings(board=BoardConfig()))
     with tempfile.TemporaryDirectory() as name:
         settings = choose_settings(ServeConfig(port=0), Path(name), "warning", Inference())
         for network, ratio in list(NETWORKS.items())[: 1 if quick else None]:

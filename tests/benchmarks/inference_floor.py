@@ -29,7 +29,7 @@ from device_agent.commands.bench_inference import (
 )
 from device_agent.inference.http.message import Response
 from device_agent.inference.http.tensors import InferenceRequest, write_inference
-from device_agent.inference.messages import percentiles
+from device_agent.inference.messages import compute_percentiles
 from device_agent.inference.release_folder import ReleaseFiles, read_folder
 from device_agent.inference.session import open_model
 from device_agent.inference.settings import InferenceSettings
@@ -129,7 +129,7 @@ def ask(files: ReleaseFiles, folder: Path, what: str, seconds: float) -> tuple[l
         one = time_requests(path, request, seconds)
         began = time.perf_counter()
         many = time_concurrent_requests(path, request, seconds, CLIENTS)
-        return percentiles(one, SHARES), len(many) / (time.perf_counter() - began)
+        return compute_percentiles(one, SHARES), len(many) / (time.perf_counter() - began)
 
 
 def rows_of_a_bare_loop(files: ReleaseFiles, folder: Path, seconds: float, alone: tuple[float, float]) -> list[Figure]:

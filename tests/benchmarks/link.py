@@ -70,7 +70,7 @@ class Echoing(Site):
         address = [self.address, str(port), str(self.keepalive_s), str(self.folder / "board")]
         return [*self.prefix, sys.executable, script, *address]
 
-    def hauls(self, way: str) -> list[float]:
+    def transfers(self, way: str) -> list[float]:
         """Return the estimate after each transfer, in bits a second; what the board is still writing is left out."""
         path = self.folder / "board" / RATES
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
@@ -122,8 +122,8 @@ async def steady(mbit: int) -> list[Seen]:
     """Three rounds at one rate."""
     with netns.slow_link(f"{mbit}mbit") as link:
         async with site(link, max(500_000, mbit * 150_000), ROUNDS) as here:
-            await _until(lambda: len(here.hauls("up")) >= ROUNDS)
-            return [Seen(f"{mbit} Mbit/s", _payload_rate(mbit), here.hauls("up")[-1], here.hauls("down")[-1])]
+            await _until(lambda: len(here.transfers("up")) >= ROUNDS)
+            return [Seen(f"{mbit} Mbit/s", _payload_rate(mbit), here.transfers("up")[-1], here.transfers("down")[-1])]
 
 
 async def step() -> list[Seen]:
@@ -135,9 +135,11 @@ async def step() -> list[Seen]:
             for rounds, mbit in ((ROUNDS, BEFORE_MBIT), (AFTER_STEP, LATER_MBIT), (AFTER_STEP, BEFORE_MBIT)):
                 link.change(f"{mbit}mbit")
                 done += rounds
-                await _until(lambda done=done: len(here.hauls("up")) >= done)
+                await _until(lambda done=done: len(here.transfers("up")) >= done)
                 case = f"{'then' if rows else 'HTB,'} {mbit} Mbit/s, {rounds} rounds"
-                rows.append(Seen(case, _payload_rate(mbit), here.hauls("up")[done - 1], here.hauls("down")[done - 1]))
+                rows.append(
+                    Seen(case, _payload_rate(mbit), here.transfers("up")[done - 1], here.transfers("down")[done - 1])
+                )
     return rows
 
 

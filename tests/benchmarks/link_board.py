@@ -19,7 +19,7 @@ from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.exchange import outbox
 from device_agent.measurement.link_meter import LinkMeter
-from device_agent.measurement.link_rate import Haul, Way, estimate
+from device_agent.measurement.link_rate import Direction, LinkTransfer, estimate_rate
 from device_agent.trainer.interface import Job
 from shared.data.spec import Data
 from shared.protocol import payload
@@ -34,16 +34,16 @@ RATES = "rates.jsonl"
 
 
 @dataclass
-class Told(Way):
+class Told(Direction):
     """One direction of the link that writes its estimate down whenever a transfer has changed it."""
 
     path: Path = Path(RATES)
 
-    def add(self, haul: Haul) -> None:
+    def add(self, transfer: LinkTransfer) -> None:
         """Note a transfer."""
-        before = self.hauls
-        super().add(haul)
-        if self.hauls is not before and (rate := estimate(self.hauls)):
+        before = self.transfers
+        super().add(transfer)
+        if self.transfers is not before and (rate := estimate_rate(self.transfers)):
             with self.path.open("a") as file:
                 file.write(json.dumps([self.name, rate.bits_per_s]) + "\n")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from device_agent.commands.bench_inference import encode_request, time_requests
 from device_agent.config import ServeConfig, TrainerConfig
 from device_agent.exchange.outbox import Outbox
-from device_agent.inference.messages import percentiles
+from device_agent.inference.messages import compute_percentiles
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.release_folder import ReleaseFiles
 from device_agent.inference.settings import choose_settings
@@ -75,7 +75,7 @@ async def _slowdown(files: ReleaseFiles, profile: Profile, share: TrainerShare, 
                 raise RuntimeError("the training ended")
             await trainer.close()
             await asyncio.gather(training, return_exceptions=True)
-    [without], [beside] = (percentiles(taken[turn], SHARE) for turn in (signal.SIGSTOP, signal.SIGCONT))
+    [without], [beside] = (compute_percentiles(taken[turn], SHARE) for turn in (signal.SIGSTOP, signal.SIGCONT))
     return beside / without
 
 

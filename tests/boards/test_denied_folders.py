@@ -13,7 +13,7 @@ import pytest
 from device_agent.commands import doctor, probe
 from device_agent.config import BoardConfig
 from device_agent.measurement.board import open_board
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.measurement.link_meter import LinkMeter
 from tests.boards.mutate import PARTIAL
 from tests.boards.test_fixtures import BOARDS
@@ -66,7 +66,7 @@ def test_a_closed_folder_ends_no_command_and_its_figures_are_denied(name, folder
         said = shown(root)
         assert command(doctor, "--root", root) in (0, 1)
         assert command(probe, "--root", root, "--record", place / "copy") == 0
-        board = open_board(Measuring(board=BoardConfig(root=str(root), profile=whole["board"])))
+        board = open_board(MeasurementSettings(board=BoardConfig(root=str(root), profile=whole["board"])))
         assert board.report("device", LinkMeter(), place).readings
     part = {key for key, one in said["readings"].items() if PARTIAL.search(one["source"])}
     assert {key: one for key, one in values(said).items() if key not in part}.items() <= values(whole).items()

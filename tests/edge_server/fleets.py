@@ -20,7 +20,7 @@ from device_agent.agent.build import compose
 from device_agent.config import AgentConfig
 from device_agent.config import LinkConfig as AgentLink
 from device_agent.exchange.split_session import Exchange
-from device_agent.measurement.task_meter import GivenMeter, Spent
+from device_agent.measurement.task_meter import BlockCost, FixedMeter
 from device_agent.trainer.interface import Job
 from device_agent.trainer.task import begin_split_training, perform
 from device_agent.trainer.workspace import Workspace
@@ -113,7 +113,7 @@ class Trainer:
         self.trained.append((job.task.device, job.task.round))
         if self.broken:
             raise TaskFailed(self.broken)
-        meter = GivenMeter(Spent(compute_s=self.compute_s)).task
+        meter = FixedMeter(BlockCost(compute_s=self.compute_s)).task
         if exchange is None:
             perform(job, self.workspace, meter, lambda: False)
             await asyncio.sleep(self.compute_s)

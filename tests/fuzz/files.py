@@ -172,7 +172,9 @@ def _read_run(place: Path) -> object:
 
 
 def _calibration(place: Path) -> None:
-    calibration_file.save(place, Calibration(profile="pi", meter="plug", stamp="20260101", residual_w=0.1, r_squared=1))
+    calibration_file.save_calibration(
+        place, Calibration(profile="pi", meter="plug", stamp="20260101", residual_w=0.1, r_squared=1)
+    )
 
 
 def _report_part(index: int, place: Path) -> None:
@@ -199,7 +201,7 @@ FILES = {
         "pi.toml",
         lambda place: load_file(place / "pi.toml"),
     ),
-    "calibration": Files(_calibration, calibration_file.FILE_NAME, calibration_file.load, CorruptFile),
+    "calibration": Files(_calibration, calibration_file.FILE_NAME, calibration_file.load_calibration, CorruptFile),
     "update": Files(
         _entry,
         f"outbox/trial@000001/{outbox.UPDATE}",

@@ -21,7 +21,7 @@ from device_agent.hardware.tools import LIVE_ROOT
 from device_agent.identity.clock_floor import BoardClock
 from device_agent.measurement import calibration_file
 from device_agent.measurement.board import apply_target
-from device_agent.measurement.reach import holding_off
+from device_agent.measurement.reach import hold_off_agent
 from device_agent.probes import clocks, cpufreq, memory, power_mode, runtime, thermal, throttle
 from device_agent.probes.base import Probe, ProbeResult, describe_absence, run_probe
 from device_agent.probes.power import source as power
@@ -54,7 +54,7 @@ def examine_board(root: Path, config: BoardConfig, state_dir: Path | None = None
         state_dir: Folder with a calibration of the board; None for none.
     """
     try:
-        fitted = calibration_file.load(state_dir) if state_dir else None
+        fitted = calibration_file.load_calibration(state_dir) if state_dir else None
     except CorruptFile as error:
         fitted = None
         yield Check(name="calibration", state="warn", finding=str(error), remedy="`device-agent calibrate`")
@@ -114,7 +114,7 @@ def examine_broker(config: AgentConfig) -> Iterator[Check]:
     """
     name = f"{config.site}.{config.device}.doctor-{os.getpid()}"
     dates = BoardClock.of(Path(config.state_dir)).may_judge()
-    with holding_off(config) as alone:
+    with hold_off_agent(config) as alone:
         if not alone:
             yield checks.check_broker(config.broker, find_distrust(config.broker, dates=dates), is_agents=True)
             return

@@ -14,7 +14,7 @@ from device_agent.config import AgentConfig, ServeConfig
 from device_agent.hardware.tools import LIVE_ROOT, run_module
 from device_agent.inference.release_folder import ReleaseFiles, read_folder, require_new
 from device_agent.inference.settings import choose_settings, runs_on_battery
-from device_agent.inference.store import BoardStore, digest_of
+from device_agent.inference.store import BoardStore, compute_digest
 from device_agent.probes import memory, runtime
 from device_agent.profile.schema import Profile
 from device_agent.trainer.beside_serving import choose_share
@@ -136,7 +136,7 @@ class ReleaseInventory:
 def _find_fault(path: Path, digest: str) -> str:
     """Return why a part of a release cannot be opened; empty if it is intact."""
     try:
-        return "" if digest_of(path) == digest else "is damaged: its digest does not match"
+        return "" if compute_digest(path) == digest else "is damaged: its digest does not match"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

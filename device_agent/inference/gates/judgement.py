@@ -28,10 +28,10 @@ from safetensors.numpy import load_file
 
 from device_agent.inference.candidate import GateVerdict
 from device_agent.inference.gates.process import Entering, GateJob, OwnJob
-from device_agent.inference.release_folder import read_own
+from device_agent.inference.release_folder import read_own_header
 from device_agent.inference.session import OpenModel, open_model
-from device_agent.inference.soak import latency_limit
-from device_agent.inference.store import BoardStore, digest_of
+from device_agent.inference.soak import compute_latency_limit
+from device_agent.inference.store import BoardStore, compute_digest
 from shared.data.sources.arrays import Arrays
 from shared.data.sources.read import read_held_out
 from shared.data.spec import Data
@@ -70,7 +70,7 @@ class GateFailed(Exception):
         self.lasting = lasting
 
 
-def try_out(job: GateJob, report: Callable[[Entering], None], lift_limit: Callable[[], None]) -> GateVerdict:
+def run_gates(job: GateJob, report: Callable[[Entering], None], lift_limit: Callable[[], None]) -> GateVerdict:
     """Run all gates on a candidate and return the verdict.
 
     Args:
@@ -85,7 +85,7 @@ def try_out(job: GateJob, report: Callable[[Entering], None], lift_limit: Callab
     return GateVerdict(**figures)
 
 
-def try_own(job: OwnJob) -> GateVerdict:
+def compare_own_model(job: OwnJob) -> GateVerdict:
     """Compare the accuracy of the device's own parameters with the release's on held-out examples."""
     examples = _load_held_out(job.data)
     if examples is None:
@@ -177,7 +177,7 @@ def _open_answering(store: BoardStore, job: GateJob, version: int) -> OpenModel 
 def _find_own_model(job: GateJob, manifest: ReleaseManifest) -> Path | None:
     """Return the file of the device's own parameters if they belong to this release's network."""
     try:
-        own_model = read_own(Path(job.own)) if job.own else None
+        own_model = read_own_header(Path(job.own)) if job.own else None
     except CorruptFile:
         return None  # the serving process logs it
     return Path(job.own) if own_model and own_model.model == manifest.model else None
@@ -220,7 +220,7 @@ def _read_probes(store: BoardStore, model: OpenModel) -> tuple[NDArray[Any], NDA
     manifest = model.manifest
     path = store.path(manifest.probes.sha256)
     try:
-        if digest_of(path) != manifest.probes.sha256:
+        if compute_digest(path) != manifest.probes.sha256:
             raise GateFailed(f"digest: the probes of {manifest.reference} are damaged: {path}", lasting=False)
         tensors = load_file(path)
         return tensors["inputs"], tensors["features" if model.is_half else "outputs"]
@@ -263,7 +263,7 @@ def _measure_latency(
     for _ in range(ROUNDS):
         new_s, old_s = _time_alternately([new, old] if old else [new], example)
         figures |= {"p95_s": new_s, "old_p95_s": old_s}
-        limit = latency_limit(job.terms, old_s)
+        limit = compute_latency_limit(job.terms, old_s)
         if new_s <= limit:
             return ""
         took, most = new_s * 1e3, limit * 1e3

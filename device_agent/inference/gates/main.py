@@ -37,9 +37,9 @@ def main() -> None:
     if isinstance(job, OwnJob):
         os.nice(NICER)  # serving and training come first
         lift_limit()
-        send(out, judgement.try_own(job))
+        send(out, judgement.compare_own_model(job))
     else:
-        send(out, judgement.try_out(job, lambda message: send(out, message), lift_limit))
+        send(out, judgement.run_gates(job, lambda message: send(out, message), lift_limit))
 
 
 def send(out: BinaryIO, message: FromGates) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import httptools
 
-from device_agent.inference.http.message import Request, Response, refusal
+from device_agent.inference.http.message import Request, Response, make_refusal
 from shared.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ def _describe_failure(error: Exception) -> Response:
     """Return the response to an internal error."""
     if isinstance(error, MemoryError):
         log.warning("out of memory in a request: raise serve.memory_mb or lower serve.max_body_mb")
-        return refusal(503, "out of memory; send smaller batches, or raise serve.memory_mb")
+        return make_refusal(503, "out of memory; send smaller batches, or raise serve.memory_mb")
     log.error("a request failed", exc_info=error)
-    return refusal(500, f"internal error: {type(error).__name__}")
+    return make_refusal(500, f"internal error: {type(error).__name__}")
 
 
 class ConnectionHost(Protocol):
@@ -335,7 +335,7 @@ class Connection(asyncio.Protocol):
         """Send a refusal, then drop further data until the peer has read it and closes."""
         self._refused = True
         self._drop()
-        self._live_transport.write(refusal(status, reason).encode(keep=False))
+        self._live_transport.write(make_refusal(status, reason).encode(keep=False))
         if self._live_transport.can_write_eof():
             self._live_transport.write_eof()
         self.deadline = self._server.clock() + LINGER_S

@@ -62,6 +62,6 @@ def _encode_head(status: int, json_bytes: int, size: int, *, keep: bool) -> byte
     return "\r\n".join([*lines, f"Content-Length: {size}", "", ""]).encode("ascii")
 
 
-def refusal(status: int, reason: str) -> Response:
+def make_refusal(status: int, reason: str) -> Response:
     """Return an error response with a reason."""
     return Response(status, msgspec.json.encode({"error": reason}))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from device_agent.inference.http.message import Request, Response, refusal
-from device_agent.inference.http.tensors import InferenceRequest, describe, read_inference, write_inference
-from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, statistics
+from device_agent.inference.http.message import Request, Response, make_refusal
+from device_agent.inference.http.tensors import InferenceRequest, describe_tensor, read_inference, write_inference
+from device_agent.inference.models import NOT_FINITE, ServedModels, ServedVersion, describe_statistics
 from shared.errors import InferenceRefused, ServingRefused, Unreachable, WireError
 from shared.protocol.inference.release import describe_class_fault
 from shared.runtime.distributions import installed_version
@@ -51,18 +51,18 @@ class Routes:
         route = _find_model(request.path)
         method = "POST" if route and route[2] == "/infer" else "GET"
         if not route and request.path not in ("/v2", "/v2/health/live", "/v2/health/ready"):
-            return refusal(404, f"unknown path {request.path[:80]!r}")
+            return make_refusal(404, f"unknown path {request.path[:80]!r}")
         if request.method != method:
-            return refusal(405, f"use {method} for {request.path[:80]!r}")
+            return make_refusal(405, f"use {method} for {request.path[:80]!r}")
         if not route:
             return self._answer_server(request.path)
         name, number, what = route
         served = self._models.find(name, number)
         if served is None and not self._models.names():
-            return refusal(503, NOT_YET)  # the process may just have been started
+            return make_refusal(503, NOT_YET)  # the process may just have been started
         if served is None:
             subject = f"version {number} of model {name!r}" if number else f"model {name!r}"
-            return refusal(404, f"{subject} is not served; available models: {', '.join(self._models.names())}")
+            return make_refusal(404, f"{subject} is not served; available models: {', '.join(self._models.names())}")
         return self._infer(served, request) if what == "/infer" else self._tell(served, what)
 
     def _answer_server(self, path: str) -> Response:
@@ -74,12 +74,12 @@ class Routes:
                 ),
             )
         is_well = path.endswith("live") or bool(self._models.names())
-        return Response(200, b"") if is_well else refusal(503, NOT_YET)
+        return Response(200, b"") if is_well else make_refusal(503, NOT_YET)
 
     def _tell(self, served: ServedVersion, what: str) -> Response:
         """Return readiness, statistics or metadata of a model."""
         if what == "/stats":
-            return Response(200, msgspec.json.encode({"model_stats": [statistics(served)]}))
+            return Response(200, msgspec.json.encode({"model_stats": [describe_statistics(served)]}))
         return Response(200, b"" if what == "/ready" else self._describe(served))
 
     def _describe(self, served: ServedVersion) -> bytes:
@@ -96,8 +96,8 @@ class Routes:
                 "name": manifest.name,
                 "versions": [str(version) for version in self._models.versions(manifest.name)],
                 "platform": PLATFORM,
-                "inputs": [describe(model.input)],
-                "outputs": [describe(served.output)],
+                "inputs": [describe_tensor(model.input)],
+                "outputs": [describe_tensor(served.output)],
                 "parameters": about,
             }
         )
@@ -105,16 +105,16 @@ class Routes:
     def _infer(self, served: ServedVersion, request: Request) -> Response | Awaitable[Response]:
         model = served.model
         if coding := request.headers.get("content-encoding"):
-            return refusal(415, f"content encoding {coding[:20]!r} is not supported; send the body unencoded")
+            return make_refusal(415, f"content encoding {coding[:20]!r} is not supported; send the body unencoded")
         length = request.headers.get("inference-header-content-length")
         if length is not None and not (length.isascii() and length.isdecimal() and len(length) <= len("1234567890")):
-            return refusal(400, f"Inference-Header-Content-Length {length[:20]!r} is not a number")
+            return make_refusal(400, f"Inference-Header-Content-Length {length[:20]!r} is not a number")
         try:
             inference = read_inference(
                 request.body, None if length is None else int(length), model.input, served.output, self._max_batch
             )
         except WireError as error:
-            return refusal(400, str(error))
+            return make_refusal(400, str(error))
         if served.cut:
             return _answer_cut(served, served.cut, inference)
         if model.quick_s * len(inference.inputs) <= QUICK_S:
@@ -135,10 +135,10 @@ def _answer(served: ServedVersion, inference: InferenceRequest) -> Response:
     try:
         outputs = served.run(inference.inputs)
     except ValueError as error:
-        return refusal(400, str(error))
+        return make_refusal(400, str(error))
     except ServingRefused as error:
         log.warning("model %s: %s", manifest.reference, error)
-        return refusal(500, str(error))
+        return make_refusal(500, str(error))
     body, json_bytes = write_inference(outputs, served.model.output, (manifest.name, manifest.version), inference)
     return Response(200, body, json_bytes)
 
@@ -149,12 +149,12 @@ async def _answer_cut(served: ServedVersion, cut: CutModel, inference: Inference
     try:
         answer = await served.run_cut(cut, inference.inputs)
     except Unreachable as error:
-        return refusal(503, f"the server's half of the model is unreachable: {error}")
+        return make_refusal(503, f"the server's half of the model is unreachable: {error}")
     except InferenceRefused as error:
         if error.reason == NOT_FINITE and not np.isfinite(inference.inputs).all():
-            return refusal(400, "the input contains NaN or infinite numbers")
+            return make_refusal(400, "the input contains NaN or infinite numbers")
         log.warning("model %s: %s: %s", manifest.reference, error.reason, error)
-        return refusal(503 if error.reason in TRANSIENT else 500, f"{error.reason}: {error}")
+        return make_refusal(503 if error.reason in TRANSIENT else 500, f"{error.reason}: {error}")
     parts = {"computed_by": answer.by, **asdict(answer.parts)}
     body, json_bytes = write_inference(
         answer.outputs, served.output, (manifest.name, manifest.version), inference, parts

@@ -86,7 +86,7 @@ class InferenceRequest(NamedTuple):
     is_binary: bool
 
 
-def describe(spec: TensorSpec) -> dict[str, Any]:
+def describe_tensor(spec: TensorSpec) -> dict[str, Any]:
     """Return the metadata entry of a tensor."""
     return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": list(spec.shape)}
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.measurement.power_log import PowerLog
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Task
@@ -28,13 +28,13 @@ def costs(site: Site, virtually, task: Task, power: PowerLog | None) -> Cost:
 
     async def routine() -> None:
         async with site.living() as agent:
-            agent.reporter.power, agent.measuring = power, Measuring()
+            agent.reporter.power, agent.measuring = power, MeasurementSettings()
             await asyncio.sleep(60)
             await site.tell("task", task, pause_s=60)
 
     virtually(routine())
     (job,) = site.trainer.jobs
-    assert job.measuring == Measuring()
+    assert job.measuring == MeasurementSettings()
     return job.cost
 
 

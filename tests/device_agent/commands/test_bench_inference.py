@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from device_agent.commands.bench_inference import time_concurrent_requests
-from device_agent.inference.http.message import Response, refusal
+from device_agent.inference.http.message import Response, make_refusal
 from device_agent.inference.http.server import HttpServer
 from shared.errors import ConfigError
 from shared.runtime.clock import monotonic
@@ -38,7 +38,7 @@ def test_every_client_has_one_request_under_way_and_all_are_answered(real, tmp_p
 
 def test_a_refusal_ends_it(real, tmp_path):
     async def story():
-        server = HttpServer(lambda _: refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
+        server = HttpServer(lambda _: make_refusal(404, "nothing is served here"), 1000, 10.0, monotonic)
         await server.listen(0, str(tmp_path / "s"))
         with pytest.raises(ConfigError, match="nothing is served here"):
             await asyncio.to_thread(time_concurrent_requests, str(tmp_path / "s"), REQUEST, SECONDS, 2)

@@ -22,7 +22,7 @@ import pytest
 from device_agent.commands import doctor
 from device_agent.commands import probe as command
 from device_agent.measurement.board import Board
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.measurement.power_log import PowerLog
 from device_agent.probes.power.source import TOTAL_WATTS
 from device_agent.profile.load import UNKNOWN_PROFILE
@@ -291,7 +291,7 @@ class Counter:
 def test_a_counter_is_read_a_second_time_on_the_board_itself(root, reads, said) -> None:
     """A second later; a recorded counter stands still, and nobody waits for it."""
     source = Counter()
-    board = Board(Measuring(), root, UNKNOWN_PROFILE, PowerLog(source, monotonic), monotonic)
+    board = Board(MeasurementSettings(), root, UNKNOWN_PROFILE, PowerLog(source, monotonic), monotonic)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         found = runner.run(command.read_twice(board))
     assert source.reads == reads

@@ -101,7 +101,7 @@ def judged(folder: Path, stored: StoredRelease, cut: CutSettings, **parts: bytes
         terms=UpdateTerms(),
         settings=msgspec.structs.replace(SETTINGS, cut=cut),
     )
-    return judgement.try_out(job, lambda _: None, lambda: None)
+    return judgement.run_gates(job, lambda _: None, lambda: None)
 
 
 def test_the_lower_half_is_what_the_gates_try_out_and_the_whole_where_it_is_loaded(tmp_path):

@@ -57,7 +57,7 @@ def verdict(
         data=data,
         own=own,
     )
-    return judgement.try_out(job, lambda _: None, lambda: None)
+    return judgement.run_gates(job, lambda _: None, lambda: None)
 
 
 def test_a_sound_release_passes(tmp_path, points):
@@ -138,7 +138,7 @@ def test_files_that_rot_on_the_disk_are_told(tmp_path):
         job = GateJob(
             state_dir=str(folder), name="points", candidate=2, committed=1, terms=UpdateTerms(), settings=SETTINGS
         )
-        found = judgement.try_out(job, lambda _: None, lambda: None)
+        found = judgement.run_gates(job, lambda _: None, lambda: None)
         assert names_all(found.reason, path)
 
 
@@ -281,7 +281,7 @@ def test_where_the_devices_own_parameters_answer_it_is_their_accuracy_that_count
 def test_a_model_of_the_devices_own_is_compared_with_the_release_that_it_answers_for(
     tmp_path, points, weights, max_drop, named
 ):
-    found = judgement.try_own(own_job(tmp_path, points, own_model(tmp_path / "own", weights), max_drop))
+    found = judgement.compare_own_model(own_job(tmp_path, points, own_model(tmp_path / "own", weights), max_drop))
     assert names_all(found.reason, *named)
     assert bool(found.reason) == bool(named)
 
@@ -301,9 +301,9 @@ def test_what_cannot_be_judged_is_not_refused(tmp_path, points):
     """No example held out, parameters of another network, a release that does not open."""
     own = own_model(tmp_path / "own", others())
     without = msgspec.structs.replace(points, holdout=0.0)
-    assert judgement.try_own(own_job(tmp_path, without, own)).reason == ""
+    assert judgement.compare_own_model(own_job(tmp_path, without, own)).reason == ""
     job = own_job(tmp_path, points, own_model(tmp_path / "other", np.ones((5, 2))))
-    assert judgement.try_own(job).reason == ""
+    assert judgement.compare_own_model(job).reason == ""
     Path(job.parts[GRAPH]).write_bytes(b"")
-    found = judgement.try_own(job)
+    found = judgement.compare_own_model(job)
     assert (found.reason != "", found.lasting) == (True, False)

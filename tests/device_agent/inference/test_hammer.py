@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from device_agent.exchange.board_releases import BoardFiles
-from device_agent.inference.candidate import GateVerdict, Surroundings
+from device_agent.inference.candidate import GateVerdict, SwapContext
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
@@ -73,10 +73,10 @@ async def passes(record: UpdateRecord) -> GateVerdict:
 
 async def swap_to(swaps: Swaps, store: BoardStore, version: int) -> None:
     manifest, parts = linear_release(version)
-    await swaps.hear(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
+    await swaps.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     for digest, data in parts.items():
         store.add(digest, data)
-    await swaps.fetched(NAME, f"to-{version}")
+    await swaps.mark_fetched(NAME, f"to-{version}")
     while store.record(NAME).phase != "committed":  # noqa: ASYNC110 - what lies on the disk says nothing
         await asyncio.sleep(0.002)
     assert store.record(NAME).committed == version
@@ -87,7 +87,7 @@ async def go_through_swaps(folder: Path, clients: list[Client]) -> None:
     settings = InferenceSettings(port=0, socket=clients[0].path, memory_bytes=2048 << 20)
     files = BoardFiles(store, {})
     process = InferenceProcess(settings, files.find, files.select_served())
-    swaps = Swaps(Surroundings(store, process, passes, lambda _: None))
+    swaps = Swaps(SwapContext(store, process, passes, lambda _: None))
     enough = threading.Event()
     async with background(process.run()), background(swaps.run()):
         await process.ready.wait()

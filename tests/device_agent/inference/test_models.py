@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_agent.inference.messages import percentiles
+from device_agent.inference.messages import compute_percentiles
 from device_agent.inference.models import ServedModels
 from device_agent.inference.release_folder import read_folder
 from device_agent.inference.session import OpenModel, open_model
@@ -74,6 +74,6 @@ def test_outputs_that_are_no_numbers_count_against_the_model_unless_the_input_wa
 
 def test_percentiles_are_of_what_was_measured():
     hundred = [float(one) for one in range(100, 0, -1)]
-    assert percentiles(hundred, (0.5, 0.95, 0.99, 1.0)) == [50.0, 95.0, 99.0, 100.0]
-    assert percentiles([3.0], (0.5, 0.99)) == [3.0, 3.0]
-    assert percentiles([], (0.5,)) == [0.0]
+    assert compute_percentiles(hundred, (0.5, 0.95, 0.99, 1.0)) == [50.0, 95.0, 99.0, 100.0]
+    assert compute_percentiles([3.0], (0.5, 0.99)) == [3.0, 3.0]
+    assert compute_percentiles([], (0.5,)) == [0.0]

@@ -15,8 +15,15 @@ from safetensors.numpy import load_file, save_file
 from device_agent.exchange import outbox, state_files
 from device_agent.exchange.outbox import Outbox
 from device_agent.exchange.own_model import OwnModelServing
-from device_agent.inference.models import ServedModels, ServedVersion, statistics
-from device_agent.inference.release_folder import OWN, OwnModel, ReleaseFiles, own_digest, read_folder, read_own
+from device_agent.inference.models import ServedModels, ServedVersion, describe_statistics
+from device_agent.inference.release_folder import (
+    OWN,
+    OwnModel,
+    ReleaseFiles,
+    compute_own_digest,
+    read_folder,
+    read_own_header,
+)
 from device_agent.inference.session import open_model
 from shared.errors import CorruptFile, ServingRefused
 from shared.protocol.inference.release import PARAMETERS, PROBES, read_manifest
@@ -26,7 +33,7 @@ from shared.runtime.executor import inline
 
 def write_own(path: Path, tensors: dict[str, np.ndarray], model: Spec, *, run: str = "run", number: int = 1) -> None:
     """Write parameters as a trainer does."""
-    contents = own_digest({name: one.tobytes() for name, one in tensors.items()})
+    contents = compute_own_digest({name: one.tobytes() for name, one in tensors.items()})
     told = OwnModel(model=model, run=run, round=number, contents=contents)
     save_file(tensors, path, {OWN: msgspec.json.encode(told).decode()})
 
@@ -48,9 +55,9 @@ def test_own_parameters_answer_and_the_statistics_name_them(made, files, setting
     probes = load_file(made["tiny-2"] / PROBES)
     found = model.run(probes["inputs"])
     assert np.abs(found - probes["outputs"]).max() <= 1e-5 * np.abs(probes["outputs"]).max()
-    assert statistics(ServedVersion(model))["parameters"]["own_model"] == "mine@7"
+    assert describe_statistics(ServedVersion(model))["parameters"]["own_model"] == "mine@7"
     plain = open_model(files.manifest, files.parts, settings)
-    assert "own_model" not in statistics(ServedVersion(plain))["parameters"]
+    assert "own_model" not in describe_statistics(ServedVersion(plain))["parameters"]
 
 
 def test_they_answer_from_one_request_to_the_next(made, files, settings, tmp_path):
@@ -121,14 +128,14 @@ class MemoryProcess:
         self._answering = answering
         self.ready.set()
 
-    def answering(self) -> list[ReleaseFiles]:
+    def active_files(self) -> list[ReleaseFiles]:
         return list(self._answering)
 
     async def reload(self, files: ReleaseFiles) -> bool:
         path = self.own.path_for(files)
         if self.refusal:
             raise self.refusal
-        self.opened.append(f"{files.name} {read_own(Path(path)).round if path else 'of the release'}")
+        self.opened.append(f"{files.name} {read_own_header(Path(path)).round if path else 'of the release'}")
         return True
 
 
@@ -162,7 +169,7 @@ def test_a_model_that_is_refused_does_not_answer_and_is_judged_once(files, tmp_p
     process, judged = MemoryProcess(files), list[int]()
 
     async def judge(_: ReleaseFiles) -> str:
-        judged.append(read_own(path).round)
+        judged.append(read_own_header(path).round)
         return "accuracy: 0.1" if judged[-1] == 1 else ""
 
     def write(number: int) -> None:
@@ -225,7 +232,7 @@ def test_a_model_is_the_newest_once_its_update_is_committed_whoever_does_so(tmp_
 
 def test_a_file_that_is_not_there_is_no_model_and_one_that_says_nothing_is_corrupt(tmp_path):
     path = tmp_path / "own"
-    assert read_own(path) is None
+    assert read_own_header(path) is None
     save_file({"w": np.zeros(1, np.float32)}, path)
     with pytest.raises(CorruptFile, match=re.escape(str(path))):
-        read_own(path)
+        read_own_header(path)

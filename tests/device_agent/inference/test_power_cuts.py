@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from device_agent.inference.candidate import GateVerdict, Surroundings
+from device_agent.inference.candidate import GateVerdict, SwapContext
 from device_agent.inference.messages import Figures
-from device_agent.inference.store import BoardStore, digest_of
+from device_agent.inference.store import BoardStore, compute_digest
 from device_agent.inference.swap import Swaps
 from shared.errors import ServingRefused
 from shared.protocol.inference.release import write_manifest
@@ -54,7 +54,7 @@ class FileServing(MemoryServing):
 def is_whole(store: BoardStore, version: int) -> bool:
     """Tell whether all files of a version are there and have their digests."""
     parts = store.manifest(NAME, version).parts.values()
-    return all(digest_of(store.path(part.sha256)) == part.sha256 for part in parts)
+    return all(compute_digest(store.path(part.sha256)) == part.sha256 for part in parts)
 
 
 async def gate(record: UpdateRecord) -> GateVerdict:
@@ -70,7 +70,7 @@ async def live(folder: Path) -> None:
     for version in sorted({record.committed, record.serving} - {0}):
         await serving.load(NAME, version)
         await serving.switch(NAME, version)
-    around = Surroundings(store, serving, gate, lambda _: None, worker=inline, look_s=0.0)
+    around = SwapContext(store, serving, gate, lambda _: None, worker=inline, look_s=0.0)
     swap = Swaps(around)
     async with background(swap.run()):
         while True:
@@ -86,11 +86,11 @@ async def live(folder: Path) -> None:
 
 async def offer(swap: Swaps, store: BoardStore, version: int) -> None:
     manifest, parts = light_release(NAME, version)
-    told = await swap.hear(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
+    told = await swap.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     if told.phase == "offered":
         for part in store.missing(manifest).values():
             store.add(part.sha256, parts[part.sha256])
-        await swap.fetched(NAME, told.deployment)
+        await swap.mark_fetched(NAME, told.deployment)
 
 
 def be_killed(folder: Path, calls: int) -> None:

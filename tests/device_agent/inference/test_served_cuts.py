@@ -24,10 +24,10 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from device_agent.exchange.board_releases import BoardFiles
-from device_agent.inference.candidate import Surroundings
+from device_agent.inference.candidate import SwapContext
 from device_agent.inference.process import InferenceProcess
 from device_agent.inference.settings import InferenceSettings
-from device_agent.inference.store import BoardStore, digest_of
+from device_agent.inference.store import BoardStore, compute_digest
 from device_agent.inference.swap import Swaps
 from shared.protocol.inference.release import write_manifest
 from shared.protocol.update import ENDED, UpdateRecord
@@ -75,7 +75,7 @@ async def live(folder: Path, port: int, calls: Calls) -> None:
     files = BoardFiles(store, {})
     settings = InferenceSettings(port=port, socket=str(folder / "s"), memory_bytes=2048 * MIB)
     process = CutProcess(settings, files.find, files.select_served())
-    swaps = Swaps(Surroundings(store, process, passes, lambda _: None, worker=inline, look_s=0.0))
+    swaps = Swaps(SwapContext(store, process, passes, lambda _: None, worker=inline, look_s=0.0))
     async with background(process.run()), background(swaps.run()):
         await process.ready.wait()
         assert process.starts == 1, "its port was not free"
@@ -93,11 +93,11 @@ async def take_next(swaps: Swaps, store: BoardStore) -> None:
     record = store.record(NAME)
     version = max(record.candidate + (record.phase in ENDED), 1)
     manifest, parts = linear_release(version)
-    told = await swaps.hear(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
+    told = await swaps.accept_offer(write_manifest(manifest), offer_of(manifest, soak_s=0.0))
     if told.phase == "offered":
         for part in store.missing(manifest).values():
             store.add(part.sha256, parts[part.sha256])
-        await swaps.fetched(NAME, told.deployment)
+        await swaps.mark_fetched(NAME, told.deployment)
     while store.record(NAME).phase not in ENDED:  # noqa: ASYNC110 - what lies on the disk says nothing
         await asyncio.sleep(0.002)
 
@@ -150,7 +150,7 @@ def look(folder: Path, before: UpdateRecord) -> UpdateRecord:
     assert record.committed >= before.committed
     for version in {record.committed, record.serving} - {0}:
         for part in store.manifest(NAME, version).parts.values():
-            assert digest_of(store.path(part.sha256)) == part.sha256
+            assert compute_digest(store.path(part.sha256)) == part.sha256
     return record
 
 

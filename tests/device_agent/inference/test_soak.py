@@ -7,7 +7,7 @@ import math
 import pytest
 
 from device_agent.inference.messages import Figures
-from device_agent.inference.soak import judge, latency_limit
+from device_agent.inference.soak import compute_latency_limit, judge_trial
 from shared.protocol.update import UpdateTerms
 
 TERMS, STRICT = UpdateTerms(), UpdateTerms(max_latency_ms=2.0)
@@ -37,7 +37,7 @@ NOBODY, USUAL, FAULTY = figures(0, p95_s=0.0), figures(1000), figures(1000, erro
     ],
 )
 def test_what_is_no_worse_stays(before, now, terms):
-    assert judge(before, now, 0, terms) == ""
+    assert judge_trial(before, now, 0, terms) == ""
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_what_is_no_worse_stays(before, now, terms):
     ],
 )
 def test_what_is_worse_says_why(before, now, deaths, terms, cause):
-    assert judge(before, now, deaths, terms).startswith(f"{cause}: ")
+    assert judge_trial(before, now, deaths, terms).startswith(f"{cause}: ")
 
 
 def test_the_limit_of_latency_is_told_or_the_old_one_s_and_half_of_it_more():
-    assert latency_limit(TERMS, 0.0) == math.inf
-    assert latency_limit(TERMS, 0.010) == pytest.approx(0.015)
-    assert latency_limit(TERMS, 0.0001) == pytest.approx(0.0011)
-    assert latency_limit(STRICT, 0.010) == 0.002
+    assert compute_latency_limit(TERMS, 0.0) == math.inf
+    assert compute_latency_limit(TERMS, 0.010) == pytest.approx(0.015)
+    assert compute_latency_limit(TERMS, 0.0001) == pytest.approx(0.0011)
+    assert compute_latency_limit(STRICT, 0.010) == 0.002

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.inference.candidate import MOST_STARTS, GateVerdict, Surroundings
+from device_agent.inference.candidate import MOST_STARTS, GateVerdict, SwapContext
 from device_agent.inference.messages import Figures
 from device_agent.inference.store import BoardStore
 from device_agent.inference.swap import Swaps
@@ -74,7 +74,7 @@ class Board:
     async def running(self) -> AsyncIterator[None]:
         """Run its agent while the block lasts."""
         us = self.store, self.serving, self._gates, self._announce
-        around = Surroundings(*us, worker=inline, has_folder=lambda *_: self.has_folder)
+        around = SwapContext(*us, worker=inline, has_folder=lambda *_: self.has_folder)
         self.swap = Swaps(around)
         async with background(self.swap.run()):
             yield
@@ -83,12 +83,12 @@ class Board:
         """Offer a version, and have its parts be there where they are asked for."""
         manifest, parts = light_release(NAME, version, size)
         offer = offer_of(manifest, attempt=attempt, **{"soak_s": SOAK_S, **terms})
-        record = await self.swap.hear(write_manifest(manifest), offer)
+        record = await self.swap.accept_offer(write_manifest(manifest), offer)
         if record.phase != "offered" or record.candidate != version:
             return record
         for digest, data in parts.items():
             self.store.add(digest, data)
-        return await self.swap.fetched(NAME, offer.deployment)
+        return await self.swap.mark_fetched(NAME, offer.deployment)
 
     async def commit(self, version: int) -> None:
         await self.offer(version)
@@ -161,7 +161,7 @@ def test_a_gate_that_fails_keeps_it_from_answering_and_it_is_not_tried_again(boa
         assert board.tried == [1, 2]
         await board.commit(3)
         manifest, _ = light_release(NAME, 2)
-        told = await board.swap.hear(write_manifest(manifest), offer_of(manifest, "another"))
+        told = await board.swap.accept_offer(write_manifest(manifest), offer_of(manifest, "another"))
         assert (told.phase, told.reason) == ("refused", "finite: parameter 'w' holds NaN")
         assert board.tried == [1, 2, 3]
         board.verdicts.clear()
@@ -271,7 +271,7 @@ def test_a_newer_offer_supersedes_what_is_under_way(board, live, wait_s):
 
     async def story() -> None:
         first, _ = light_release(NAME, 1)
-        await board.swap.hear(write_manifest(first), offer_of(first))
+        await board.swap.accept_offer(write_manifest(first), offer_of(first))
         await asyncio.sleep(wait_s)
         if wait_s:
             await board.offer(2)
@@ -282,7 +282,7 @@ def test_a_newer_offer_supersedes_what_is_under_way(board, live, wait_s):
         superseded = ["offered", "superseded"] if not wait_s else ["offered", "superseded", "offered", "fetched"]
         assert board.phases == [*superseded, *(["superseded"] if wait_s else []), *COMMITTED]
         assert board.store.versions(NAME) == [3]
-        assert (await board.swap.fetched(NAME, "to-1")).committed == 3  # of an offer that is gone
+        assert (await board.swap.mark_fetched(NAME, "to-1")).committed == 3  # of an offer that is gone
 
     live(story)
 
@@ -309,7 +309,7 @@ def test_what_is_offered_and_answers_already_is_committed_at_once(board, live):
     async def story() -> None:
         await board.commit(1)
         manifest, _ = light_release(NAME, 1)
-        told = await board.swap.hear(write_manifest(manifest), offer_of(manifest, "again"))
+        told = await board.swap.accept_offer(write_manifest(manifest), offer_of(manifest, "again"))
         assert (told.phase, told.deployment, board.tried) == ("committed", "again", [1])
 
     live(story)
@@ -319,11 +319,11 @@ def test_a_version_with_another_content_is_refused_and_what_answers_is_untouched
     async def story() -> None:
         await board.commit(1)
         other, _ = light_release(NAME, 1, 333)
-        told = await board.swap.hear(write_manifest(other), offer_of(other, "other"))
+        told = await board.swap.accept_offer(write_manifest(other), offer_of(other, "other"))
         assert (told.phase, bool(told.reason)) == ("refused", True)
         assert board.store.manifest(NAME, 1) == light_release(NAME, 1)[0]
         with pytest.raises(CorruptFile, match=f"{NAME}/1"):
-            await board.swap.hear(write_manifest(other), offer_of(light_release(NAME, 1)[0]))
+            await board.swap.accept_offer(write_manifest(other), offer_of(light_release(NAME, 1)[0]))
 
     live(story)
 
@@ -332,22 +332,22 @@ def test_going_back_by_hand(board, live):
     async def story() -> None:
         await board.commit(1)
         await board.commit(2)
-        assert (await board.swap.back(NAME, 1)).committed == 2  # it is not in use
+        assert (await board.swap.take_back(NAME, 1)).committed == 2  # it is not in use
         await board.offer(3)
         await board.reach("trial")
         with pytest.raises(ServingRefused, match="3"):
-            await board.swap.back(NAME, 2)
-        told = await board.swap.back(NAME, 3)
+            await board.swap.take_back(NAME, 2)
+        told = await board.swap.take_back(NAME, 3)
         assert (told.phase, bool(told.reason), told.committed) == ("rolled-back", True, 2)
         assert board.serving.current == {NAME: 2}
-        told = await board.swap.back(NAME, 2)
+        told = await board.swap.take_back(NAME, 2)
         assert (told.phase, told.committed, told.previous) == ("rolled-back", 1, 0)
         assert board.serving.current == {NAME: 1}
         assert board.serving.loaded == {NAME: {1}}
-        assert (await board.swap.back(NAME, 1)).committed == 1  # there was none before it
+        assert (await board.swap.take_back(NAME, 1)).committed == 1  # there was none before it
         board.gate_s = 100.0
         await board.offer(4)
-        assert (await board.swap.back(NAME, 4)).phase == "superseded"
+        assert (await board.swap.take_back(NAME, 4)).phase == "superseded"
         await asyncio.sleep(200.0)
         assert board.serving.current == {NAME: 1}
 
@@ -360,7 +360,7 @@ def test_the_first_version_that_came_goes_where_a_folder_has_another(board, live
 
     async def story() -> None:
         await board.commit(1)
-        told = await board.swap.back(NAME, 1)
+        told = await board.swap.take_back(NAME, 1)
         assert (told.phase, told.committed, told.candidate) == ("rolled-back", 0, 1)
         assert board.serving.asked[-1] == ("unload", 1)
         assert ("load", 0) not in board.serving.asked
@@ -376,7 +376,7 @@ def test_a_version_before_that_cannot_be_loaded_leaves_the_one_that_answers(boar
         await board.commit(2)
         board.serving.refused = {1}
         with pytest.raises(ServingRefused):
-            await board.swap.back(NAME, 2)
+            await board.swap.take_back(NAME, 2)
         assert (board.record.committed, board.serving.current) == (2, {NAME: 2})
 
     live(story)
@@ -464,10 +464,10 @@ def test_two_names_do_not_wait_for_each_other(board, live):
         await board.offer(1)
         await board.reach("trial")
         other, parts = light_release("other", 1)
-        await board.swap.hear(write_manifest(other), offer_of(other, soak_s=10.0))
+        await board.swap.accept_offer(write_manifest(other), offer_of(other, soak_s=10.0))
         for digest, data in parts.items():
             board.store.add(digest, data)
-        await board.swap.fetched("other", "to-1")
+        await board.swap.mark_fetched("other", "to-1")
         await asyncio.sleep(30.0)
         assert (board.store.record("other").phase, board.record.phase) == ("committed", "trial")
 

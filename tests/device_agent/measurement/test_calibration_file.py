@@ -17,7 +17,14 @@ from device_agent.commands.calibrate import parse_meter, print_fit
 from device_agent.config import BoardConfig, MeterConfig
 from device_agent.measurement.board import load_measuring, open_board
 from device_agent.measurement.calibrate import CalibrationSetup, calibrate, fit_and_save, open_meters
-from device_agent.measurement.calibration_file import FILE_NAME, Calibration, SensorLine, apply_calibration, load, save
+from device_agent.measurement.calibration_file import (
+    FILE_NAME,
+    Calibration,
+    SensorLine,
+    apply_calibration,
+    load_calibration,
+    save_calibration,
+)
 from device_agent.measurement.core_kinds import describe_core_kinds
 from device_agent.measurement.power_fit import MIN_R_SQUARED, Observation
 from device_agent.measurement.power_log import PowerLog
@@ -93,7 +100,7 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
         plug = open_source(board.root, PROFILE, board.clock, meter=meter)
         bench = CalibrationSetup(board.root, PROFILE, tmp_path, plug, seen, 3.0, 4.0, board.say, board.clock)
         found = asyncio.run(calibrate(bench))
-    assert found == load(tmp_path)
+    assert found == load_calibration(tmp_path)
     assert found.profile == "bench"
     assert found.meter == "http shelly"
     assert found.r_squared > 0.99
@@ -109,14 +116,14 @@ def test_the_fit_finds_what_the_board_takes(tmp_path):
 
 def test_a_fit_that_is_none_leaves_the_old_one(tmp_path):
     """A plug that feeds something else: its watts have nothing to do with the load, and nothing is kept."""
-    save(tmp_path, KEPT)
+    save_calibration(tmp_path, KEPT)
     bench = CalibrationSetup(tmp_path, PROFILE, tmp_path, Given(), None)
     with pytest.raises(NoData, match=f"{MIN_R_SQUARED:.0%}"):
         fit_and_save(
             bench,
             [Observation(watts, load, HERTZ) for watts, load in ((3, 0), (9, 0.1), (4, 1), (8, 1.1), (5, 2), (6, 2))],
         )
-    assert load(tmp_path) == KEPT
+    assert load_calibration(tmp_path) == KEPT
 
 
 BOARD_W = 2.4
@@ -134,7 +141,7 @@ def test_a_model_carries_the_error_of_its_meter(tmp_path, error_w):
     seen = [Observation(watts + error_w, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
     bench = CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, plug, Given())
     found = fit_and_save(bench, seen)
-    assert load(tmp_path) == found
+    assert load_calibration(tmp_path) == found
     profile = apply_calibration(PROFILE, found)
     for busy, watts in SEEN:
         fitted = compute_watts(found.model, busy_cores=busy, hertz=HERTZ)
@@ -187,7 +194,7 @@ def test_cores_of_several_kinds_get_no_model(tmp_path, kind):
     bench = CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, Given(), None)
     with pytest.raises(NoData, match=r"\[board.meter\]"):
         asyncio.run(calibrate(bench))
-    assert load(tmp_path) is None
+    assert load_calibration(tmp_path) is None
     seen = [Observation(watts, load, HERTZ, sensed_w=0.8 * watts) for load, watts in SEEN]
     found = fit_and_save(CalibrationSetup(tmp_path / "root", PROFILE, tmp_path, Given(), Given()), seen)
     assert found.model is None
@@ -247,14 +254,14 @@ def test_a_kept_fit_stands_for_the_profiles_own(tmp_path):
 
 def test_a_file_that_is_none_is_refused_and_the_agent_goes_on_without(tmp_path):
     """Measuring then knows no fit; cut and rotten files are in the table of damaged inputs."""
-    path = save(tmp_path, KEPT)
-    assert load(tmp_path) == KEPT
+    path = save_calibration(tmp_path, KEPT)
+    assert load_calibration(tmp_path) == KEPT
     path.write_bytes(b"\xff")
     with pytest.raises(CorruptFile, match=naming(path)):
-        load(tmp_path)
+        load_calibration(tmp_path)
     assert load_measuring(BoardConfig(), tmp_path).calibration is None
     path.unlink()
-    assert load(tmp_path) is None
+    assert load_calibration(tmp_path) is None
 
 
 def test_a_board_without_any_source_has_no_power_and_no_joules(tmp_path):
@@ -272,7 +279,7 @@ def test_a_board_without_any_source_has_no_power_and_no_joules(tmp_path):
 def test_a_fit_of_another_board_is_left_aside(tmp_path, caplog):
     """Whoever moves the state folder to another board is told; the other board's model is not used."""
     (tmp_path / "proc").mkdir()
-    save(tmp_path, KEPT)
+    save_calibration(tmp_path, KEPT)
     board = open_board(load_measuring(BoardConfig(root=str(tmp_path), profile="generic-arm"), tmp_path))
     assert board.profile.power.model != MODEL
     [told] = [record.args for record in caplog.records if record.levelname == "WARNING"]

@@ -224,9 +224,9 @@ def test_several_clocks_are_as_good_as_the_worst_of_them():
     clocks = [
         CpuClock(name=f"policy{n}", hertz=1e9, source="s", quality=q) for n, q in enumerate(("measured", "corrected"))
     ]
-    first = cpu_cycles.describe_clocks(cpu_cycles.Moment(clocks=tuple(clocks)))
+    first = cpu_cycles.describe_clocks(cpu_cycles.ClockSnapshot(clocks=tuple(clocks)))
     assert first.quality == "corrected"
-    second = cpu_cycles.describe_clocks(cpu_cycles.Moment(clocks=(clocks[0],)))
+    second = cpu_cycles.describe_clocks(cpu_cycles.ClockSnapshot(clocks=(clocks[0],)))
     assert cpu_cycles.choose_worse(first, second) == cpu_cycles.choose_worse(second, first) == first
 
 

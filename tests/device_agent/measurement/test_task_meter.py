@@ -12,7 +12,14 @@ import pytest
 from device_agent.config import EmulatedPower
 from device_agent.measurement.cpu_cycles import CycleCounter
 from device_agent.measurement.power_log import PowerLog
-from device_agent.measurement.task_meter import CPU_CLOCK, WALL_CLOCK, GivenMeter, ProcessMeter, Spent, charge_transfer
+from device_agent.measurement.task_meter import (
+    CPU_CLOCK,
+    WALL_CLOCK,
+    BlockCost,
+    FixedMeter,
+    ProcessMeter,
+    charge_transfer,
+)
 from device_agent.profile.schema import Cpu, Profile
 from shared.protocol.measurements import Cost
 from tests.device_agent.sources import Given, Hand
@@ -58,14 +65,14 @@ def test_real_clocks_tell_computing_from_waiting() -> None:
 
 def test_a_given_meter_charges_what_it_was_told() -> None:
     """Replay knows wall seconds only; CPU seconds and joules are absent."""
-    with GivenMeter(Spent(compute_s=12.0)).task() as spent:
+    with FixedMeter(BlockCost(compute_s=12.0)).task() as spent:
         pass
-    assert spent == Spent(compute_s=12.0, cpu_s=None, joules=None)
+    assert spent == BlockCost(compute_s=12.0, cpu_s=None, joules=None)
 
 
 def test_a_given_meter_charges_the_task_once_and_then_steps() -> None:
     """A task that only measures is a block itself; every later block of it is one step."""
-    meter, charged = GivenMeter(Spent(compute_s=12.0), Spent(compute_s=0.5)), []
+    meter, charged = FixedMeter(BlockCost(compute_s=12.0), BlockCost(compute_s=0.5)), []
     for _ in range(3):
         with meter.task() as spent:
             charged.append(spent.compute_s)
@@ -124,7 +131,7 @@ def test_two_tasks_of_one_meter_do_not_mix():
 def test_what_was_spent_is_added_to_what_it_cost_before():
     """Download figures stay, with their provenance; an idle baseline that the trainer does not know stays too."""
     before = Cost(download_s=2.0, bytes_down=10, idle_w=3.0, provenance={"download_s": WALL_CLOCK})
-    after = Spent(compute_s=1.0, cpu_s=0.5, joules=4.0, provenance={"cpu_s": CPU_CLOCK}).add_to(before)
+    after = BlockCost(compute_s=1.0, cpu_s=0.5, joules=4.0, provenance={"cpu_s": CPU_CLOCK}).add_to(before)
     assert after == Cost(
         download_s=2.0,
         bytes_down=10,
@@ -151,7 +158,7 @@ def test_what_passes_while_a_session_waits_is_charged_to_its_exchange():
     with ProcessMeter(power=power, clock=hand).task() as spent:
         for _ in range(2):
             passing(hand, power, 1.5, 15)
-            with spent.exchanging():
+            with spent.measure_exchange():
                 waits.append(1)
                 passing(hand, power, 4.0, 40)
                 waits.clear()
@@ -168,7 +175,7 @@ def test_waits_too_short_for_the_samples_are_told_as_modelled():
     with ProcessMeter(power=power, clock=hand).task() as spent:
         for _ in range(5):
             passing(hand, power, 0.5, 1)
-            with spent.exchanging():
+            with spent.measure_exchange():
                 passing(hand, power, 0.01, 0)
     assert spent.exchange_joules == pytest.approx(4.0 * 0.05)
     assert spent.joules == pytest.approx(4.0 * 2.5)
@@ -187,7 +194,7 @@ def test_an_emulated_board_takes_its_idle_watts_and_those_of_its_busy_cores() ->
     board = EmulatedPower(idle_w=2.0, busy_w=8.0)
     wall, cpu = iter([100.0, 101.0, 101.5, 103.0]), iter([7.0, 7.25])
     meter = ProcessMeter(clock=lambda: next(wall), cpu_clock=lambda: next(cpu), emulated=board)
-    with meter.task() as spent, spent.exchanging():
+    with meter.task() as spent, spent.measure_exchange():
         pass
     assert (spent.joules, spent.exchange_joules, spent.idle_w) == (2.5 * 2.0 + 0.25 * 8.0, 1.0, 2.0)
     assert {spent.provenance[name].quality for name in ("compute_joules", "exchange_joules")} == {"modelled"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.profile.check import find_rivals
+from device_agent.profile.check import find_conflicts
 from device_agent.profile.load import load_file
 from device_agent.profile.match import Identity, choose_profile
 from device_agent.profile.schema import Match, Profile
@@ -145,9 +145,9 @@ def test_the_highest_priority_wins_and_a_tie_is_refused():
     here = Identity(compatible=("x,y", "a,b"))
     assert choose_profile([one, other, third], here) == other
     assert choose_profile([third], here) is None
-    assert find_rivals({"one": one, "other": other}) == ()
+    assert find_conflicts({"one": one, "other": other}) == ()
     twin = profile("twin", "a,b")
     with pytest.raises(ConfigError, match=naming("one", "twin")):
         choose_profile([one, twin], here)
-    [rivalry] = find_rivals({"one": one, "twin": twin})
+    [rivalry] = find_conflicts({"one": one, "twin": twin})
     assert names_all(rivalry, "match", "one", "twin", "'a,b'")

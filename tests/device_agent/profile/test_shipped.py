@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_agent.profile.check import ZONE_ROLES, find_problems, find_rivals
+from device_agent.profile.check import ZONE_ROLES, find_conflicts, find_problems
 from device_agent.profile.load import UNKNOWN_PROFILE, load_all, load_file, load_for_board, read_identity
 from device_agent.profile.match import choose_profile, is_match
 from device_agent.profile.schema import Profile
@@ -107,7 +107,7 @@ def board(root: Path, *tokens: str, cpuinfo: str = ARM) -> Path:
 def test_every_board_of_the_project_has_one(profiles):
     """All are read, and so checked: one that holds a rail and its parent in a total would not be here."""
     assert profiles.keys() >= BOARDS | GENERIC
-    assert find_rivals(profiles) == ()
+    assert find_conflicts(profiles) == ()
     assert {id_: find_problems(profile) for id_, profile in profiles.items() if find_problems(profile)} == {}
     assert all(profile.id == id_ for id_, profile in profiles.items())
 

@@ -87,7 +87,7 @@ def test_every_step_draws_as_its_own_number_says_and_leaves_torch_s_generator_as
                 return "ended"
 
     class Quiet:
-        def exchanging(self):
+        def measure_exchange(self):
             return METER.task()
 
     before = torch.random.get_rng_state()
@@ -139,7 +139,7 @@ def test_a_step_s_bytes_are_views_of_the_features_and_not_copies(make_task) -> N
         yield {"features": features}
 
     class Quiet:
-        def exchanging(self):
+        def measure_exchange(self):
             return METER.task()
 
     parts = SplitTraining(session(), split(make_task()), Quiet()).up

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.step_timing import BLOCKS, WARM_STEPS, Steps, time_steps
 from shared.errors import TaskFailed
 
@@ -41,7 +41,7 @@ class Board:
 
     @contextmanager
     def meter(self):
-        spent, started = Spent(), self.now
+        spent, started = BlockCost(), self.now
         yield spent
         spent.compute_s = self.now - started
         spent.joules, spent.cycles = 2 * spent.compute_s, 1e9 * spent.compute_s

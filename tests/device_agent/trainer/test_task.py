@@ -10,7 +10,7 @@ import torch
 
 from device_agent.exchange import outbox
 from device_agent.exchange.outbox import Outbox
-from device_agent.measurement.task_meter import GivenMeter, Spent
+from device_agent.measurement.task_meter import BlockCost, FixedMeter
 from device_agent.trainer.workspace import Workspace
 from shared.codecs.dense import dense
 from shared.errors import TaskFailed
@@ -24,7 +24,7 @@ from tests.naming import naming
 
 def test_a_whole_update_is_written_and_nothing_is_committed(device, make_task) -> None:
     """The message describes the payload beside it; costs before training are kept, those of training added."""
-    draft = device.perform(make_task(), GivenMeter(Spent(compute_s=4.0)).task)
+    draft = device.perform(make_task(), FixedMeter(BlockCost(compute_s=4.0)).task)
     update, data = update_of(draft), (draft / outbox.PAYLOAD).read_bytes()
     assert (update.run, update.round, update.device, update.failure) == ("trial", 1, "board", None)
     assert (update.params.size, update.params.digest) == (len(data), payload.digest([memoryview(data)]))

@@ -10,7 +10,7 @@ import torch
 from device_agent.config import BoardConfig
 from device_agent.exchange import outbox
 from device_agent.measurement.board import Meters
-from device_agent.measurement.calibration_file import Measuring
+from device_agent.measurement.calibration_file import MeasurementSettings
 from device_agent.trainer.interface import Job
 from device_agent.trainer.step_timing import BLOCKS, ENOUGH, PAIR
 from device_agent.trainer.workspace import Workspace
@@ -60,7 +60,7 @@ def test_a_batch_is_never_larger_than_the_device_has_examples(device, make_task)
 def test_three_hours_of_training_have_their_joules(tmp_path, make_task) -> None:
     """An epoch may take long on such a board: 2 W, sampled once a second, more often than a log holds by itself."""
     chip = grow(tmp_path, {"sys/class/hwmon/hwmon0/name": "ina219", "sys/class/hwmon/hwmon0/power1_input": 2_000_000})
-    told = Measuring(board=BoardConfig(root=str(chip), profile="generic-arm", sample_hz=1.0))
+    told = MeasurementSettings(board=BoardConfig(root=str(chip), profile="generic-arm", sample_hz=1.0))
     paths = {"params": "", "state": "", "draft": ""}
     data = Data(source="digits")
     job = Job(task=make_task(), **paths, data=data, frame_bytes=1, cost=Cost(), measuring=told)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from device_agent.measurement.task_meter import Spent
+from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer.interface import Job
 from edge_server.replay.pool import LocalPool, ProcessPool, TrainingOrder, make_pool
 from shared.data.spec import Data
@@ -32,7 +32,7 @@ def order(name: str) -> TrainingOrder:
         deadline_s=1.0,
     )
     job = Job(task=task, params="", state="", draft=name, data=Data(source="digits"), frame_bytes=1024, cost=Cost())
-    return TrainingOrder(job, Spent(compute_s=1.0))
+    return TrainingOrder(job, BlockCost(compute_s=1.0))
 
 
 def does(orders):
