@@ -23,7 +23,7 @@ from edge_server.gateway.enrolment.service import EnrolmentService, service_cont
 from edge_server.gateway.enrolment.site import EnrolmentSite
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.rounds.check_plan import load
 from shared.runtime.clock import utc_seconds
 from tests.edge_server.gateway.sites import LiveSite, make_site, needs_mosquitto, now
@@ -99,7 +99,7 @@ class Scene:
 
     def board_file(self, name: str) -> Path:
         plan = load(self.plan(), self.folder)
-        data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
+        data = msgspec.to_builtins(device_data(plan, plan.device, "ab".index(name)))
         keys = {"state_dir": str(self.folder / name), "data": data, "trainer": {"threads": 1}}
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(keys))

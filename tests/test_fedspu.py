@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from device_agent.trainer import device_state
 from edge_server.journal.records import AnyRecord, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay
 from shared.data.examples import Examples, split_holdout
@@ -35,7 +35,7 @@ def trained_on(plan: Plan) -> dict[str, Examples]:
     fleet = devices(plan)
     shares = {}
     for index, device in enumerate(fleet):
-        rest, _ = split_holdout(load(share(plan, fleet, index)), plan.data.holdout, 0)
+        rest, _ = split_holdout(load(device_data(plan, fleet, index)), plan.data.holdout, 0)
         shares[device.name], _ = split_holdout(rest, plan.data.validation, 1)
     return shares
 

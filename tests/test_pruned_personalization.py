@@ -13,7 +13,7 @@ from device_agent.trainer import device_state
 from device_agent.trainer.workspace import Workspace
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import Evaluated, RoundOpened, UpdateAccepted, closed_rounds
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.replay.run import replay, run_replay
 from edge_server.replay.trace.transfer import export
@@ -56,7 +56,7 @@ def alone(plan: Plan) -> tuple[Tree, dict[str, Tree]]:
         cohort = Cohort(tuple(sorted(kept)), plan.hyper, plan.seed, plan.rounds)
         told, results = algorithm.assign(state, cohort, {}, number), {}
         for place, name in enumerate(kept):
-            own = workspace.batches(share(plan, fleet, place), told[name], lambda: False)
+            own = workspace.batches(device_data(plan, fleet, place), told[name], lambda: False)
             down = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
             kept[name], results[name] = algorithm.local(workspace.model(plan.model), kept[name], down, own, told[name])
         mean = Mean()

@@ -26,7 +26,7 @@ from device_agent.inference.store import BoardStore
 from edge_server.fleet import broker
 from edge_server.fleet.view import watch_site
 from edge_server.journal.rollouts.state import RolloutState
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.release.rollout.orders import boards_with, open_rollout
 from edge_server.release.store import StoredRelease, find_release
 from edge_server.rounds.check_plan import load
@@ -277,7 +277,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             keys = {"device": board.name, "site": "lab", "state_dir": str(folder / board.name), "report_s": 1.0}
             keys |= {"broker": gateway.for_board(board.name), "serve": {"port": board.port}, "trainer": {"threads": 1}}
             if board.name in TRAINING:
-                keys["data"] = msgspec.to_builtins(share(plan, plan.device, index))
+                keys["data"] = msgspec.to_builtins(device_data(plan, plan.device, index))
             board.path.write_bytes(msgspec.json.encode(keys))
             board.start()
             ending.callback(lambda board=board: board.stack.close())

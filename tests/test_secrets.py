@@ -24,7 +24,7 @@ from device_agent import __main__ as agent_command
 from device_agent.config import load
 from edge_server.fleet import broker
 from edge_server.gateway.packages.store import PACKAGES
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.rounds.check_plan import load as load_plan
 from shared.protocol.enrolment import format_token, parse_token
 from shared.runtime.processes import terminate
@@ -196,7 +196,7 @@ class Scene:
         ours = site.at(site.folder.gateway("edge-server"), port).tls
         server = {"site": "roof", "plan": str(plan), "threads": 1, "log_level": "debug", **places}
         self.server.write_text(json.dumps(server | {"broker": self.broker("edge-server", port, ours)}))
-        data = msgspec.to_builtins(share(load_plan(plan, self.folder), load_plan(plan, self.folder).device, 0))
+        data = msgspec.to_builtins(device_data(load_plan(plan, self.folder), load_plan(plan, self.folder).device, 0))
         board = {"state_dir": str(self.agent.parent / "state"), "data": data, "log_level": "debug"}
         board |= {"trainer": {"threads": 1}, "broker": self.broker("pi-03", port, load(self.agent).broker.tls)}
         (self.agent.parent / "agent.json").write_text(json.dumps(board))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan
 from shared.codecs import CODECS
 from shared.data.load import load
@@ -182,7 +182,7 @@ LABELLED = {
 
 def secrets_of(plan: Plan) -> Secrets:
     """Return all examples of the plan's devices."""
-    inputs = torch.cat([load(share(plan, plan.device, place)).inputs for place in range(len(NAMES))])
+    inputs = torch.cat([load(device_data(plan, plan.device, place)).inputs for place in range(len(NAMES))])
     return Secrets(inputs, CLASSES, BATCH)
 
 

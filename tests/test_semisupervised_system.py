@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_field
 from edge_server.journal.outcome import summarise_outcome
 from edge_server.journal.records import AnyRecord, CostSettled, Evaluated, RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import Run as StoredRun
-from edge_server.plan.data import share, test_data
+from edge_server.plan.data import device_data, test_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.recorded_run import recorded_behaviours
@@ -275,7 +275,7 @@ def test_devices_with_labels_evaluate_the_whole_model_on_what_they_hold_back(pic
     judged = evaluated_parameters(build(ALGORITHMS, plan.algorithm, "algorithm"), live)
     expected, trained = {}, {}
     for place, name in enumerate(NAMES):
-        rest, held = split_holdout(load_examples(share(plan, plan.device, place)), 0.25, seed=0)
+        rest, held = split_holdout(load_examples(device_data(plan, plan.device, place)), 0.25, seed=0)
         scored = score(build_blank(plan.model).layers.eval(), judged, held)
         figures = {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held))}
         trained[name] = len(rest)

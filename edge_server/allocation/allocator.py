@@ -17,36 +17,35 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class WhatIf(Generic[OptionsT]):
-    """What more of a thing of its own would buy a device.
+    """Effect of a change in a device's own figures.
 
     Attributes:
-        clock: The figure that a faster clock makes smaller.
-        kept: (options, case, changed) -> the share of the model that each device would keep if its own figures alone
-            were those of `changed`.
+        clock: Name of the figure, in seconds, that a faster clock lowers.
+        keep_ratios: (options, case, changed) -> keep ratio of each device if only its own figures were those of
+            `changed`.
     """
 
     clock: str
-    kept: Callable[[OptionsT, Case, Case], dict[str, float]]
+    keep_ratios: Callable[[OptionsT, Case, Case], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Allocator(Generic[OptionsT]):
-    """One way to decide.
+    """Implementation of one optimizer name.
 
     Attributes:
         options: Type of `options` in the plan's table.
-        decides: Names of the values that it gives a device.
-        decide: (options, solver, case) -> the decision; the coordinator adds name, limits and ladder. Nothing that a
-            device says makes it fail.
-        limits: (options, setting) -> what holds for all devices of a round, by name.
-        figures: (options, device, limits) -> what is decided from, by name.
-        spread: (options, setting, limits, figures of each device) -> the limits, where these depend on figures too.
-        candidates: Options -> the shares of a model, or of its change, that there is a choice of; a case has the bytes
-            of an update of each.
-        objective: What it minimises, for people.
-        shared: What one more of is worth the decision's multiplier, likewise.
-        what_if: Of allocators whose values are shares of the model; None: an explanation says nothing of it.
-        solvers: Those that it has.
+        decides: Names of the values that it assigns to a device.
+        decide: (options, solver, case) -> the decision; the coordinator adds name, limits and ladder. Must not fail
+            whatever devices report.
+        limits: (options, setting) -> limits of the round for all devices, by name.
+        figures: (options, device, limits) -> figures of a device, by name.
+        spread: (options, setting, limits, figures by device) -> the limits, where these depend on figures too.
+        candidates: Options -> selectable shares of a model or of its change; a case has the update bytes of each.
+        objective: Minimised quantity, as shown to users.
+        shared: Shared resource whose unit is worth the decision's multiplier, as shown to users.
+        what_if: For allocators whose values are keep ratios; None: explanations omit single-device margins.
+        solvers: Supported values of `solver`.
     """
 
     options: type[OptionsT]

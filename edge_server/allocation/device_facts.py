@@ -18,8 +18,8 @@ from edge_server.journal.claims import drop_implausible
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink, WirelessLink
-from edge_server.plan.radio import usual_rates
-from edge_server.plan.simulated_devices import GivenCompute, RangeCompute, Span, ends
+from edge_server.plan.radio import mean_rates
+from edge_server.plan.simulated_devices import GivenCompute, RangeCompute, Span, range_ends
 from shared.protocol.measurements import StepCost
 from shared.protocol.messages import Report
 
@@ -62,18 +62,18 @@ def measured_resources(step: StepCost | None, report: Report | None, model_bytes
         model_bytes: Of the full model as it is uploaded.
     """
     rate = _rate(report)
-    known = MeasuredResources(
+    link = MeasuredResources(
         nu_s=8 * model_bytes / rate if rate else None,
         tx_w=_sending_w(report),
         up_bits_per_s=rate,
     )
     if step is None:
-        return known
+        return link
     return MeasuredResources(
         mu_s=step.seconds,
         alpha_joules=_beyond_idle(step.joules, step.idle_w, step.seconds),
-        nu_s=known.nu_s,
-        tx_w=known.tx_w,
+        nu_s=link.nu_s,
+        tx_w=link.tx_w,
         cycles_per_weight=step.cycles / step.weights if step.cycles is not None and step.weights else None,
         f_hertz=step.hertz,
         up_bits_per_s=rate,
@@ -107,10 +107,10 @@ class DeviceFacts:
 
     Attributes:
         report: Its last one, if it reported.
-        known: What was measured of it before round 1, and of its link.
+        resources: What was measured of it before round 1, and of its link.
         timed: What a training step cost it before round 1.
         task: The newest of which it told a cost.
-        carried: The newest of which it told what its upload took.
+        last_upload: The newest of which it told what its upload took.
         planned: What the plan says of it.
         errors: By how much earlier predictions were off, measured over predicted, by part of a cost.
         last: The figures that were decided from last.
@@ -118,10 +118,10 @@ class DeviceFacts:
     """
 
     report: Report | None = None
-    known: MeasuredResources = MeasuredResources()
+    resources: MeasuredResources = MeasuredResources()
     timed: StepCost | None = None
     task: PastTask | None = None
-    carried: PastTask | None = None
+    last_upload: PastTask | None = None
     planned: DevicePlan | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, Figure] = field(default_factory=dict)
@@ -141,10 +141,10 @@ def device_facts(
     report, timed = reports.get(device), experience.steps.get(device)
     return DeviceFacts(
         report=report,
-        known=measured_resources(timed, report, 1),
+        resources=measured_resources(timed, report, 1),
         timed=timed,
         task=experience.tasks.get(device),
-        carried=experience.carried.get(device),
+        last_upload=experience.last_upload.get(device),
         planned=planned,
         errors=experience.errors.get(device, {}),
         last=experience.last.get(device, {}),
@@ -152,81 +152,82 @@ def device_facts(
     )
 
 
-def link_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
+def link_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
     """Return what is said of its link."""
-    up, down = _planned_rates(one.planned)
+    up, down = _planned_rates(device.planned)
     return {
         "up_bits_per_s": Estimate(
-            _reading(one, "link.up_bits_per_s") or (one.carried.up_bits_per_s if one.carried else None),
-            _is_stale(one, "link.up_bits_per_s", options.stale_s),
+            _reading(device, "link.up_bits_per_s")
+            or (device.last_upload.up_bits_per_s if device.last_upload else None),
+            _is_stale(device, "link.up_bits_per_s", options.stale_s),
             up,
             options.up_bits_per_s,
         ),
         "down_bits_per_s": Estimate(
-            _reading(one, "link.down_bits_per_s") or (one.task.down_bits_per_s if one.task else None),
-            _is_stale(one, "link.down_bits_per_s", options.stale_s),
+            _reading(device, "link.down_bits_per_s") or (device.task.down_bits_per_s if device.task else None),
+            _is_stale(device, "link.down_bits_per_s", options.stale_s),
             down,
             options.down_bits_per_s,
         ),
-        "f_hertz": Estimate(one.known.f_hertz),
-        "memory_bytes": Estimate(_reading(one, "memory.available_bytes")),
+        "f_hertz": Estimate(device.resources.f_hertz),
+        "memory_bytes": Estimate(_reading(device, "memory.available_bytes")),
     }
 
 
-def error_estimates(one: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
+def error_estimates(device: DeviceFacts, *, steps: bool) -> dict[str, Estimate]:
     """Return by how much to put predictions right.
 
     What was found out from the costs of tasks is right by itself; only another measurement has an error to correct,
     and a rate that a device was held to.
     """
-    errors, estimates = one.errors, {}
-    is_held = one.carried is not None and one.carried.is_held
-    if (is_held or _reading(one, "link.up_bits_per_s")) and "upload_error" in errors:
+    errors, estimates = device.errors, {}
+    is_rate_limited = device.last_upload is not None and device.last_upload.is_rate_limited
+    if (is_rate_limited or _reading(device, "link.up_bits_per_s")) and "upload_error" in errors:
         estimates["upload_error"] = Estimate(errors["upload_error"])
-    if steps and one.known.mu_s and "compute_error" in errors:
+    if steps and device.resources.mu_s and "compute_error" in errors:
         estimates["compute_error"] = Estimate(errors["compute_error"])
     return estimates
 
 
-def planned_task_s(one: DeviceFacts) -> float | None:
+def planned_task_s(device: DeviceFacts) -> float | None:
     """Return the seconds of a task as the plan has them."""
-    if one.planned is None:
+    if device.planned is None:
         return None
-    match one.planned.compute:
+    match device.planned.compute:
         case None:
-            return one.planned.compute_s
+            return device.planned.compute_s
         case GivenCompute() as compute:
             return compute.seconds
         case _:
             return None
 
 
-def planned_step_s(one: DeviceFacts, weights: float) -> float | None:
+def planned_step_s(device: DeviceFacts, weights: float) -> float | None:
     """Return the seconds of a local iteration by the cycles and the clock that the plan gives the device."""
-    compute = one.planned.compute if one.planned else None
+    compute = device.planned.compute if device.planned else None
     if not isinstance(compute, RangeCompute):
         return None
     cycles = compute.cycles_per_step or (compute.cycles_per_weight or 0.0) * weights
-    return 2 * cycles / sum(ends(compute.hertz)) if cycles else None
+    return 2 * cycles / sum(range_ends(compute.hertz)) if cycles else None
 
 
 def _planned_rates(planned: DevicePlan | None) -> tuple[float | None, float | None]:
     if planned is None:
         return None, None
     if isinstance(planned.link, WirelessLink):
-        return usual_rates(planned.link)
+        return mean_rates(planned.link)
     rates: tuple[Span | None, Span | None] = (planned.up_mbit_s, planned.down_mbit_s)
     if isinstance(planned.link, GivenLink | RangeLink):
         rates = (planned.link.up_mbit_s, planned.link.down_mbit_s)
-    up, down = (None if rate is None else MEGA * sum(ends(rate)) / 2 for rate in rates)
+    up, down = (None if rate is None else MEGA * sum(range_ends(rate)) / 2 for rate in rates)
     return up, down
 
 
-def _reading(one: DeviceFacts, name: str) -> float | None:
-    reading = one.report.readings.get(name) if one.report else None
+def _reading(device: DeviceFacts, name: str) -> float | None:
+    reading = device.report.readings.get(name) if device.report else None
     return reading.value if reading else None
 
 
-def _is_stale(one: DeviceFacts, name: str, stale_s: float) -> bool:
-    reading = one.report.readings.get(name) if one.report else None
-    return bool(one.report and reading and one.report.at - reading.at > stale_s)
+def _is_stale(device: DeviceFacts, name: str, stale_s: float) -> bool:
+    reading = device.report.readings.get(name) if device.report else None
+    return bool(device.report and reading and device.report.at - reading.at > stale_s)

@@ -39,65 +39,67 @@ class PastTask:
     """A task that was told, and what it cost.
 
     Attributes:
-        given: What had been decided; None where nothing was.
+        decision: What had been decided; None where nothing was.
         cost: What the device says; of an update that is not settled yet, without its upload.
-        was_held: Whether its upload before this one kept to what it was told; also where there was none.
+        was_rate_limited: Whether its upload before this one kept to what it was told; also where there was none.
         steps: Training steps that it was told; None where that follows from its examples.
     """
 
     round: int
-    given: DeviceDecision | None
+    decision: DeviceDecision | None
     cost: Cost
-    was_held: bool = True
+    was_rate_limited: bool = True
     steps: int | None = None
 
     @property
     def share(self) -> float | None:
         """Return which part of its link the device was told to keep to; None where it had the link as it was."""
-        given = AllocatedValues.of(self.given.values if self.given else {})
-        return given.share if given.up_bits_per_s and given.share and 0 < given.share <= 1 else None
+        values = AllocatedValues.of(self.decision.values if self.decision else {})
+        return values.share if values.up_bits_per_s and values.share and 0 < values.share <= 1 else None
 
     @property
-    def is_held(self) -> bool:
+    def is_rate_limited(self) -> bool:
         """Whether it sent as fast as it was told, so that the upload shows no more of its link than was thought."""
-        told, now = self._told, self._now
-        return told is not None and now is not None and now >= NEAR * told
+        assigned, measured = self._assigned_rate, self._measured_rate
+        return assigned is not None and measured is not None and measured >= NEAR * assigned
 
     @property
     def up_bits_per_s(self) -> float | None:
         """Return what the device's whole link carries, as far as its upload, which may have had but a share, shows."""
-        now, size, thought = self._now, self.cost.bytes_up or 0, self._thought
-        if now is None:
+        measured, size, assumed = self._measured_rate, self.cost.bytes_up or 0, self._assumed_rate
+        if measured is None:
             return None
-        if self.is_held:  # faster than told, and it does not keep to it: then it had the whole link
-            return max(now, thought or 0.0)
+        if self.is_rate_limited:  # faster than told, and it does not keep to it: then it had the whole link
+            return max(measured, assumed or 0.0)
         if size < LEAST_BYTES:
-            return now if thought and now > thought else None
-        if self.share and self.was_held and not self.was_guess:  # one stall is not another link, two in a row are
-            return thought
-        return now / (self.share or 1.0)
+            return measured if assumed and measured > assumed else None
+        if (
+            self.share and self.was_rate_limited and not self.was_guessed
+        ):  # one stall is not another link, two in a row are
+            return assumed
+        return measured / (self.share or 1.0)
 
     @property
-    def was_guess(self) -> bool:
+    def was_guessed(self) -> bool:
         """Whether nobody had measured its link when it was told."""
-        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        figure = self.decision.figures.get("up_bits_per_s") if self.decision else None
         return figure is not None and figure.source in ("profile", "default")
 
     @property
-    def _now(self) -> float | None:
+    def _measured_rate(self) -> float | None:
         seconds, size = self.cost.upload_s, self.cost.bytes_up
         return 8 * size / seconds if seconds and size else None
 
     @property
-    def _told(self) -> float | None:
-        return AllocatedValues.of(self.given.values).up_bits_per_s if self.given and self.share else None
+    def _assigned_rate(self) -> float | None:
+        return AllocatedValues.of(self.decision.values).up_bits_per_s if self.decision and self.share else None
 
     @property
-    def _thought(self) -> float | None:
+    def _assumed_rate(self) -> float | None:
         """Return what was thought of the whole link."""
-        if self._told and self.share:
-            return self._told / self.share
-        figure = self.given.figures.get("up_bits_per_s") if self.given else None
+        if self._assigned_rate and self.share:
+            return self._assigned_rate / self.share
+        figure = self.decision.figures.get("up_bits_per_s") if self.decision else None
         return figure.value if figure else None
 
     @property
@@ -112,25 +114,25 @@ class Experience:
     """Adds a journal up.
 
     Attributes:
-        seen: Records taken so far.
+        record_count: Records taken so far.
         order: Devices in order of first appearance.
         steps: What was measured before round 1.
         last: The figures that were decided from last, by device.
         limits: Those of the last decision.
         metrics: What the newest update of each device told beside its cost.
         tasks: The newest task of each device that has told a cost.
-        carried: The newest of them that has told what its upload took.
+        last_upload: The newest of them that has told what its upload took.
         errors: Measured over predicted, smoothed, by device and part of a cost.
     """
 
-    seen: int = 0
+    record_count: int = 0
     order: list[str] = field(default_factory=list)
     steps: dict[str, StepCost] = field(default_factory=dict)
     last: dict[str, dict[str, Figure]] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     tasks: dict[str, PastTask] = field(default_factory=dict)
-    carried: dict[str, PastTask] = field(default_factory=dict)
+    last_upload: dict[str, PastTask] = field(default_factory=dict)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     _decisions: dict[int, Decision | None] = field(default_factory=dict)
     _steps: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -139,13 +141,13 @@ class Experience:
     def take(self, records: Iterable[AnyRecord]) -> None:
         """Take the journal's next records."""
         for record in records:
-            self.seen += 1
+            self.record_count += 1
             match record:
                 case Measured():
                     self.steps |= record.by_device
                     self.metrics |= record.metrics
                 case RoundOpened():
-                    self._open(record)
+                    self._open_round(record)
                 case UpdateAccepted():
                     cost = drop_implausible(record.update.cost)
                     self._learn(record.round, record.device, msgspec.structs.replace(cost, upload_s=None))
@@ -156,62 +158,71 @@ class Experience:
                 case _:
                     pass
 
-    def _open(self, record: RoundOpened) -> None:
+    def _open_round(self, record: RoundOpened) -> None:
         self.order += [device for device in record.assignments if device not in self.order]
         self._decisions[record.round] = record.decision
         self.limits = record.decision.limits if record.decision else {}
-        told = {(record.round, name): one.allocation.local_steps for name, one in record.assignments.items()}
-        kept = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
-        self._steps = kept | {key: steps for key, steps in told.items() if steps is not None}
-        for device, given in record.decision.devices.items() if record.decision else ():
-            self.last[device] = self.last.get(device, {}) | given.figures
-            if _is_like(self.tasks.get(device), given):
+        local_steps = {
+            (record.round, name): assignment.allocation.local_steps for name, assignment in record.assignments.items()
+        }
+        recent = {key: steps for key, steps in self._steps.items() if key[0] >= record.round - LATE}
+        self._steps = recent | {key: steps for key, steps in local_steps.items() if steps is not None}
+        for device, device_decision in record.decision.devices.items() if record.decision else ():
+            self.last[device] = self.last.get(device, {}) | device_decision.figures
+            if _is_like(self.tasks.get(device), device_decision):
                 self._alike.add((record.round, device))
 
     def _learn(self, number: int, device: str, cost: Cost) -> None:
         if number not in self._decisions:  # a measurement or an evaluation: what that cost tells of no training
             return
         decision = self._decisions[number]
-        given = decision.devices.get(device) if decision else None
-        known = self.tasks.get(device)
-        had, steps = known.cost if known and known.round == number else Cost(), self._steps.get((number, device))
-        if known is None or known.round <= number:
-            self.tasks[device] = PastTask(number, given, cost, steps=steps)
+        device_decision = decision.devices.get(device) if decision else None
+        last_task = self.tasks.get(device)
+        last_cost, steps = (
+            last_task.cost if last_task and last_task.round == number else Cost(),
+            self._steps.get((number, device)),
+        )
+        if last_task is None or last_task.round <= number:
+            self.tasks[device] = PastTask(number, device_decision, cost, steps=steps)
         if cost.upload_s is not None:
-            before_it = self.carried.get(device)
-            was_held = before_it is None or before_it.share is None or before_it.is_held
-            self.carried[device] = PastTask(number, given, cost, was_held)
-        for part in ("compute_s", "upload_s") if given else ():
-            told = PastTask(number, given, cost)
-            if part == "upload_s" and told.was_guess and not told.is_held:
+            last_upload = self.last_upload.get(device)
+            was_rate_limited = last_upload is None or last_upload.share is None or last_upload.is_rate_limited
+            self.last_upload[device] = PastTask(number, device_decision, cost, was_rate_limited)
+        for part in ("compute_s", "upload_s") if device_decision else ():
+            task = PastTask(number, device_decision, cost)
+            if part == "upload_s" and task.was_guessed and not task.is_rate_limited:
                 continue  # how wrong a guess was is no error of what takes its place
-            measured, before = getattr(cost, part), getattr(had, part)
-            predicted = getattr(given.predicted, part) if given else None
+            measured, before = getattr(cost, part), getattr(last_cost, part)
+            predicted = getattr(device_decision.predicted, part) if device_decision else None
             if measured and predicted and before is None:  # each part once: an update tells one, its settling both
-                self._err(device, part.replace("_s", "_error"), given, measured / predicted)
-        if given and (number, device) in self._alike and (ratio := _joules_ratio(given.predicted, cost)):
+                self._update_error(device, part.replace("_s", "_error"), device_decision, measured / predicted)
+        if (
+            device_decision
+            and (number, device) in self._alike
+            and (ratio := _joules_ratio(device_decision.predicted, cost))
+        ):
             self._alike.remove((number, device))
-            self._err(device, "joules_error", given, ratio)
+            self._update_error(device, "joules_error", device_decision, ratio)
 
-    def _err(self, device: str, name: str, given: DeviceDecision | None, ratio: float) -> None:
-        used = given.figures.get(name) if given else None
-        now = (used.value if used else 1.0) * min(max(ratio, 1 / MOST_OFF), MOST_OFF)
+    def _update_error(self, device: str, name: str, device_decision: DeviceDecision | None, ratio: float) -> None:
+        previous = device_decision.figures.get(name) if device_decision else None
+        error = (previous.value if previous else 1.0) * min(max(ratio, 1 / MOST_OFF), MOST_OFF)
         errors = self.errors.setdefault(device, {})
-        mixed = WEIGHT * now + (1 - WEIGHT) * errors.get(name, now)
-        errors[name] = min(max(mixed, 1 / MOST_OFF), MOST_OFF)
+        smoothed = WEIGHT * error + (1 - WEIGHT) * errors.get(name, error)
+        errors[name] = min(max(smoothed, 1 / MOST_OFF), MOST_OFF)
 
 
-def _is_like(before: PastTask | None, given: DeviceDecision) -> bool:
+def _is_like(before: PastTask | None, decision: DeviceDecision) -> bool:
     """Tell whether the joules of a task were predicted from those of one like it: else the next prediction knows."""
-    if before is None or before.given is None:
+    if before is None or before.decision is None:
         return False
-    sources = {figure.source for name, figure in given.figures.items() if name in JOULE_FIGURES}
-    return sources == {"measured"} and abs(keep_ratio(before.given.values) - keep_ratio(given.values)) <= ALIKE
+    sources = {figure.source for name, figure in decision.figures.items() if name in JOULE_FIGURES}
+    return sources == {"measured"} and abs(keep_ratio(before.decision.values) - keep_ratio(decision.values)) <= ALIKE
 
 
 def _joules_ratio(predicted: Cost, cost: Cost) -> float | None:
     """Return the joules of a whole task over what was predicted of it; None while a part of them is not known."""
     names = [name for name in JOULES if getattr(predicted, name) is not None]
-    told = [getattr(cost, name) for name in names]
-    whole = sum(getattr(predicted, name) for name in names)
-    return sum(told) / whole if whole and None not in told else None
+    measured = [getattr(cost, name) for name in names]
+    expected = sum(getattr(predicted, name) for name in names)
+    return sum(measured) / expected if expected and None not in measured else None

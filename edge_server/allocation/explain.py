@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edge_server.allocation.coordinator import allocator_of, decide, options_of
+from edge_server.allocation.coordinator import convert_options, decide, find_allocator
 from edge_server.allocation.inputs import Case, recorded_case
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.decision import Decision, Figure, keep_ratio
@@ -85,22 +85,22 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
     Raises:
         ConfigError: There is no such round or device, or nothing was decided in it.
     """
-    kept = drop_void(records)
-    table = next((one.plan.optimizer for one in kept if isinstance(one, RunOpened)), None)
-    opened = [one for one in kept if isinstance(one, RoundOpened) and one.round == number]
-    named = name_rounds(kept)(number)
-    if not opened:
+    valid = drop_void(records)
+    table = next((record.plan.optimizer for record in valid if isinstance(record, RunOpened)), None)
+    openings = [record for record in valid if isinstance(record, RoundOpened) and record.round == number]
+    named = name_rounds(valid)(number)
+    if not openings:
         raise ConfigError(f"round {named}: the run has not begun it; `edge-server show` lists its rounds")
-    decision = opened[-1].decision
+    decision = openings[-1].decision
     if table is None or decision is None:
         why = "its record, that of a trace, keeps no decisions" if table else "the plan has no table [optimizer]"
         raise ConfigError(f"round {named}: there is nothing to explain, {why}")
     if only and only not in decision.devices:
         raise ConfigError(f"device {only!r}: not in round {named}, whose devices are {', '.join(decision.devices)}")
-    closed = [one for one in kept if isinstance(one, RoundClosed) and one.round == number]
-    costs = costs_by_round(kept).get(number, {})
+    closings = [record for record in valid if isinstance(record, RoundClosed) and record.round == number]
+    costs = costs_by_round(valid).get(number, {})
     names = [only] if only else sorted(decision.devices)
-    bought = find_margins(table, decision, names)
+    margins = find_margins(table, decision, names)
     return Explanation(
         round=number,
         named=named,
@@ -110,21 +110,21 @@ def explain(records: Iterable[AnyRecord], number: int, only: str = "") -> Explan
         enough=decision.enough,
         objective=decision.objective,
         multiplier=decision.multiplier,
-        seconds=closed[-1].seconds if closed else None,
-        devices=[_explained(name, decision, bought.get(name, {}), costs.get(name)) for name in names],
+        seconds=closings[-1].seconds if closings else None,
+        devices=[_explain_device(name, decision, margins.get(name, {}), costs.get(name)) for name in names],
     )
 
 
-def _explained(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> DeviceExplanation:
-    given = decision.devices[name]
+def _explain_device(name: str, decision: Decision, buys: dict[str, float], measured: Cost | None) -> DeviceExplanation:
+    device_decision = decision.devices[name]
     return DeviceExplanation(
         device=name,
-        values=given.values,
-        figures=given.figures,
-        binding=given.binding,
-        multiplier=given.multiplier,
+        values=device_decision.values,
+        figures=device_decision.figures,
+        binding=device_decision.binding,
+        multiplier=device_decision.multiplier,
         buys=buys,
-        predicted=given.predicted,
+        predicted=device_decision.predicted,
         measured=measured,
     )
 
@@ -136,11 +136,11 @@ def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> 
         decision: What it decided for a round.
         names: The devices of which it is asked.
     """
-    what_if, options = allocator_of(table).what_if, options_of(table)
+    what_if, options = find_allocator(table).what_if, convert_options(table)
     if what_if is None:
         return {}
     table, case = msgspec.structs.replace(table, solver="numpy"), recorded_case(decision)
-    bought: dict[str, dict[str, float]] = {name: {} for name in names}
+    margins: dict[str, dict[str, float]] = {name: {} for name in names}
     for limit, what in (("deadline_s", "second"), ("joules", "joule")):
         if limit in case.limits:
             amount = 1.0 if case.ladder else LITTLE * (case.limits[limit] or 1.0)
@@ -148,14 +148,14 @@ def find_margins(table: OptimizerPlan, decision: Decision, names: list[str]) -> 
             again = decide(table, dataclasses.replace(case, limits=more))
             for name in names:
                 now = keep_ratio(again.devices[name].values)
-                bought[name][what] = (now - keep_ratio(decision.devices[name].values)) / amount
-    before = what_if.kept(options, case, case)
-    for what, changes in _more_of_each(case, what_if.clock).items():
-        figures = {name: {**case.figures[name], one.figure: one.value} for name, one in changes.items()}
-        after = what_if.kept(options, case, dataclasses.replace(case, figures={**case.figures, **figures}))
-        for name in changes.keys() & bought.keys():
-            bought[name][what] = (after[name] - before[name]) / changes[name].amount
-    return bought
+                margins[name][what] = (now - keep_ratio(decision.devices[name].values)) / amount
+    before = what_if.keep_ratios(options, case, case)
+    for what, changes in _small_increases(case, what_if.clock).items():
+        figures = {name: {**case.figures[name], change.figure: change.value} for name, change in changes.items()}
+        after = what_if.keep_ratios(options, case, dataclasses.replace(case, figures={**case.figures, **figures}))
+        for name in changes.keys() & margins.keys():
+            margins[name][what] = (after[name] - before[name]) / changes[name].amount
+    return margins
 
 
 class _Change(NamedTuple):
@@ -166,17 +166,17 @@ class _Change(NamedTuple):
     value: Figure
 
 
-def _more_of_each(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
+def _small_increases(case: Case, seconds: str) -> dict[str, dict[str, _Change]]:
     """Return a little more of each thing of the devices' own, by thing and device."""
-    found: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
+    increases: dict[str, dict[str, _Change]] = {"megahertz": {}, "megabit_per_s": {}}
     for name, figures in case.figures.items():
         clock, took, rate = figures.get("f_hertz"), figures.get(seconds), figures.get("up_bits_per_s")
         if clock and took:
             more = 1.0 if case.ladder else LITTLE * clock.value / MEGA
             faster = Figure(took.value * clock.value / (clock.value + more * MEGA), "measured")
-            found["megahertz"][name] = _Change(more, seconds, faster)
+            increases["megahertz"][name] = _Change(more, seconds, faster)
         if rate:
             more = 1.0 if case.ladder else LITTLE * rate.value / MEGA
             faster = Figure(rate.value + more * MEGA, "measured")
-            found["megabit_per_s"][name] = _Change(more, "up_bits_per_s", faster)
-    return found
+            increases["megabit_per_s"][name] = _Change(more, "up_bits_per_s", faster)
+    return increases

@@ -114,30 +114,37 @@ Label = tuple[str, float, str]
 """What people call a figure, and its unit: what to multiply by, and the unit's name."""
 
 
-def explanation_lines(found: Explanation) -> Iterator[str]:
+def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Yield the lines."""
-    deadline = found.limits.get("deadline_s")
-    yield f"round {found.named}: {found.optimizer} decided" + (
+    deadline = explanation.limits.get("deadline_s")
+    yield f"round {explanation.named}: {explanation.optimizer} decided" + (
         f", for tasks within {deadline:.4g} s" if deadline else ""
     )
-    if limits := [_amount(LIMITS, name, found.limits[name]) for name in LIMITS if name in found.limits]:
+    if limits := [
+        _format_figure(LIMITS, name, explanation.limits[name]) for name in LIMITS if name in explanation.limits
+    ]:
         yield f"  {', '.join(limits)}"
-    if found.objective is not None:
-        chosen = ALLOCATORS[found.optimizer]
-        more = f"; one more {chosen.shared} would save {found.multiplier:.4g} of it" if found.multiplier else ""
-        yield f"  {chosen.objective} {found.objective:.4g}{more}"
-    if not found.feasible:
-        enough = ", ".join(f"{name} {value:.4g}" for name, value in found.enough.items())
+    if explanation.objective is not None:
+        chosen = ALLOCATORS[explanation.optimizer]
+        more = (
+            f"; one more {chosen.shared} would save {explanation.multiplier:.4g} of it"
+            if explanation.multiplier
+            else ""
+        )
+        yield f"  {chosen.objective} {explanation.objective:.4g}{more}"
+    if not explanation.feasible:
+        enough = ", ".join(f"{name} {value:.4g}" for name, value in explanation.enough.items())
         yield f"  the limits cannot be met by all; {enough or 'nothing'} would do"
-    tasks = {one.device: _task_s(one.measured) for one in found.devices if one.measured}
-    if deadline and (known := {name: took for name, took in tasks.items() if took is not None}):
-        name, took = max(known.items(), key=lambda pair: pair[1])
-        yield f"  the longest task took {took:.4g} s, computing and upload ({name}): {took / deadline:.2f} of the limit"
-    if found.seconds is not None:
-        yield f"  the round took {found.seconds:.4g} s, with downloads and all waiting"
-    for one in found.devices:
-        yield from _device(one)
-        if found.limits.keys() & {"joules", "round_joules"} and one.predicted.compute_joules is None:
+    tasks = {device.device: _task_s(device.measured) for device in explanation.devices if device.measured}
+    if deadline and (durations := {name: seconds for name, seconds in tasks.items() if seconds is not None}):
+        name, seconds = max(durations.items(), key=lambda pair: pair[1])
+        share = seconds / deadline
+        yield f"  the longest task took {seconds:.4g} s, computing and upload ({name}): {share:.2f} of the limit"
+    if explanation.seconds is not None:
+        yield f"  the round took {explanation.seconds:.4g} s, with downloads and all waiting"
+    for device in explanation.devices:
+        yield from _device_lines(device)
+        if explanation.limits.keys() & {"joules", "round_joules"} and device.predicted.compute_joules is None:
             yield "  nobody knew its joules: their limit did not hold it back"
 
 
@@ -146,49 +153,55 @@ def _task_s(cost: Cost) -> float | None:
     return None if cost.compute_s is None or cost.upload_s is None else cost.compute_s + cost.upload_s
 
 
-def _device(one: DeviceExplanation) -> Iterator[str]:
-    given = ", ".join(_given(name, value) for name, value in one.values.items())
-    yield f"{one.device}: {given or 'the defaults'}"
-    multiplier = "" if one.multiplier is None else f" (multiplier {one.multiplier:.4g})"
-    yield f"  held back by {WORDS.get(one.binding, one.binding)}{multiplier}"
-    if bought := [f"{100 * more:.3g} % by one more {BUYS[what]}" for what, more in one.buys.items() if more > NOTHING]:
-        yield f"  would keep more of the model: {', '.join(bought)}"
-    for source, said in SOURCES.items():
-        told = {name: figure.value for name, figure in one.figures.items() if figure.source == source}
-        if known := [_amount(FIGURES, name, told[name]) for name in (*FIGURES, *told) if name in told.keys() - ERRORS]:
-            yield f"  {said}: {', '.join(dict.fromkeys(known))}"
-    if errors := [f"{ERRORS[name]} {one.figures[name].value:.3g}" for name in ERRORS if name in one.figures]:
+def _device_lines(device: DeviceExplanation) -> Iterator[str]:
+    values = ", ".join(_format_value(name, value) for name, value in device.values.items())
+    yield f"{device.device}: {values or 'the defaults'}"
+    multiplier = "" if device.multiplier is None else f" (multiplier {device.multiplier:.4g})"
+    yield f"  held back by {WORDS.get(device.binding, device.binding)}{multiplier}"
+    if margins := [
+        f"{100 * more:.3g} % by one more {BUYS[what]}" for what, more in device.buys.items() if more > NOTHING
+    ]:
+        yield f"  would keep more of the model: {', '.join(margins)}"
+    for source, label in SOURCES.items():
+        figures = {name: figure.value for name, figure in device.figures.items() if figure.source == source}
+        if texts := [
+            _format_figure(FIGURES, name, figures[name])
+            for name in (*FIGURES, *figures)
+            if name in figures.keys() - ERRORS
+        ]:
+            yield f"  {label}: {', '.join(dict.fromkeys(texts))}"
+    if errors := [f"{ERRORS[name]} {device.figures[name].value:.3g}" for name in ERRORS if name in device.figures]:
         yield f"  predictions multiplied, as earlier rounds taught: {', '.join(errors)}"
     for part in PARTS:
-        if (line := _compared(part, one.predicted, one.measured)) is not None:
+        if (line := _comparison_line(part, device.predicted, device.measured)) is not None:
             yield line
-    if one.predicted.compute_joules is not None:
-        yield _task_joules(one.predicted, one.measured)
+    if device.predicted.compute_joules is not None:
+        yield _task_joules_line(device.predicted, device.measured)
 
 
-def _task_joules(predicted: Cost, measured: Cost | None) -> str:
+def _task_joules_line(predicted: Cost, measured: Cost | None) -> str:
     """Return the joules of the whole task, of those parts that were predicted: what its limit and a budget count."""
     names = [name for name in JOULES if getattr(predicted, name) is not None]
     expected = math.fsum(getattr(predicted, name) for name in names)
-    told = [one for name in names if measured and (one := getattr(measured, name)) is not None]
-    if len(told) < len(names):
+    measured_joules = [joules for name in names if measured and (joules := getattr(measured, name)) is not None]
+    if len(measured_joules) < len(names):
         return f"  the task: {expected:.4g} J predicted, not measured as a whole"
-    off = f" ({100 * (math.fsum(told) / expected - 1):+.0f} %)" if expected else ""
-    return f"  the task: {expected:.4g} J predicted, {math.fsum(told):.4g} measured{off}"
+    off = f" ({100 * (math.fsum(measured_joules) / expected - 1):+.0f} %)" if expected else ""
+    return f"  the task: {expected:.4g} J predicted, {math.fsum(measured_joules):.4g} measured{off}"
 
 
-def _compared(part: str, predicted: Cost, measured: Cost | None) -> str | None:
-    expected, found = getattr(predicted, part), getattr(measured, part) if measured else None
+def _comparison_line(part: str, predicted: Cost, measured: Cost | None) -> str | None:
+    expected, actual = getattr(predicted, part), getattr(measured, part) if measured else None
     label, factor, unit = PARTS[part]
     if expected is None:
         return None
-    if found is None:
+    if actual is None:
         return f"  {label}: {factor * expected:.4g} {unit} predicted, not measured"
-    off = f" ({100 * (found / expected - 1):+.0f} %)" if expected else ""
-    return f"  {label}: {factor * expected:.4g} {unit} predicted, {factor * found:.4g} measured{off}"
+    off = f" ({100 * (actual / expected - 1):+.0f} %)" if expected else ""
+    return f"  {label}: {factor * expected:.4g} {unit} predicted, {factor * actual:.4g} measured{off}"
 
 
-def _given(name: str, value: Value) -> str:
+def _format_value(name: str, value: Value) -> str:
     if name not in VALUES or not isinstance(value, float | int):
         return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
     label, factor, unit = VALUES[name]
@@ -196,7 +209,7 @@ def _given(name: str, value: Value) -> str:
     return f"{label} {amount}" if name == "up_bits_per_s" else f"{amount} {label}"
 
 
-def _amount(labels: Mapping[str, Label], name: str, value: float) -> str:
+def _format_figure(labels: Mapping[str, Label], name: str, value: float) -> str:
     label, factor, unit = labels.get(name, (name, 1.0, ""))
     number = f"{factor * value:,.0f}" if abs(factor * value) >= 1000 else f"{factor * value:.3g}"  # noqa: PLR2004
     return f"{label} {number} {unit}".rstrip()

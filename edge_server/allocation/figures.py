@@ -64,7 +64,7 @@ def choose_figure(
         smoothing: Weight of the last good figure beside a new one.
     """
     good = last if last and last.source in ("measured", "last_good") else None
-    if (now := _true(name, estimate.measured)) is not None:
+    if (now := _plausible_value(name, estimate.measured)) is not None:
         if estimate.is_stale:
             return Figure(good.value if good else now, "last_good")
         if good and good.value > 0:
@@ -72,12 +72,12 @@ def choose_figure(
         return Figure(now, "measured")
     if good:
         return Figure(good.value, "last_good")
-    if (told := _true(name, estimate.profile)) is not None:
-        return Figure(told, "profile")
+    if (planned := _plausible_value(name, estimate.profile)) is not None:
+        return Figure(planned, "profile")
     return None if estimate.default is None else Figure(estimate.default, "default")
 
 
-def _true(name: str, value: float | None) -> float | None:
+def _plausible_value(name: str, value: float | None) -> float | None:
     low, high = BOUNDS[name]
     return value if value is not None and math.isfinite(value) and low <= value <= high else None
 
@@ -91,7 +91,7 @@ def choose_figures(
         estimates: What is known, by name.
         last: What was decided from last, by name.
     """
-    found = {}
+    figures = {}
     for name, estimate in estimates.items():
         is_error = name.endswith("_error")  # it is smoothed already, and belongs to no earlier round
         smoothing = 0.0 if is_error else options.smoothing
@@ -99,5 +99,5 @@ def choose_figures(
             name, estimate, None if is_error else last.get(name), jump=options.jump, smoothing=smoothing
         )
         if figure:
-            found[name] = figure
-    return found
+            figures[name] = figure
+    return figures

@@ -14,19 +14,19 @@ from edge_server.plan.plan import Plan
 from shared.protocol.messages import Scalar
 
 SPREAD = "spread_joules"
-"""Limit: joules of `round_joules` that come from other rounds' parts of the budget, below zero where they go there."""
+"""Limit: joules of `round_joules` moved here from other rounds; negative if moved to them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One round, for all devices of its cohort.
+    """Inputs of one round's decision, for all devices of its cohort.
 
     Attributes:
-        devices: By name; one that is named twice is one.
-        limits: What holds for all of them: seconds, joules, sizes of the model.
-        figures: Of each device, by name.
-        ladder: Ratios to choose from, each with the bytes of an update.
-        places: Of each device in the order in which the run has met them.
+        devices: Names; duplicates count once.
+        limits: Limits for all devices: seconds, joules, model sizes.
+        figures: Figures by device and name.
+        ladder: Selectable ratios, each with the bytes of its update.
+        places: Order of first appearance in the run, from 0, by device.
     """
 
     devices: tuple[str, ...]
@@ -37,39 +37,39 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        """Return the devices, each once."""
+        """Device names without duplicates."""
         return list(dict.fromkeys(self.devices))
 
     def column(self, name: str, otherwise: float) -> list[float]:
-        """Return one figure of every device; `otherwise` where it is not known."""
-        found = [self.figures.get(device, {}).get(name) for device in self.names]
-        return [figure.value if figure else otherwise for figure in found]
+        """Return one figure for every device; `otherwise` where it is unknown."""
+        figures = [self.figures.get(device, {}).get(name) for device in self.names]
+        return [figure.value if figure else otherwise for figure in figures]
 
-    def known(self, device: str) -> dict[str, Figure]:
-        """Return what the record keeps of a device."""
+    def figures_of(self, device: str) -> dict[str, Figure]:
+        """Return the figures of a device, as a copy for its record."""
         return dict(self.figures.get(device, {}))
 
 
 def recorded_case(decision: Decision) -> Case:
-    """Return the case that a recorded decision was made from."""
+    """Rebuild the case of a recorded decision."""
     return Case(
         devices=tuple(decision.devices),
         limits=decision.limits,
-        figures={device: given.figures for device, given in decision.devices.items()},
+        figures={device: device_decision.figures for device, device_decision in decision.devices.items()},
         ladder=tuple(decision.ladder),
     )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one model under one algorithm.
+    """Sizes of one model under one algorithm.
 
     Attributes:
-        weights: Of the whole network; N.
-        shared: Those of them that go down and may be pruned; N_u.
-        bytes: Of the whole model.
-        dense_bytes: Of what goes up whatever is pruned: biases and the like.
-        facts: What the algorithm says of itself beside its state, such as its steps.
+        weights: N, weights of the whole network.
+        shared: N_u, the weights that the server sends and devices may prune.
+        bytes: Size of the whole model.
+        dense_bytes: Upload bytes that pruning never saves: biases and the like.
+        facts: `facts` of the algorithm's state, such as its steps.
     """
 
     weights: int
@@ -81,13 +81,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class RoundSetting:
-    """What the limits of a round follow from.
+    """Inputs of a round's limits.
 
     Attributes:
-        spending: What the run has spent before it.
-        ladder: Ratios to choose from, each with the bytes of an update.
-        last_limits: Of the round that was decided last; none before the first.
-        settled: What devices were given once and for all, by device and name: see `shared.algorithms.base.Resources`.
+        spending: Spending of the run before this round.
+        ladder: Selectable ratios, each with the bytes of its update.
+        last_limits: Limits of the last decided round; empty before the first.
+        fixed_values: Values that devices keep for the whole run, by device and name: see
+            `shared.algorithms.base.Resources`.
     """
 
     plan: Plan
@@ -97,30 +98,30 @@ class RoundSetting:
     sizes: Sizes
     ladder: tuple[tuple[float, int], ...] = ()
     last_limits: Mapping[str, float] = field(default_factory=dict)
-    settled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    fixed_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def task_limits(setting: RoundSetting, deadline_s: float | None, joules: float | None = None) -> dict[str, float]:
-    """Return seconds of a task, joules of one device's task where there is a limit, and the model's size.
+    """Return seconds and, where limited, joules of a task, and the model's size.
 
-    What is spent of a budget is gone; what is left is shared among the rounds that are left and the devices.
+    The rest of a budget is divided evenly among the remaining rounds and the devices.
 
     Args:
-        deadline_s: Seconds of a task; None for the deadline of the plan's rounds.
-        joules: Of one device's task; None for its part of the plan's budget, if there is one.
+        deadline_s: Seconds of a task; None for the plan's round deadline.
+        joules: Joules of one device's task; None for its part of the plan's budget, if there is one.
     """
     plan, spending = setting.plan, setting.spending
-    left = max(1, plan.rounds - setting.number + 1)
+    rounds_left = max(1, plan.rounds - setting.number + 1)
     seconds = deadline_s or plan.round.deadline_s
     if plan.budget.time_s is not None:
-        seconds = min(seconds, max(0.0, plan.budget.time_s - spending.seconds) / left)
+        seconds = min(seconds, max(0.0, plan.budget.time_s - spending.seconds) / rounds_left)
     limits = {"deadline_s": seconds}
     if plan.budget.time_s is not None:
         limits["spent_s"] = spending.seconds
     if plan.budget.joules is not None:
         limits["spent_joules"] = spending.joules or 0.0
     if joules is None and plan.budget.joules is not None:
-        joules = max(0.0, plan.budget.joules - (spending.joules or 0.0)) / left / max(1, len(setting.devices))
+        joules = max(0.0, plan.budget.joules - (spending.joules or 0.0)) / rounds_left / max(1, len(setting.devices))
     if joules is not None:
         limits["joules"] = joules
     return limits | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}

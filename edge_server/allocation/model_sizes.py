@@ -26,15 +26,15 @@ def measure_model(algorithm: Algorithm, model: Model, state: State) -> Sizes:
         algorithm: It says what goes down.
         model: A skeleton will do.
     """
-    own = model.layers.state_dict()
-    told = Assignment(seed=0, hyper=Hyper())
-    down = algorithm.broadcast(state, "", told)
-    weights = sum(one.numel() for one in model.layers.parameters())
-    found = sum(leaf.numel() for key, leaf in down.items() if key in own and leaf.ndim >= MATRIX)
-    said = state.facts.get("global_weights", found)
-    shared = said if isinstance(said, int) else found
-    dense = sum(leaf.nbytes for key, leaf in down.items() if key in own and leaf.ndim < MATRIX)
-    return Sizes(weights, min(shared, weights), sum(leaf.nbytes for leaf in own.values()), dense, state.facts)
+    leaves = model.layers.state_dict()
+    assignment = Assignment(seed=0, hyper=Hyper())
+    down = algorithm.broadcast(state, "", assignment)
+    weights = sum(parameter.numel() for parameter in model.layers.parameters())
+    counted = sum(leaf.numel() for key, leaf in down.items() if key in leaves and leaf.ndim >= MATRIX)
+    declared = state.facts.get("global_weights", counted)
+    shared = declared if isinstance(declared, int) else counted
+    dense = sum(leaf.nbytes for key, leaf in down.items() if key in leaves and leaf.ndim < MATRIX)
+    return Sizes(weights, min(shared, weights), sum(leaf.nbytes for leaf in leaves.values()), dense, state.facts)
 
 
 def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[float, int], ...]:
@@ -45,14 +45,14 @@ def sent_bytes(codec: Spec, model: Model, shares: list[float]) -> tuple[tuple[fl
         shares: In ascending order.
     """
     leaves = model.layers.state_dict()
-    whole = sum(leaf.nbytes for leaf in leaves.values())
+    total = sum(leaf.nbytes for leaf in leaves.values())
     if codec.name != "topk":
-        return tuple((share, whole) for share in shares)
+        return tuple((share, total) for share in shares)
     exact = masked_entries.read_names(str(codec.options.get("exact", "")))
     floating = masked_entries.divisible_leaves(leaves, 0, exact)
     parted = [leaf for key, leaf in floating.items() if key.rpartition(".")[2] not in STATISTICS]
-    count, rest = sum(leaf.numel() for leaf in parted), whole - sum(leaf.nbytes for leaf in parted)
-    sizes = itertools.accumulate((rest + topk_bytes(count, share) for share in shares), max)
+    count, unparted = sum(leaf.numel() for leaf in parted), total - sum(leaf.nbytes for leaf in parted)
+    sizes = itertools.accumulate((unparted + topk_bytes(count, share) for share in shares), max)
     return tuple(zip(shares, sizes, strict=True))
 
 
@@ -61,13 +61,13 @@ def update_bytes(model: Model, ratios: list[float]) -> tuple[tuple[float, int], 
 
     Where a model is no chain of layers, whose neurons could be told apart, bytes are taken to grow with the share.
     """
-    own = model.layers.state_dict()
+    leaves = model.layers.state_dict()
     try:
         neurons = active.read_chain(model.layers)
     except ConfigError:
-        whole = sum(leaf.nbytes for leaf in own.values())
-        return tuple((ratio, round(ratio * whole)) for ratio in ratios)
+        total = sum(leaf.nbytes for leaf in leaves.values())
+        return tuple((ratio, round(ratio * total)) for ratio in ratios)
     return tuple(
-        (ratio, BYTES * active.count_parameters(neurons.index(active.first_neurons(neurons.hidden, ratio)), own))
+        (ratio, BYTES * active.count_parameters(neurons.index(active.first_neurons(neurons.hidden, ratio)), leaves))
         for ratio in ratios
     )

@@ -53,9 +53,9 @@ def parse_ratios(text: str) -> list[float]:
         ValueError: One is none, or not in (0, 1].
     """
     try:
-        found = [float(part) for part in text.split(",")]
+        ratios = [float(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(0 < one <= 1 for one in found):
+        ratios = []
+    if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
         raise ValueError('options.keep must be ratios in (0, 1] with commas between, such as "0.2,0.6,1"')
-    return found
+    return ratios

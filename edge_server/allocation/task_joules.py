@@ -17,35 +17,37 @@ from edge_server.allocation.figures import Estimate
 from edge_server.allocation.options import MeasuringOptions
 from edge_server.journal.decision import Figure
 from edge_server.plan.devices import DevicePlan
-from edge_server.plan.simulated_devices import CyclesPower, GivenPower, ends
+from edge_server.plan.simulated_devices import CyclesPower, GivenPower, range_ends
 from shared.protocol.measurements import Cost
 
 
-def joule_estimates(one: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
+def joule_estimates(device: DeviceFacts, options: MeasuringOptions) -> dict[str, Estimate]:
     """Return the watts of a device's transfers, and by how much predictions of its tasks' joules were off."""
-    transfer_w = _planned_transfer_w(one.planned)
+    transfer_w = _planned_transfer_w(device.planned)
     estimates = {
-        "upload_w": _transfer_w(one, one.carried.cost if one.carried else None, "upload", transfer_w[0]),
-        "download_w": _transfer_w(one, one.task.cost if one.task else None, "download", transfer_w[1]),
+        "upload_w": _transfer_w(
+            device, device.last_upload.cost if device.last_upload else None, "upload", transfer_w[0]
+        ),
+        "download_w": _transfer_w(device, device.task.cost if device.task else None, "download", transfer_w[1]),
     }
-    if options.calibrated and "joules_error" in one.errors:
-        estimates["joules_error"] = Estimate(one.errors["joules_error"])
+    if options.calibrated and "joules_error" in device.errors:
+        estimates["joules_error"] = Estimate(device.errors["joules_error"])
     return estimates
 
 
-def busy_w(one: DeviceFacts) -> Estimate:
+def compute_w_estimate(device: DeviceFacts) -> Estimate:
     """Return the watts of a device while it trains."""
-    power = one.planned.power if one.planned else None
-    task, timed = one.task.cost if one.task else Cost(), one.timed
-    told = _watts(task.compute_joules, task.compute_s)
-    if told is None and timed is not None:
-        told = _watts(timed.joules, timed.seconds)
-    return Estimate(told, profile=power.busy_w if isinstance(power, GivenPower) else None)
+    power = device.planned.power if device.planned else None
+    task, timed = device.task.cost if device.task else Cost(), device.timed
+    measured = _watts(task.compute_joules, task.compute_s)
+    if measured is None and timed is not None:
+        measured = _watts(timed.joules, timed.seconds)
+    return Estimate(measured, profile=power.busy_w if isinstance(power, GivenPower) else None)
 
 
-def _transfer_w(one: DeviceFacts, cost: Cost | None, way: str, planned_w: float | None) -> Estimate:
+def _transfer_w(device: DeviceFacts, cost: Cost | None, way: str, planned_w: float | None) -> Estimate:
     if cost is None:
-        idle_w = planned_w if planned_w is not None else _idle_w(one)
+        idle_w = planned_w if planned_w is not None else _idle_w(device)
         return Estimate(None, profile=planned_w, default=idle_w)
     joules, seconds = (getattr(cost, f"{way}_{unit}") for unit in ("joules", "s"))
     return Estimate(_watts(joules, seconds))
@@ -55,10 +57,10 @@ def _watts(joules: float | None, seconds: float | None) -> float | None:
     return None if joules is None or not seconds else joules / seconds
 
 
-def _idle_w(one: DeviceFacts) -> float | None:
-    if one.task and one.task.cost.idle_w is not None:
-        return one.task.cost.idle_w
-    return one.timed.idle_w if one.timed else None
+def _idle_w(device: DeviceFacts) -> float | None:
+    if device.task and device.task.cost.idle_w is not None:
+        return device.task.cost.idle_w
+    return device.timed.idle_w if device.timed else None
 
 
 def _planned_transfer_w(planned: DevicePlan | None) -> tuple[float | None, float | None]:
@@ -67,30 +69,32 @@ def _planned_transfer_w(planned: DevicePlan | None) -> tuple[float | None, float
         case GivenPower() as power:
             return power.tx_w, power.rx_w
         case CyclesPower() as power:
-            tx_w = None if power.tx_w is None else power.idle_w + sum(ends(power.tx_w)) / 2
+            tx_w = None if power.tx_w is None else power.idle_w + sum(range_ends(power.tx_w)) / 2
             return tx_w, None if power.rx_w is None else power.idle_w + power.rx_w
         case _:
             return None, None
 
 
-def work_estimates(one: DeviceFacts) -> dict[str, Estimate]:
+def work_estimates(device: DeviceFacts) -> dict[str, Estimate]:
     """Return the watts of a device's computing, and the joules of its download, which no decision changes."""
-    told = one.task.cost.download_joules if one.task else None
-    return {"compute_w": busy_w(one), "download_joules": Estimate(told)}
+    measured = device.task.cost.download_joules if device.task else None
+    return {"compute_w": compute_w_estimate(device), "download_joules": Estimate(measured)}
 
 
-def with_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float | None, download: float | None) -> Cost:
+def add_joules(predicted: Cost, figures: Mapping[str, Figure], compute: float | None, download: float | None) -> Cost:
     """Return a predicted cost with its joules, put right by the errors of earlier predictions.
 
     Args:
         compute: Joules of its computing, not put right yet; None where nobody knows them.
         download: Likewise of its download.
     """
-    error, upload = figures.get("joules_error"), times(figures.get("upload_w"), predicted.upload_s)
-    parts = [None if one is None else one * (error.value if error else 1.0) for one in (download, compute, upload)]
+    error, upload = figures.get("joules_error"), scale_figure(figures.get("upload_w"), predicted.upload_s)
+    parts = [
+        None if device is None else device * (error.value if error else 1.0) for device in (download, compute, upload)
+    ]
     return msgspec.structs.replace(predicted, download_joules=parts[0], compute_joules=parts[1], upload_joules=parts[2])
 
 
-def times(figure: Figure | None, amount: float | None) -> float | None:
+def scale_figure(figure: Figure | None, amount: float | None) -> float | None:
     """Return a figure so many times; None where one of both is not known."""
     return None if figure is None or amount is None else figure.value * amount

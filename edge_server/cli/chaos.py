@@ -19,7 +19,7 @@ from typing import TextIO
 import msgspec
 from rich.console import Console
 
-from edge_server.allocation.coordinator import options_of
+from edge_server.allocation.coordinator import convert_options
 from edge_server.journal.records import AnyRecord, RoundOpened, drop_void
 from edge_server.journal.runs import make_folder, new_name
 from edge_server.plan.budget import BudgetPlan
@@ -178,7 +178,7 @@ def without_narrow_budgets(plan: Plan) -> Plan:
     if not plan.sites or budget == BudgetPlan():
         return plan
     wide = {key: value * BUDGET_FACTOR for key, value in msgspec.structs.asdict(budget).items() if value}
-    if table and budget.time_s and getattr(options_of(table), "deadline_s", 0.0) is None:
+    if table and budget.time_s and getattr(convert_options(table), "deadline_s", 0.0) is None:
         even = {"deadline_s": budget.time_s / plan.rounds}
         table = msgspec.structs.replace(table, options=table.options | even)
     return msgspec.structs.replace(plan, budget=BudgetPlan(**wide), optimizer=table)

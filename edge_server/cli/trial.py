@@ -16,7 +16,7 @@ from rich.console import Console
 from edge_server.journal.records import AnyRecord
 from edge_server.journal.runs import edited_from, find_unfinished, make_folder, new_name, run_exists
 from edge_server.journal.sqlite import read
-from edge_server.plan.data import planned_data, require_there
+from edge_server.plan.data import planned_data, require_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.server_config import load as load_config
@@ -166,7 +166,7 @@ def _say_emulated(console: Console, plan: Plan) -> None:
 def _local_trial(options: argparse.Namespace, config: ServerConfig, plan: Plan, run: str, count: int) -> Local:
     """Return a trial on this machine with `count` agents, 0 for the plan's devices."""
     planned_data(plan)
-    require_there(plan, Path(config.data_root))
+    require_data(plan, Path(config.data_root))
     agents = len(devices(plan, count))
     return Local(
         *(options.plan, plan, Path(config.data_root), make_folder(Path(config.data_dir)), run, agents),

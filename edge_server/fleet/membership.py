@@ -15,7 +15,7 @@ from edge_server.fleet.hub import Server
 from edge_server.fleet.inputs import RunInputs
 from edge_server.fleet.silent_devices import SilentDevices
 from edge_server.fleet.state import Fleet
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import CohortPlan, Plan
 from shared.protocol.inputs import Inputs
 from shared.protocol.messages import Status
@@ -32,7 +32,7 @@ MOST_NAMED = 32
 
 def devices_of_plan(plan: Plan) -> Members:
     """Return the devices that a plan names, None if it names none."""
-    return frozenset(device.name for device in expanded(plan.device)) or None
+    return frozenset(device.name for device in expand_devices(plan.device)) or None
 
 
 def _is_trainer(status: Status) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.journal.decision import Coordinated, Decision, Granted, Pledged, TermBegan
 from edge_server.plan.plan import Plan
-from edge_server.plan.sites import keep_order
+from edge_server.plan.sites import restore_site_order
 from shared.protocol.inputs import Inputs
 from shared.protocol.measurements import Cost, Provenance, StepCost
 from shared.protocol.messages import Assignment, Update
@@ -121,7 +121,7 @@ class RunOpened(Record, frozen=True, kw_only=True):
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        keep_order(self)
+        restore_site_order(self)
 
 
 class Measured(Record, frozen=True, kw_only=True):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_server.plan.data import is_same_set
-from edge_server.plan.devices import check as check_devices
-from edge_server.plan.devices import expanded
-from edge_server.plan.emulation import check as check_emulation
+from edge_server.plan.devices import check_devices, expand_devices
+from edge_server.plan.emulation import check_emulation
 from edge_server.plan.plan import Plan
-from edge_server.plan.sites import check as check_sites
+from edge_server.plan.sites import check_sites
 from shared.errors import ConfigError
 from shared.protocol.topics import check_name
 
@@ -25,24 +24,30 @@ def check_structure(plan: Plan, path: Path) -> None:
     if plan.rounds < 1:
         raise ConfigError(f"{path}: rounds: {plan.rounds}; give at least 1")
     if plan.sites:
-        names = [device.name for device in expanded(plan.device)]
+        names = [device.name for device in expand_devices(plan.device)]
         check_sites(plan.sites, names, plan.rounds, plan.cohort.min_devices, path)
     _check_labels(plan, path)
     if plan.emulation:
-        check_emulation(plan.emulation, expanded(plan.device), path)
+        check_emulation(plan.emulation, expand_devices(plan.device), path)
     if plan.local < 0:
         raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
 
 
 def _check_labels(plan: Plan, path: Path) -> None:
     """Refuse examples of the server's own that it has no labels of, or that cannot be told from the devices'."""
-    own, theirs = plan.server_data, plan.data
-    if (own and own.without) or (theirs and theirs.without):
+    server_data, data = plan.server_data, plan.data
+    if (server_data and server_data.without) or (data and data.without):
         raise ConfigError(f"{path}: data.without follows from [server_data] drawn: take it out")
-    if own and own.labels:
+    if server_data and server_data.labels:
         raise ConfigError(f"{path}: server_data.labels: the server trains on labels: take it out")
-    if own and theirs and own.drawn and not is_same_set(own, theirs) and own.path == theirs.path:
-        wrong = next(name for name in ("source", "split", "limit") if getattr(own, name) != getattr(theirs, name))
+    if (
+        server_data
+        and data
+        and server_data.drawn
+        and not is_same_set(server_data, data)
+        and server_data.path == data.path
+    ):
+        wrong = next(name for name in ("source", "split", "limit") if getattr(server_data, name) != getattr(data, name))
         raise ConfigError(
             f"{path}: server_data.{wrong} must be that of data, so that what is drawn can be left out of the rest"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.plan.devices import DevicePlan, rooted
+from edge_server.plan.devices import DevicePlan, resolve_trace_paths
 from edge_server.plan.plan import Plan
 from shared.data.spec import Client, Data, Dirichlet, Even, Partition, Shards
 from shared.errors import ConfigError
@@ -16,18 +16,18 @@ from shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-def placed(plan: Plan, data_root: Path) -> Plan:
+def resolve_data(plan: Plan, data_root: Path) -> Plan:
     """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
-    plan = msgspec.structs.replace(plan, device=rooted(plan.device, data_root))
+    plan = msgspec.structs.replace(plan, device=resolve_trace_paths(plan.device, data_root))
     if plan.fallback and not (data_root / planned_data(plan).path).exists():
-        away = data_root / planned_data(plan).path
-        log.warning("%s is not there, training on %s instead", away, plan.fallback.data.source)
-        plan = fallen_back(plan)
-    own, theirs = _placed(plan.server_data, data_root), _placed(plan.data, data_root)
-    return msgspec.structs.replace(plan, data=theirs, server_data=own, fallback=None)
+        path = data_root / planned_data(plan).path
+        log.warning("%s is not there, training on %s instead", path, plan.fallback.data.source)
+        plan = apply_fallback(plan)
+    server_data, data = _resolve_path(plan.server_data, data_root), _resolve_path(plan.data, data_root)
+    return msgspec.structs.replace(plan, data=data, server_data=server_data, fallback=None)
 
 
-def _placed(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:
+def _resolve_path(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msgspec.UnsetType:
     return msgspec.structs.replace(data, path=str(data_root / data.path)) if data and data.path else data
 
 
@@ -42,18 +42,23 @@ def planned_data(plan: Plan) -> Data:
             f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
             "add it, or run the plan with connected devices"
         )
-    own = plan.server_data
-    if own and own.drawn and is_same_set(own, plan.data):
-        return msgspec.structs.replace(plan.data, without=own.drawn)
+    server_data = plan.server_data
+    if server_data and server_data.drawn and is_same_set(server_data, plan.data):
+        return msgspec.structs.replace(plan.data, without=server_data.drawn)
     return plan.data
 
 
-def is_same_set(one: Data, other: Data) -> bool:
+def is_same_set(first: Data, second: Data) -> bool:
     """Return whether both read the same examples of one source."""
-    return (one.source, one.path, one.split, one.limit) == (other.source, other.path, other.split, other.limit)
+    return (first.source, first.path, first.split, first.limit) == (
+        second.source,
+        second.path,
+        second.split,
+        second.limit,
+    )
 
 
-def require_there(plan: Plan, data_root: Path) -> None:
+def require_data(plan: Plan, data_root: Path) -> None:
     """Refuse a plan of which a data set is not there; its paths are placed.
 
     Raises:
@@ -67,13 +72,15 @@ def require_there(plan: Plan, data_root: Path) -> None:
             )
 
 
-def fallen_back(plan: Plan) -> Plan:
+def apply_fallback(plan: Plan) -> Plan:
     """Return the plan with what its fallback names in place of its own."""
-    chosen = plan.fallback and {name: one for name, one in msgspec.structs.asdict(plan.fallback).items() if one}
-    return msgspec.structs.replace(plan, **(chosen or {}))
+    sections = plan.fallback and {
+        name: section for name, section in msgspec.structs.asdict(plan.fallback).items() if section
+    }
+    return msgspec.structs.replace(plan, **(sections or {}))
 
 
-def share(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
+def device_data(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
     """Return the data of the `index`-th device of a local fleet.
 
     Args:

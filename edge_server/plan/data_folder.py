@@ -38,7 +38,7 @@ KINDS: Mapping[str, StateKind] = {
     "updates": StateKind(("updates",), "updates that were accepted and are in no model yet"),
 }
 
-OTHERWISE = "name another folder of runs (`data_dir` in the server's file, or --data-dir): nothing here was changed"
+REMEDY = "name another folder of runs (`data_dir` in the server's file, or --data-dir): nothing here was changed"
 
 
 def check_data_folder(data_dir: Path) -> None:
@@ -47,7 +47,7 @@ def check_data_folder(data_dir: Path) -> None:
     Raises:
         ConfigError: It did: what would be lost, and which version to take; or nobody can tell.
     """
-    require_readable(data_dir, FORMATS, KINDS, OTHERWISE)
+    require_readable(data_dir, FORMATS, KINDS, REMEDY)
 
 
 def claim_data_folder(data_dir: Path) -> None:
@@ -60,10 +60,10 @@ def claim_data_folder(data_dir: Path) -> None:
     check_data_folder(data_dir)
     with explain_disk_errors(data_dir):
         data_dir.mkdir(parents=True, exist_ok=True)
-    raise_formats(data_dir, _own_version(), FORMATS, several=True)
+    raise_formats(data_dir, _installed_version(), FORMATS, several=True)
 
 
-def _own_version() -> str:
+def _installed_version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where something is written
 
     try:

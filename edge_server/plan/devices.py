@@ -60,36 +60,36 @@ class DevicePlan(Section, frozen=True, kw_only=True):
             raise ValueError("power of this kind needs cycles: give a table compute with kind ranges or profile")
 
 
-def expanded(planned: Sequence[DevicePlan]) -> list[DevicePlan]:
+def expand_devices(planned: Sequence[DevicePlan]) -> list[DevicePlan]:
     """Return every device, those that stand for many by the names of theirs."""
-    return [device for one in planned for device in _each(one)]
+    return [device for entry in planned for device in _expand(entry)]
 
 
-def _each(one: DevicePlan) -> Iterator[DevicePlan]:
-    if not one.count:
-        yield one
-    for index in range(one.count):
-        yield msgspec.structs.replace(one, name=f"{one.name}-{index}", count=0)
+def _expand(entry: DevicePlan) -> Iterator[DevicePlan]:
+    if not entry.count:
+        yield entry
+    for index in range(entry.count):
+        yield msgspec.structs.replace(entry, name=f"{entry.name}-{index}", count=0)
 
 
-def check(planned: Sequence[DevicePlan], path: Path) -> None:
+def check_devices(planned: Sequence[DevicePlan], path: Path) -> None:
     """Refuse names that no device can have, or that two have.
 
     Raises:
         ConfigError: As said.
     """
-    names = [check_name(device.name, f"{path}: device.name") for device in expanded(planned)]
+    names = [check_name(device.name, f"{path}: device.name") for device in expand_devices(planned)]
     if len(set(names)) != len(names):
         repeated = next(name for name, count in Counter(names).items() if count > 1)
         raise ConfigError(f"{path}: device: two devices have the name {repeated!r}; rename one of them")
 
 
-def rooted(planned: Sequence[DevicePlan], data_root: Path) -> list[DevicePlan]:
+def resolve_trace_paths(planned: Sequence[DevicePlan], data_root: Path) -> list[DevicePlan]:
     """Return the devices, the relative paths of their traces taken from `data_root`."""
-    return [_rooted(device, data_root) for device in planned]
+    return [_resolve_trace_path(device, data_root) for device in planned]
 
 
-def _rooted(device: DevicePlan, data_root: Path) -> DevicePlan:
+def _resolve_trace_path(device: DevicePlan, data_root: Path) -> DevicePlan:
     replace, link, power = msgspec.structs.replace, device.link, device.power
     if isinstance(link, TraceLink):
         device = replace(device, link=replace(link, path=str(data_root / link.path)))

@@ -73,7 +73,7 @@ def emulated_power(device: DevicePlan) -> Watts | None:
             return None
         case GivenPower():
             idle_w = power.idle_w or 0.0
-            above = (None if one is None else max(0.0, one - idle_w) for one in (power.tx_w, power.rx_w))
+            above = (None if watts is None else max(0.0, watts - idle_w) for watts in (power.tx_w, power.rx_w))
             return Watts(idle_w, max(0.0, power.busy_w - idle_w), *above)
         case CyclesPower() if isinstance(compute, RangeCompute):
             if isinstance(compute.hertz, float) and not isinstance(power.tx_w, tuple):
@@ -81,7 +81,7 @@ def emulated_power(device: DevicePlan) -> Watts | None:
     raise ValueError('its power is not emulated: give it kind = "given", or "cycles" with one clock and one tx_w')
 
 
-def check(emulation: EmulationPlan, devices: Sequence[DevicePlan], path: Path) -> None:
+def check_emulation(emulation: EmulationPlan, devices: Sequence[DevicePlan], path: Path) -> None:
     """Refuse devices whose tables no agent can be held to.
 
     Args:
@@ -91,11 +91,11 @@ def check(emulation: EmulationPlan, devices: Sequence[DevicePlan], path: Path) -
         ConfigError: As said; the message names the device.
     """
     for device in devices:
-        for key, asked, emulate in (
+        for key, is_enabled, emulate in (
             ("links", emulation.links, emulated_link),
             ("power", emulation.power, emulated_power),
         ):
             try:
-                _ = emulate(device) if asked else None
+                _ = emulate(device) if is_enabled else None
             except ValueError as error:
                 raise ConfigError(f"{path}: emulation.{key}: device {device.name!r}: {error}") from error

@@ -11,7 +11,7 @@ from shared.data.spec import Data
 from shared.errors import ConfigError
 from shared.protocol.inputs import Inputs, differences
 
-UNAPPLIED = ("limit", "holdout", "validation", "augment")
+LOCAL_DATA_KEYS = ("limit", "holdout", "validation", "augment")
 """Keys of `[data]` that deal out or change what agents on this machine train on, and no board's own examples."""
 
 
@@ -21,15 +21,15 @@ def planned_inputs(plan: Plan) -> Inputs | None:
     Raises:
         ConfigError: Both are there, and differ.
     """
-    data, server_data = (_inputs_of(one) if one else None for one in (plan.data, plan.server_data))
+    data, server_data = (_read_inputs(section) if section else None for section in (plan.data, plan.server_data))
     bare = msgspec.structs.replace(server_data, shape=()) if server_data else None  # a wrong shape the network refuses
-    if data and bare and (found := list(differences(data, bare))):
-        problem = "; ".join(f"{ours} and {theirs}" for ours, theirs in found)
+    if data and bare and (conflicts := list(differences(data, bare))):
+        problem = "; ".join(f"{first} and {second}" for first, second in conflicts)
         raise ConfigError(f"data and server_data prepare inputs differently: {problem}; set the same in both")
     return data or server_data
 
 
-def _inputs_of(data: Data) -> Inputs:
+def _read_inputs(data: Data) -> Inputs:
     """Return what a section says, and its files where they can be read: they may lie on the devices alone."""
     try:
         return find_inputs(data)
@@ -41,12 +41,12 @@ def describe_unapplied(plan: Plan) -> str:
     """Return a line about keys of a plan that connected boards do not go by; empty where it sets none."""
     usual = Data(source="digits")
     data = plan.data
-    found = [f"data.{key}" for key in UNAPPLIED if data and getattr(data, key) != getattr(usual, key)]
-    found += ["[partition]"] if plan.partition != PartitionPlan() else []
-    if not found:
+    ignored = [f"data.{key}" for key in LOCAL_DATA_KEYS if data and getattr(data, key) != getattr(usual, key)]
+    ignored += ["[partition]"] if plan.partition != PartitionPlan() else []
+    if not ignored:
         return ""
-    noun = "does" if len(found) == 1 else "do"
+    noun = "does" if len(ignored) == 1 else "do"
     return (
-        f"{', '.join(found)} of the plan {noun} not apply to connected boards: each trains on its own "
+        f"{', '.join(ignored)} of the plan {noun} not apply to connected boards: each trains on its own "
         "examples, as [data] of its own file says"
     )

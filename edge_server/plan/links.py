@@ -12,7 +12,7 @@ from edge_server.plan.simulated_devices import (
     After,
     Again,
     Span,
-    ends,
+    range_ends,
     require_again,
     require_amounts,
     require_spans,
@@ -22,7 +22,7 @@ LEAST_M = 10.0
 """Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
 
 
-class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
+class BaseLink(Section, frozen=True, kw_only=True, tag_field="kind"):
     """What all links have.
 
     Attributes:
@@ -39,7 +39,7 @@ class Way(Section, frozen=True, kw_only=True, tag_field="kind"):
             raise ValueError("loss must be in [0, 1)")
 
 
-class GivenLink(Way, frozen=True, kw_only=True, tag="given"):
+class GivenLink(BaseLink, frozen=True, kw_only=True, tag="given"):
     """Fixed rates.
 
     Attributes:
@@ -55,7 +55,7 @@ class GivenLink(Way, frozen=True, kw_only=True, tag="given"):
         require_spans(up_mbit_s=self.up_mbit_s, down_mbit_s=self.down_mbit_s)
 
 
-class RangeLink(Way, frozen=True, kw_only=True, tag="ranges"):
+class RangeLink(BaseLink, frozen=True, kw_only=True, tag="ranges"):
     """Rates drawn from ranges.
 
     Attributes:
@@ -74,7 +74,7 @@ class RangeLink(Way, frozen=True, kw_only=True, tag="ranges"):
         require_again(self.again)
 
 
-class WirelessLink(Way, frozen=True, kw_only=True, tag="wireless"):
+class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
     """Shannon's rate, share * B * log2(1 + h * g * p / N), h the path's gain and g the fading's.
 
     Attributes:
@@ -119,16 +119,20 @@ class WirelessLink(Way, frozen=True, kw_only=True, tag="wireless"):
         )
         require_amounts(exponent=self.exponent, loss_db_1m=self.loss_db_1m)
         require_again(self.again)
-        levels = (*ends(self.tx_dbm), self.server_dbm, self.noise_dbm_hz)
-        if not all(map(math.isfinite, levels)) or ends(self.tx_dbm)[0] > ends(self.tx_dbm)[1] or self.share > 1:
+        levels = (*range_ends(self.tx_dbm), self.server_dbm, self.noise_dbm_hz)
+        if (
+            not all(map(math.isfinite, levels))
+            or range_ends(self.tx_dbm)[0] > range_ends(self.tx_dbm)[1]
+            or self.share > 1
+        ):
             raise ValueError("tx_dbm, server_dbm and noise_dbm_hz must be finite, share <= 1")
         if (self.distance_m is None) != (self.path_loss == "none"):
             raise ValueError('give distance_m, or path_loss = "none" without it')
-        if self.distance_m is not None and self.path_loss == "3gpp" and ends(self.distance_m)[0] < LEAST_M:
+        if self.distance_m is not None and self.path_loss == "3gpp" and range_ends(self.distance_m)[0] < LEAST_M:
             raise ValueError(f'distance_m is in metres, and path_loss = "3gpp" holds from {LEAST_M:g} m on, not in km')
 
 
-class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
+class TraceLink(BaseLink, frozen=True, kw_only=True, tag="trace"):
     """Recorded rates, in Mbit/s.
 
     Every value holds until the next one, but for at most 5 s; then nothing passes, which the run records. Rates of
@@ -158,7 +162,7 @@ class TraceLink(Way, frozen=True, kw_only=True, tag="trace"):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_spans(scale=self.scale)
-        low, high = ends(self.offset_s)
+        low, high = range_ends(self.offset_s)
         require_amounts(offset_s=low)
         if not low <= high < math.inf:
             raise ValueError("offset_s must be seconds, or a range [low, high] of such")

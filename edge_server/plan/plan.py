@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from edge_server.plan.budget import BudgetPlan
-from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expanded
+from edge_server.plan.devices import MAX_DEVICES, DevicePlan, expand_devices
 from edge_server.plan.emulation import EmulationPlan
 from edge_server.plan.evaluation import EvaluationPlan, MeasurePlan
 from edge_server.plan.optimizer import OptimizerPlan
@@ -188,9 +188,9 @@ class Plan(Section, frozen=True, kw_only=True):
             return
         stopping, fallback = self.early_stopping, self.fallback
         msgspec.structs.force_setattr(self, "early_stopping", msgspec.UNSET)
-        msgspec.structs.force_setattr(self, "algorithm", stopping.added_to(self.algorithm))
+        msgspec.structs.force_setattr(self, "algorithm", stopping.merge_into(self.algorithm))
         if fallback and fallback.algorithm:
-            instead = msgspec.structs.replace(fallback, algorithm=stopping.added_to(fallback.algorithm))
+            instead = msgspec.structs.replace(fallback, algorithm=stopping.merge_into(fallback.algorithm))
             msgspec.structs.force_setattr(self, "fallback", instead)
 
     def _evaluate_nothing(self) -> None:
@@ -213,20 +213,20 @@ def plan_differences(begun: Plan, plan: Plan) -> list[str]:
     Args:
         plan: What is to be done now.
     """
-    before, after = (_leaves("", msgspec.to_builtins(one)) for one in (begun, plan))
+    before, after = (_flatten("", msgspec.to_builtins(version)) for version in (begun, plan))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     return [f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in keys]
 
 
-def _leaves(place: str, value: Any) -> dict[str, Any]:
+def _flatten(place: str, value: Any) -> dict[str, Any]:
     """Return the values of a nest of tables and arrays by their places."""
     if isinstance(value, dict):
-        parts = [(f"{place}.{key}".lstrip("."), one) for key, one in value.items()]
+        parts = [(f"{place}.{key}".lstrip("."), item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
-        parts = [(f"{place}[{index}]", one) for index, one in enumerate(value)]
+        parts = [(f"{place}[{index}]", item) for index, item in enumerate(value)]
     else:
         return {place: value}
-    return {key: leaf for name, one in parts for key, leaf in _leaves(name, one).items()}
+    return {key: leaf for name, item in parts for key, leaf in _flatten(name, item).items()}
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
@@ -237,11 +237,11 @@ def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
     """
     if not plan.device and not count:
         raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
-    named = expanded(plan.device)[: count or None]
-    found = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
+    named = expand_devices(plan.device)[: count or None]
+    fleet = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
     least = plan.cohort.min_devices
-    if count < 0 or len(found) < least:
+    if count < 0 or len(fleet) < least:
         raise ConfigError(
-            f"{count or len(found)} devices: plan {plan.name!r} waits for cohort.min_devices = {least}; lower that"
+            f"{count or len(fleet)} devices: plan {plan.name!r} waits for cohort.min_devices = {least}; lower that"
         )
-    return found
+    return fleet

@@ -12,13 +12,13 @@ import math
 from edge_server.plan.links import WirelessLink
 from edge_server.plan.simulated_devices import (
     Span,
-    ends,
+    range_ends,
 )
 
 M_PER_KM = 1000.0
 
 
-def watts(dbm: float) -> float:
+def dbm_to_watts(dbm: float) -> float:
     """Return the power of a level in dBm."""
     return math.pow(10.0, dbm / 10.0) / 1000.0
 
@@ -35,7 +35,7 @@ def path_gain(table: WirelessLink, distance_m: float) -> float:
     return math.pow(10.0, -loss_db / 10.0)
 
 
-def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
+def shannon_rate(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
     """Return B log2(1 + gain * p / N) in bit/s.
 
     Args:
@@ -45,13 +45,15 @@ def shannon(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) ->
     return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
 
 
-def usual_rates(table: WirelessLink) -> tuple[float, float]:
+def mean_rates(table: WirelessLink) -> tuple[float, float]:
     """Return bit/s up and down in the middle of every range, with the fading at its mean."""
-    bandwidth, sent = table.share * _middle(table.bandwidth_hz), watts(_middle(table.tx_dbm))
-    gain = table.gain * path_gain(table, _middle(table.distance_m) if table.distance_m is not None else 1.0)
-    noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
-    return shannon(bandwidth, gain, sent, noise), shannon(bandwidth, gain, watts(table.server_dbm), noise)
+    bandwidth, sent = table.share * _midpoint(table.bandwidth_hz), dbm_to_watts(_midpoint(table.tx_dbm))
+    gain = table.gain * path_gain(table, _midpoint(table.distance_m) if table.distance_m is not None else 1.0)
+    noise = table.noise_w if table.noise_w is not None else dbm_to_watts(table.noise_dbm_hz) * bandwidth
+    return shannon_rate(bandwidth, gain, sent, noise), shannon_rate(
+        bandwidth, gain, dbm_to_watts(table.server_dbm), noise
+    )
 
 
-def _middle(span: Span) -> float:
-    return sum(ends(span)) / 2
+def _midpoint(span: Span) -> float:
+    return sum(range_ends(span)) / 2

@@ -202,13 +202,13 @@ def load(path: Path) -> ServerConfig:
         raise ConfigError(f"{path}: log_level: {config.log_level!r}; use debug, info, warning or error")
     paths = ("plan", "data_dir", "data_root", *(["gateway"] if config.gateway else []))
     places = {name: str(path.parent / getattr(config, name)) for name in paths}
-    peers = [_placed_peer(peer, path.parent) for peer in config.peer]
+    peers = [_resolve_peer(peer, path.parent) for peer in config.peer]
     return msgspec.structs.replace(
         config, **places, broker=resolve_broker_paths(config.broker, path.parent), peer=peers
     )
 
 
-def _placed_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
+def _resolve_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
     """Return a peer with its login in its broker, and paths taken from the folder of its file."""
     broker = peer.broker
     if peer.user:

@@ -18,7 +18,7 @@ After: TypeAlias = Literal["hold", "repeat", "zero"]
 """What comes behind the end of a trace."""
 
 
-def ends(span: Span) -> tuple[float, float]:
+def range_ends(span: Span) -> tuple[float, float]:
     """Return the ends of a range; those of a single figure are the same."""
     return span if isinstance(span, tuple) else (span, span)
 
@@ -32,7 +32,7 @@ def require_spans(*, least: float = 0.0, **spans: Span | None) -> None:
     for name, span in spans.items():
         if span is None:
             continue
-        low, high = ends(span)
+        low, high = range_ends(span)
         if not least < low <= high < math.inf:
             raise ValueError(f"{name} must be > {least:g} and finite, or a range [low, high] of such")
 
@@ -77,9 +77,9 @@ class Cycles(Section, frozen=True, kw_only=True, tag_field="kind"):
     cycles_per_flop: float | None = None
 
     def __post_init__(self) -> None:
-        found = (self.cycles_per_step, self.cycles_per_example, self.cycles_per_weight, self.cycles_per_flop)
-        given = [one for one in found if one is not None]
-        if len(given) != 1 or not 0 < given[0] < math.inf:
+        rates = (self.cycles_per_step, self.cycles_per_example, self.cycles_per_weight, self.cycles_per_flop)
+        present = [rate for rate in rates if rate is not None]
+        if len(present) != 1 or not 0 < present[0] < math.inf:
             raise ValueError("give one of cycles_per_step, _example, _weight and _flop, > 0 and finite")
 
 

@@ -76,7 +76,7 @@ class SitesPlan(Section, frozen=True, kw_only=True):
         """Return the sites, in their order."""
         return tuple(self.clusters)
 
-    def ordered(self, names: Sequence[str]) -> SitesPlan:
+    def reordered(self, names: Sequence[str]) -> SitesPlan:
         """Return the same table with its sites in another order; those that are not named come last."""
         clusters = {site: self.clusters[site] for site in (*names, *self.clusters) if site in self.clusters}
         return msgspec.structs.replace(self, clusters=clusters)
@@ -86,14 +86,14 @@ class SitesPlan(Section, frozen=True, kw_only=True):
         return number % self.edge_rounds == 0
 
 
-def keep_order(record: Any) -> None:
+def restore_site_order(record: Any) -> None:
     """Put the sites of a record's plan, whose keys were sorted when it was written, back into their order; or note it.
 
     Args:
         record: Has a `plan`, and the names of its `sites`, empty where nobody noted them yet.
     """
     if record.plan.sites:
-        sites = record.plan.sites.ordered(record.sites)
+        sites = record.plan.sites.reordered(record.sites)
         msgspec.structs.force_setattr(record, "plan", msgspec.structs.replace(record.plan, sites=sites))
         msgspec.structs.force_setattr(record, "sites", sites.names)
 
@@ -101,7 +101,7 @@ def keep_order(record: Any) -> None:
 def devices_by_site(sites: SitesPlan, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the devices of each site, in the order in which the plan has them; one that two claim is in both."""
     return {
-        site: tuple(name for name in devices if any(fnmatchcase(name, one) for one in patterns))
+        site: tuple(name for name in devices if any(fnmatchcase(name, pattern) for pattern in patterns))
         for site, patterns in sites.clusters.items()
     }
 
@@ -144,7 +144,7 @@ def parse_round(text: str, sites: SitesPlan | msgspec.UnsetType) -> int:
     return round_number(global_round, edge_round, sites.edge_rounds)
 
 
-def check(sites: SitesPlan, devices: Sequence[str], rounds: int, least: int, path: Path) -> None:
+def check_sites(sites: SitesPlan, devices: Sequence[str], rounds: int, least: int, path: Path) -> None:
     """Refuse clusters that do not part the devices, edges between sites that are none, rounds that are cut off.
 
     Args:
@@ -185,14 +185,15 @@ def _wrong_clusters(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:
         yield "clusters: the plan names no device that could belong to a site; add [[device]] sections"
     clusters = devices_by_site(sites, devices)
     homes = {device: [site for site, those in clusters.items() if device in those] for device in devices}
-    for device, found in homes.items():
-        if len(found) > 1:
-            yield f"clusters: device {device!r} belongs to {' and '.join(found)}; let one pattern alone match it"
-    if homeless := [device for device, found in homes.items() if not found]:
+    for device, sites_of_device in homes.items():
+        if len(sites_of_device) > 1:
+            names = " and ".join(sites_of_device)
+            yield f"clusters: device {device!r} belongs to {names}; let only one pattern match it"
+    if homeless := [device for device, sites_of_device in homes.items() if not sites_of_device]:
         some = ", ".join(homeless[:MOST_NAMED]) + ", …" * (len(homeless) > MOST_NAMED)
         yield f"clusters: {len(homeless)} devices belong to no site ({some}); add a pattern that matches them"
     for site, patterns in sites.clusters.items():
-        if idle := [repr(one) for one in patterns if not any(fnmatchcase(name, one) for name in devices)]:
+        if idle := [repr(pattern) for pattern in patterns if not any(fnmatchcase(name, pattern) for name in devices)]:
             yield f"clusters.{site}: no device matches {', '.join(idle)}; take it out, or correct it"
         elif not patterns:
             yield f"clusters.{site}: it has no pattern, and so no device; add one, or take the site out"
@@ -200,13 +201,13 @@ def _wrong_clusters(sites: SitesPlan, devices: Sequence[str]) -> Iterator[str]:
 
 def _wrong_edges(sites: SitesPlan) -> Iterator[str]:
     """Yield what is wrong with the listed edges."""
-    seen = set[frozenset[str]]()
+    listed = set[frozenset[str]]()
     for edge in sites.edges:
         for site in edge:
             if site not in sites.clusters:
                 yield f"edges: {site!r} is no site; known: {', '.join(sites.names)}"
         if edge[0] == edge[1]:
             yield f"edges: {edge[0]!r} is no neighbour of itself; take the pair out"
-        if frozenset(edge) in seen:
+        if frozenset(edge) in listed:
             yield f"edges: {edge[0]!r} and {edge[1]!r} are listed twice; take one pair out"
-        seen.add(frozenset(edge))
+        listed.add(frozenset(edge))

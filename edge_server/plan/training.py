@@ -37,7 +37,7 @@ class EarlyStoppingPlan(Section, frozen=True, kw_only=True):
         if not 0 <= self.share <= 1 or self.min_alive < 1:
             raise ValueError("share must be 0 to 1, min_alive >= 1")
 
-    def added_to(self, algorithm: Chosen) -> Chosen:
+    def merge_into(self, algorithm: Chosen) -> Chosen:
         """Return a method with this among its options, where tasks, records and plans of before have it.
 
         Raises:
@@ -46,5 +46,5 @@ class EarlyStoppingPlan(Section, frozen=True, kw_only=True):
         if twice := algorithm.options.keys() & {"early_stopping", *self.__struct_fields__}:
             raise ValueError(f"[early_stopping] stands beside the algorithm's option {min(twice)}: take out the option")
         fields = {field.name: field.default for field in msgspec.structs.fields(self)}
-        own = {name: getattr(self, name) for name, usual in fields.items() if getattr(self, name) != usual}
-        return msgspec.structs.replace(algorithm, options={**algorithm.options, "early_stopping": True, **own})
+        changed = {name: getattr(self, name) for name, usual in fields.items() if getattr(self, name) != usual}
+        return msgspec.structs.replace(algorithm, options={**algorithm.options, "early_stopping": True, **changed})

@@ -11,7 +11,7 @@ import msgspec
 
 from device_agent.trainer.interface import Job
 from edge_server.plan.budget import BudgetPlan
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import devices_by_site
@@ -177,5 +177,5 @@ def _first_job(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Job:
         evaluate=plan.evaluation.on_device,
         deadline_s=plan.round.deadline_s,
     )
-    data = share(plan, fleet, index)
+    data = device_data(plan, fleet, index)
     return Job(task=task, params="", state="", draft="", data=data, frame_bytes=0, cost=Cost())

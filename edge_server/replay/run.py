@@ -20,7 +20,7 @@ import xxhash
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord, Noted, RoundOpened
 from edge_server.journal.runs import find_run, make_folder, note_begun
-from edge_server.plan.data import placed, require_there, share
+from edge_server.plan.data import device_data, require_data, resolve_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan, devices
 from edge_server.plan.replay import ReplayPlan
@@ -139,7 +139,7 @@ def _require_data(plan: Plan, trace: Trace | None, data_root: Path) -> None:
             f"{other_examples.REMEDY}"
         )
     try:
-        require_there(plan, data_root)
+        require_data(plan, data_root)
     except ConfigError as error:
         if trace is None:
             raise
@@ -193,8 +193,8 @@ def _replay_recorded_sites(
     traces: SiteTraces, data_root: Path, data_dir: Path, workers: int, *, other_data: bool
 ) -> list[ReplayedRun]:
     """Replay the recorded runs of several sites, bit for bit."""
-    plan = plan_for_exact_bits(placed(traces.header.plan, data_root))
-    require_there(plan, data_root)
+    plan = plan_for_exact_bits(resolve_data(traces.header.plan, data_root))
+    require_data(plan, data_root)
     if not other_data:
         traces.require_data(examples_by_device(plan, devices(plan)))
     with _handle_sigterm(), folder_in(make_folder(data_dir), PART_PREFIX) as place:
@@ -349,7 +349,7 @@ def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | N
     malloc.tune(*_heap_limits(plan))
     torch.set_num_threads(1)
     (fleet, behaviours, notes), workload = _build_fleet(plan, count, trace), Workload(DataCache())
-    workload.cache.count(share(plan, fleet, 0))  # load the data before forking, so that processes share it
+    workload.cache.count(device_data(plan, fleet, 0))  # load the data before forking, so that processes share it
     together = _devices_per_pass(plan, fleet, workload)
     if together > 1:
         notes.append(f"up to {together} devices train in one pass; models differ from a live run's by float rounding")
@@ -359,7 +359,7 @@ def _prepare(plan: Plan, count: int, workers: int, trace: Trace | SiteTraces | N
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
         # Counting operations uses autograd, which must not run before the fork if torch is a CUDA build.
-        workload.flops(plan.model, share(plan, fleet, 0), plan.hyper.batch_size)
+        workload.flops(plan.model, device_data(plan, fleet, 0), plan.hyper.batch_size)
         if trace is None or plan.budget != trace.header.plan.budget:  # a recorded budget needs no check
             require_possible(plan, fleet, behaviours, workload)
         server_s = recorded_gateway.server_costs(trace) if isinstance(trace, Trace) else {}
@@ -414,7 +414,7 @@ def _devices_per_pass(plan: Plan, fleet: Sequence[DevicePlan], workload: Workloa
     """Return the number of devices that train in one pass."""
     if not plan.replay.together:
         return 1
-    return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(share(plan, fleet, 0)).shape)
+    return divide_cohort(plan, _cohort_size(plan, fleet), workload.cache.example(device_data(plan, fleet, 0)).shape)
 
 
 def _cohort_size(plan: Plan, fleet: Sequence[DevicePlan]) -> int:

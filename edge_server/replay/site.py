@@ -20,7 +20,7 @@ from device_agent.agent.lifecycle import Agent
 from device_agent.config import AgentConfig
 from device_agent.exchange.download import GRAPHS
 from device_agent.trainer.workspace import Workspace
-from edge_server.plan.data import planned_data, share
+from edge_server.plan.data import device_data, planned_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.devices.behaviour import Behaviour
 from edge_server.replay.devices.flow import FlowShare
@@ -166,7 +166,7 @@ class VirtualSite:
             device=name,
             site=self.site,
             state_dir=str(folder),
-            data=share(self.plan, self.participants.fleet, number),
+            data=device_data(self.plan, self.participants.fleet, number),
             report_s=REPORT_S,
         )
         trainer = ReplayTrainer(

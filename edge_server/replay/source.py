@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edge_server.journal.records import Gossiped
 from edge_server.journal.runs import find_all, run_exists
-from edge_server.plan.data import placed, share
-from edge_server.plan.devices import DevicePlan, expanded
+from edge_server.plan.data import device_data, resolve_data
+from edge_server.plan.devices import DevicePlan, expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.trace import files
@@ -54,7 +54,7 @@ def find_source(source: Path, instead: Path | None, data_dir: Path, data_root: P
     else:
         raise ConfigError(f"{source} is not a trace or run; another plan can only be replayed on recorded devices")
     check(trace.header.plan, source)
-    return (placed(_recorded_plan(trace), data_root) if instead is None else load(instead, data_root)), trace
+    return (resolve_data(_recorded_plan(trace), data_root) if instead is None else load(instead, data_root)), trace
 
 
 def _run_trace(source: Path, data_dir: Path, data_root: Path) -> Trace:
@@ -105,7 +105,7 @@ def recorded_fleet(trace: Trace, plan: Plan, count: int = 0) -> tuple[list[Devic
     """
     is_own_plan = [device.name for device in trace.header.plan.device] == [device.name for device in plan.device]
     recorded = [device.name for device in trace.header.devices]
-    planned = {device.name: device for device in expanded(plan.device)}
+    planned = {device.name: device for device in expand_devices(plan.device)}
     strangers = sorted(planned.keys() - set(recorded))
     if strangers and not is_own_plan:
         raise ConfigError(
@@ -126,7 +126,7 @@ def examples_by_device(plan: Plan, fleet: Sequence[DevicePlan]) -> dict[str, int
     """Return the number of training examples of the fleet's first devices, at most `MOST_COUNTED`."""
     cache, sizes = DataCache(), dict[str, int]()
     for index, device in enumerate(fleet[:MOST_COUNTED]):
-        data = share(plan, fleet, index)
+        data = device_data(plan, fleet, index)
         sizes[device.name] = count_training(cache.count(data), data)
     return sizes
 
@@ -188,7 +188,7 @@ def find_site_traces(source: Path, data_dir: Path, data_root: Path) -> SiteTrace
     }
     plan = next(iter(traces.values())).header.plan
     present = {device.name for trace in traces.values() for device in trace.header.devices}
-    absent = [device.name for device in expanded(plan.device) if device.name not in present]
+    absent = [device.name for device in expand_devices(plan.device) if device.name not in present]
     missing = [site for site in (plan.sites.names if plan.sites else ()) if site not in traces]
     if missing or absent:
         lacking = f"the run of site {missing[0]} is missing" if missing else f"device {absent[0]} is in no run"

@@ -273,7 +273,7 @@ class TaskAssigner:
             return msgspec.structs.replace(
                 previous, devices={device: outcome for device, outcome in previous.devices.items() if device in devices}
             )
-        self._experience.take(await self.server.worker(self.store.records, self._experience.seen))
+        self._experience.take(await self.server.worker(self.store.records, self._experience.record_count))
         self._ledger.take(await self.server.worker(self.store.records, self._ledger.seen))
         case = await self.server.worker(self._build_case, state, devices, number)
         if self.neighbours and number <= self.plan.rounds:
@@ -290,8 +290,8 @@ class TaskAssigner:
         plan = self.plan
         assert plan.optimizer
         settled_values = self.algorithm.resources.fixed_values
-        chosen = coordinator.allocator_of(plan.optimizer)
-        shares = chosen.candidates(coordinator.options_of(plan.optimizer))
+        chosen = coordinator.find_allocator(plan.optimizer)
+        shares = chosen.candidates(coordinator.convert_options(plan.optimizer))
         sizes = partial(sent_bytes, plan.codec) if "sent" in chosen.decides else update_bytes
         setting = RoundSetting(
             plan=plan,
@@ -301,7 +301,7 @@ class TaskAssigner:
             sizes=measure_model(self.algorithm, self.model, state),
             ladder=sizes(self.model, shares) if shares else (),
             last_limits=self._experience.limits,
-            settled={device: settled_values(state, device) for device in devices} if settled_values else {},
+            fixed_values={device: settled_values(state, device) for device in devices} if settled_values else {},
         )
         reports = dict(self.server.fleet.reports)  # copy: the original changes concurrently
         return coordinator.round_case(setting, self._experience, reports)

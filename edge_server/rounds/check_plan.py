@@ -10,9 +10,9 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from edge_server.allocation.coordinator import options_of, unused_values
+from edge_server.allocation.coordinator import convert_options, unused_values
 from edge_server.plan.check import check_structure
-from edge_server.plan.data import fallen_back, placed, require_there
+from edge_server.plan.data import apply_fallback, require_data, resolve_data
 from edge_server.plan.plan import Plan
 from edge_server.sites.graph import graph_edges
 from shared.algorithms import ALGORITHMS
@@ -43,9 +43,9 @@ def load(path: Path, data_root: Path, *, several_sites: bool = False) -> Plan:
     check(plan, path)
     if not several_sites:
         require_one_site(plan, path)
-    plan = placed(plan, data_root)
+    plan = resolve_data(plan, data_root)
     if plan.evaluation.every or plan.server_data:
-        require_there(plan, data_root)
+        require_data(plan, data_root)
     uses = build(ALGORITHMS, plan.algorithm, "algorithm").resources.uses
     if plan.codec.name == "topk":
         uses |= {"sent"}  # top-k uses it with any algorithm
@@ -61,7 +61,7 @@ def check(plan: Plan, path: Path) -> None:
         ConfigError: As `check_structure`, or a name or option is unknown.
     """
     check_structure(plan, path)
-    for variant in (plan, fallen_back(plan)):
+    for variant in (plan, apply_fallback(plan)):
         _check_choices(variant, path)
 
 
@@ -88,7 +88,7 @@ def _check_choices(plan: Plan, path: Path) -> None:
         build(CODECS, plan.cut_codec, "cut_codec")
         model = build_blank(plan.model)
         if plan.optimizer:
-            options_of(plan.optimizer)
+            convert_options(plan.optimizer)
         state = algorithm.init(model, plan.seed)  # refuses a cut outside the model
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -11,7 +11,7 @@ import msgspec
 
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Decision
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import devices_by_site
 from shared.errors import ConfigError
@@ -63,6 +63,6 @@ def plan_of_site(plan: Plan, site: str) -> Plan:
         raise ConfigError(f"site {site!r}: plan {plan.name!r} has no such site; known: {names}")
     if plan.budget.joules is None:
         return plan
-    devices = [device.name for device in expanded(plan.device)]
+    devices = [device.name for device in expand_devices(plan.device)]
     joules = plan.budget.joules * len(devices_by_site(plan.sites, devices)[site]) / len(devices)
     return msgspec.structs.replace(plan, budget=msgspec.structs.replace(plan.budget, joules=joules))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from random import Random
 
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.sites.matrix import Edge
@@ -81,7 +81,7 @@ def neighbours_of(site: str, edges: Iterable[Edge]) -> tuple[str, ...]:
 def devices_of_sites(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Return the devices of each site of a plan, in its order."""
     assert plan.sites
-    clusters = devices_by_site(plan.sites, [device.name for device in expanded(plan.device)])
+    clusters = devices_by_site(plan.sites, [device.name for device in expand_devices(plan.device)])
     return {site: tuple(devices) for site, devices in clusters.items()}
 
 

@@ -17,7 +17,7 @@ import msgspec
 from edge_server.fleet.broker import PrivateBroker, run_private_broker
 from edge_server.journal.records import AnyRecord, RunClosed
 from edge_server.journal.runs import LOCAL
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.emulation import emulated_link, emulated_power
 from edge_server.plan.plan import Plan, devices
@@ -189,7 +189,7 @@ def run_agent(
         place: Folder of its files.
         index: Of its device in `fleet`.
     """
-    device, data = fleet[index], share(local.plan, fleet, index)
+    device, data = fleet[index], device_data(local.plan, fleet, index)
     if data.path:  # the agent's file lies elsewhere, and its relative paths start there
         data = msgspec.structs.replace(data, path=str(Path(data.path).resolve()))
     config = {

@@ -13,7 +13,7 @@ from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.decision import Decision
 from edge_server.journal.disk import RETRY_S, persist
 from edge_server.journal.records import AnyRecord
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import ServerConfig
 from edge_server.plan.sites import devices_by_site
@@ -40,7 +40,9 @@ def members_of(config: ServerConfig, plan: Plan) -> Members:
     """
     if plan.sites:
         require_peers(plan, config.site, [peer.site for peer in config.peer])
-        return frozenset(devices_by_site(plan.sites, [device.name for device in expanded(plan.device)])[config.site])
+        return frozenset(
+            devices_by_site(plan.sites, [device.name for device in expand_devices(plan.device)])[config.site]
+        )
     return None if config.strangers else devices_of_plan(plan)
 
 

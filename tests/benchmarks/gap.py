@@ -26,7 +26,7 @@ import netns
 from measure import Figure, NotRun, Row, told
 
 from edge_server.fleet.broker import find_mosquitto
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import devices
 from edge_server.replay.comparison.compare import Gap
 from edge_server.replay.comparison.compare_text import lines, table
@@ -157,7 +157,7 @@ def live(folder: Path, boards: Sequence[Board] = BOARDS, *, text: str, burst: st
                 "device": board.name,
                 "site": "lab",
                 "state_dir": str(folder / board.name),
-                "data": share(plan, fleet, at),
+                "data": device_data(plan, fleet, at),
                 "broker": {"host": link.address, "port": port},
                 "trainer": {"threads": 1},
             }

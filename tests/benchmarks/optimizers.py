@@ -23,7 +23,13 @@ from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import bandwidth, bandwidth_problem, hcef, hcef_cvxpy, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms, value
+from edge_server.allocation.optimizers.hcef_problem import (
+    HcefTerms,
+    derive_terms,
+    objective_terms,
+    steps_cap,
+    total_joules,
+)
 from edge_server.journal.decision import Figure as Told
 from edge_server.journal.decision import predicted_joules
 from edge_server.plan.optimizer import OptimizerPlan
@@ -88,7 +94,7 @@ def gaps_of_bandwidth(many: int) -> Iterator[Figure]:
 
 def residual(problem: Bandwidth, found: Shares) -> float:
     """Return by how much a served device's marginal misses the multiplier, as a share of the larger of both."""
-    given = bandwidth_problem.terms(problem)
+    given = bandwidth_problem.derive_terms(problem)
     needs = given.cap > 0
     worth = given.slack * given.full / (found.share * given.compute + np.where(needs, given.full, 1.0)) ** 2
     off = (worth - found.multiplier) / np.maximum(np.maximum(worth, found.multiplier), 1e-300)
@@ -102,18 +108,18 @@ def gaps_of_blocks(many: int) -> Iterator[Figure]:
     for kind in instances.CONTROLS:
         sent_worst, steps_worst = Worst(), Worst()
         for seed in range(many):
-            given = terms(instances.control(kind, COUNTS[seed % len(COUNTS)], seed))
-            steps = hcef.halfway(given, np.random.default_rng(seed).random())
-            sent, price = hcef.sent_for(given, steps)
-            conic = hcef_cvxpy.sent_for(given, steps)[0]
-            ours, theirs = (float(value(given, (steps, one)).sum()) for one in (sent, conic))
+            given = derive_terms(instances.control(kind, COUNTS[seed % len(COUNTS)], seed))
+            steps = hcef.start_steps(given, np.random.default_rng(seed).random())
+            sent, price = hcef.solve_sent(given, steps)
+            conic = hcef_cvxpy.solve_sent(given, steps)[0]
+            ours, theirs = (float(objective_terms(given, (steps, one)).sum()) for one in (sent, conic))
             sent_worst.take(ours, theirs, theirs)
             slope = price * given.send_joules - given.noise * steps
             box = given.least[1], hcef.sent_cap(given, steps)
             sent_worst.residual = max(sent_worst.residual, stationary(slope, sent, box, given.noise))
-            steps, price = hcef.steps_for(given, sent)
-            conic = hcef_cvxpy.steps_for(given, sent)[0]
-            ours, theirs = (float(value(given, (one, sent)).sum()) for one in (steps, conic))
+            steps, price = hcef.solve_steps(given, sent)
+            conic = hcef_cvxpy.solve_steps(given, sent)[0]
+            ours, theirs = (float(objective_terms(given, (one, sent)).sum()) for one in (steps, conic))
             steps_worst.take(ours, theirs, theirs)
             slope = 2 * given.bend * (steps - 1) + (2 - sent) * given.noise + price * given.step_joules
             box = given.least[0], hcef.steps_cap(given, sent)
@@ -136,7 +142,7 @@ def joint(many: int) -> Iterator[Figure]:
         for seed in range(max(1, many // 5)):
             for count in (3, 8, FEW):
                 problem = instances.control(kind, count, seed)
-                found, ends = hcef_joint.solve(problem), alternations(terms(problem), seed)
+                found, ends = hcef_joint.solve(problem), alternations(derive_terms(problem), seed)
                 worse = found.objective / min(ends) - 1
                 lost[count], times = max(lost[count], worse), times + (worse > 1e-9)
                 won.append(median(ends) / found.objective - 1)
@@ -160,7 +166,7 @@ def equal_boards(many: int) -> Iterator[Figure]:
                 problem = instances.fleet(kinds, count, seed)
                 found = hcef_joint.solve(problem)
                 gaps.append(found.gap or 0.0)
-                worse.append(found.objective / min(alternations(terms(problem), seed)) - 1)
+                worse.append(found.objective / min(alternations(derive_terms(problem), seed)) - 1)
         above = 100 * sum(gap > CERTIFIED for gap in gaps) / len(gaps)
         yield Figure(f"joint, equal boards, N = {count}: certified gaps above 0.1 %", above, "%", "<= 1")
         name = f"joint, equal boards, N = {count}: most that the best of ten alternations is better"
@@ -171,11 +177,11 @@ def alternations(given: HcefTerms, seed: int) -> list[float]:
     """Return where alternation from ten starts ends: five shares of the room, five random ones."""
     rng, count = np.random.default_rng(seed), len(given.step_s)
     cap = steps_cap(given, np.full(count, given.least[1]))
-    starts = [hcef.halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    starts = [hcef.start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
     ends = [hcef.alternate(given, start) for start in starts]
     most = given.energy_joules * (1 + 1e-12)
-    return [end.objective for end in ends if joules(given, (end.steps, end.sent)) <= most]
+    return [end.objective for end in ends if total_joules(given, (end.steps, end.sent)) <= most]
 
 
 def by_grid(many: int, counts: Sequence[int]) -> Iterator[Figure]:
@@ -185,7 +191,7 @@ def by_grid(many: int, counts: Sequence[int]) -> Iterator[Figure]:
         for count in counts:
             for seed in range(max(1, many // 200)):
                 problem = instances.control(kind, count, seed)
-                worst = max(worst, hcef_joint.solve(problem).objective / brute(terms(problem)) - 1)
+                worst = max(worst, hcef_joint.solve(problem).objective / brute(derive_terms(problem)) - 1)
     yield Figure("joint, fewer than ten devices: above a fine grid by at most", 100 * worst, "%", "<= 0.5")
 
 
@@ -242,9 +248,9 @@ def _share(kind: str, count: int) -> Callable[[], object]:
 
 
 def _turn(kind: str, count: int) -> Callable[[], object]:
-    given = terms(instances.control(kind, count, 1))
-    steps = hcef.halfway(given, 0.5)
-    return lambda: hcef.steps_for(given, hcef.sent_for(given, steps)[0])
+    given = derive_terms(instances.control(kind, count, 1))
+    steps = hcef.start_steps(given, 0.5)
+    return lambda: hcef.solve_steps(given, hcef.solve_sent(given, steps)[0])
 
 
 def _joint(kind: str, count: int) -> Callable[[], object]:

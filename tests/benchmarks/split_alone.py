@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
@@ -41,7 +41,7 @@ def alone(plan: Plan, count: int) -> tuple[list[float], float]:
     told = algorithm.assign(state, Cohort(names, plan.hyper, plan.seed, plan.rounds), {}, 1)
     sessions = dict[str, Session]()
     for place, name in enumerate(names):
-        own = TaskBatches(data.load(share(plan, fleet, place)), told[name], lambda: False)
+        own = TaskBatches(data.load(device_data(plan, fleet, place)), told[name], lambda: False)
         start = {key: leaf.clone() for key, leaf in algorithm.broadcast(state, name, told[name]).items()}
         sessions[name] = algorithm.local(model, State(), start, own, told[name])
     taken, downs, before = list[float](), dict.fromkeys(names), time.process_time()

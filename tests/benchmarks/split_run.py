@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_server.journal.records import RoundOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.sqlite import read
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 
@@ -105,7 +105,7 @@ def server_keys(folder: Path) -> dict[str, object]:
 def agent_keys(folder: Path, plan: Plan, index: int) -> dict[str, object]:
     """Return the configuration of the agent of one device, without its broker."""
     fleet = devices(plan, plan.cohort.min_devices)
-    data = msgspec.to_builtins(share(plan, fleet, index))
+    data = msgspec.to_builtins(device_data(plan, fleet, index))
     name = fleet[index].name
     return {"device": name, "site": "lab", "state_dir": str(folder / name), "data": data, "trainer": {"threads": 1}}
 

@@ -27,7 +27,7 @@ from device_agent.trainer.workspace import Workspace
 from edge_server.fleet.hub import Server
 from edge_server.journal.checkpoints import SqliteStore
 from edge_server.journal.records import AnyRecord
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import Plan
 from edge_server.plan.server_config import LinkConfig
@@ -169,7 +169,7 @@ class Site:
         self.network.memory.keep(topic(self.name, name, "task"))  # a broker does so for a session that is away
         connected = self.network.connected(f"{self.name}.{name}", session.presence, waits=False)
         transport = await stack.enter_async_context(connected)
-        data, links = share(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
+        data, links = device_data(self.plan, fleet, index), AgentLink(frame_bytes=FRAME_BYTES)
         config = AgentConfig(device=name, site=self.name, state_dir=str(place), data=data, link=links, report_s=3600.0)
         workspace = Workspace(device=self.device)
         kept = {"trained": self.trained, "stepped": self.stepped, "held": self.held}

@@ -33,7 +33,7 @@ from edge_server.__main__ import main
 from edge_server.journal.records import AnyRecord, RoundClosed, RunClosed, RunOpened, UpdateAccepted, closed_rounds
 from edge_server.journal.runs import checkpoint_path
 from edge_server.journal.sqlite import JOURNAL, read
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan
 from edge_server.replay.run import replay
 from edge_server.rounds.check_plan import load
@@ -223,7 +223,7 @@ class Fleet:
         """Start an agent on its half of the examples that every plan here has."""
         sections = TINY | {"data": self.data, "more": f"{TINY['more']}\n{DEVICES}"}
         plan = load(write_plan(self.folder, **sections), self.folder)
-        data = msgspec.to_builtins(share(plan, plan.device, "ab".index(name)))
+        data = msgspec.to_builtins(device_data(plan, plan.device, "ab".index(name)))
         keys = {
             "device": name,
             "site": "lab",

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from device_agent.trainer.workspace import TaskBatches
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.rounds.check_plan import load
 from shared.algorithms import ALGORITHMS
@@ -109,7 +109,9 @@ def make_plan(folder: Path, rounds: int = ROUNDS, more: str = DEVICES, **section
 def shares(plan: Plan, count: int = 0) -> list[Examples]:
     """Return what each device trains on."""
     fleet = devices(plan, count)
-    return [split_holdout(load_examples(share(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))]
+    return [
+        split_holdout(load_examples(device_data(plan, fleet, k)), plan.data.holdout, 0)[0] for k in range(len(fleet))
+    ]
 
 
 def textbook(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from device_agent.profile.load import load_for_board
-from edge_server.allocation.coordinator import allocator_of
+from edge_server.allocation.coordinator import find_allocator
 from edge_server.journal.runs import find_run
 from edge_server.plan.optimizer import OptimizerPlan
 from shared.algorithms import ALGORITHMS
@@ -32,7 +32,7 @@ MISTAKES = {
     "fedavg": lambda _: build(ALGORITHMS, Spec(name="fedagv"), "algorithm"),
     "width": lambda _: build_blank(Spec(name="cnn", options={"widht": 3})),
     "cnn": lambda _: build_blank(Spec(name="cn")),
-    "hcef": lambda _: allocator_of(OptimizerPlan(name="hceff")),
+    "hcef": lambda _: find_allocator(OptimizerPlan(name="hceff")),
     "raspberry-pi-5": lambda root: load_for_board(root, "raspberry-pi5"),
     "demo-20261127T000000Z-abcd": lambda root: run_named(root, "demo-20261127T00000Z-abcd"),
 }

@@ -7,7 +7,7 @@ from edge_server.allocation.allocators.bandwidth_decision import (
     decide,
 )
 from edge_server.allocation.allocators.bandwidth_figures import BandwidthOptions, figures, limits
-from edge_server.allocation.allocators.bandwidth_what_if import kept_alone
+from edge_server.allocation.allocators.bandwidth_what_if import keep_with_changed_figures
 
 BANDWIDTH = Allocator(
     options=BandwidthOptions,
@@ -15,6 +15,6 @@ BANDWIDTH = Allocator(
     decide=decide,
     limits=limits,
     figures=figures,
-    what_if=WhatIf(clock="step_s", kept=kept_alone),
+    what_if=WhatIf(clock="step_s", keep_ratios=keep_with_changed_figures),
     solvers=("numpy", "cvxpy"),
 )

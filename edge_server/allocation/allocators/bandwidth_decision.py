@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 
 from edge_server.allocation.allocators.bandwidth_figures import BandwidthOptions
-from edge_server.allocation.allocators.bandwidth_joules import hold_to_joules, spent_joules
+from edge_server.allocation.allocators.bandwidth_joules import limit_joules, predict_joules
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.bandwidth_marks import CLOSE, Upload, solve_with_marks
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
-from edge_server.allocation.task_joules import times, with_joules
+from edge_server.allocation.task_joules import add_joules, scale_figure
 from edge_server.journal.decision import Decision, DeviceDecision
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import Value
@@ -48,22 +48,23 @@ def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
     """
     if not case.names:
         return Decision()
-    asked, shares = solve_columns(options, solver, case, round_columns(options, case))
+    columns, shares = solve_columns(options, solver, case, round_columns(options, case))
     if options.equal == "ratio":
-        share = np.full(len(asked.rate), 1 / len(asked.rate))
+        share = np.full(len(columns.rate), 1 / len(columns.rate))
         shares = replace(shares, share=share, multiplier=0.0)
     elif options.equal:
-        asked, shares = _equal_shares(options, case, asked, shares)
+        columns, shares = _equal_shares(options, case, columns, shares)
     is_enough, most = shares.feasible or not np.isfinite(shares.enough_s), case.limits.get("joules", np.inf)
     enough = {} if is_enough else {"deadline_s": float(shares.enough_s) / (1 - options.margin)}
-    spent = partial(task_joules, options, case, asked, shares)
-    shares, least = hold_to_joules(shares, spent, most, options.most_pruned)
-    kept, is_held = 1 - shares.pruned, shares.bound == Bound.ENERGY
-    bits = options.upload(case.limits).bits(kept) / np.where(is_held & (kept > 0), kept, 1.0)
-    asked = replace(asked, bits=np.where(is_held, bits, asked.bits))
+    joules_of_keep = partial(task_joules, options, case, columns, shares)
+    shares, least = limit_joules(shares, joules_of_keep, most, options.most_pruned)
+    keep, is_held = 1 - shares.pruned, shares.bound == Bound.ENERGY
+    bits = options.upload(case.limits).bits(keep) / np.where(is_held & (keep > 0), keep, 1.0)
+    columns = replace(columns, bits=np.where(is_held, bits, columns.bits))
     return Decision(
         devices={
-            device: _given(options, case, device, asked, shares, place) for place, device in enumerate(case.names)
+            device: _device_decision(options, case, device, columns, shares, place)
+            for place, device in enumerate(case.names)
         },
         objective=float(shares.objective),
         multiplier=float(shares.multiplier),
@@ -72,13 +73,13 @@ def decide(options: BandwidthOptions, solver: Solver, case: Case) -> Decision:
     )
 
 
-def task_joules(options: BandwidthOptions, case: Case, asked: Columns, shares: Shares, kept: Array) -> Array:
+def task_joules(options: BandwidthOptions, case: Case, columns: Columns, shares: Shares, keep: Array) -> Array:
     """Return the joules of tasks at what devices keep, at their shares of the uplink."""
     (before, warm, masked), none, every = (options.iterations(case.limits, share) for share in (0.5, 0.0, 1.0))
-    steps = np.select([kept <= 0, kept >= 1], [sum(none), sum(every)], before + warm + kept * masked)
+    steps = np.select([keep <= 0, keep >= 1], [sum(none), sum(every)], before + warm + keep * masked)
     with np.errstate(all="ignore"):
-        upload_s = options.upload(case.limits).bits(kept) / (shares.share * asked.rate)
-    return spent_joules(case, asked.step_s * steps, upload_s)
+        upload_s = options.upload(case.limits).bits(keep) / (shares.share * columns.rate)
+    return predict_joules(case, columns.step_s * steps, upload_s)
 
 
 def round_columns(options: BandwidthOptions, case: Case) -> Columns:
@@ -95,75 +96,75 @@ def round_columns(options: BandwidthOptions, case: Case) -> Columns:
     return Columns(step, rate, compute_s, personal_s + warm_up_s, bits, problem)
 
 
-def solve_columns(options: BandwidthOptions, solver: Solver, case: Case, asked: Columns) -> tuple[Columns, Shares]:
+def solve_columns(options: BandwidthOptions, solver: Solver, case: Case, columns: Columns) -> tuple[Columns, Shares]:
     """Return the optimum, with the bits of every device that its ratio needs where marks count.
 
     Args:
         solver: Ours, or the conic one.
         case: What it is decided from.
-        asked: The problem without marks.
+        columns: The problem without marks.
     """
     upload = options.upload(case.limits)
-    bits, shares = solve_with_marks(asked.problem, upload, solver)
-    problem, kept = replace(asked.problem, upload_bits=bits), 1 - shares.pruned
+    bits, shares = solve_with_marks(columns.problem, upload, solver)
+    problem, keep = replace(columns.problem, upload_bits=bits), 1 - shares.pruned
     with np.errstate(all="ignore"):
-        sent = np.where(kept > 0, upload.bits(kept) / kept, bits)
-    return replace(asked, problem=problem, bits=sent), shares
+        sent = np.where(keep > 0, upload.bits(keep) / keep, bits)
+    return replace(columns, problem=problem, bits=sent), shares
 
 
-def _equal_shares(options: BandwidthOptions, case: Case, asked: Columns, best: Shares) -> tuple[Columns, Shares]:
+def _equal_shares(options: BandwidthOptions, case: Case, columns: Columns, best: Shares) -> tuple[Columns, Shares]:
     """Return the paper's baseline: equal shares, each with the ratio that meets T_th, whatever others could use."""
     upload = options.upload(case.limits)
-    kept, gain = kept_at_equal_shares(upload, asked)
+    keep, gain = keep_at_equal_shares(upload, columns)
     takes_part = ~np.isin(best.bound, (Bound.OUT, Bound.UNKNOWN))
-    bound = np.where(takes_part, np.where(kept < 1, Bound.TIME, Bound.FULL), best.bound).astype(np.int8)
+    bound = np.where(takes_part, np.where(keep < 1, Bound.TIME, Bound.FULL), best.bound).astype(np.int8)
     least = 1 - options.most_pruned
-    can = np.isfinite(asked.before_s + asked.compute_s) & (asked.rate > 0)
-    needs_s = asked.before_s + least * asked.compute_s
+    can = np.isfinite(columns.before_s + columns.compute_s) & (columns.rate > 0)
+    needs_s = columns.before_s + least * columns.compute_s
     with np.errstate(all="ignore"):
-        needs_s += upload.bits(np.full(len(kept), least)) * len(kept) / asked.rate
-        bits = np.where(kept > 0, upload.bits(kept) / kept, asked.bits)
+        needs_s += upload.bits(np.full(len(keep), least)) * len(keep) / columns.rate
+        bits = np.where(keep > 0, upload.bits(keep) / keep, columns.bits)
     shares = Shares(
-        share=np.full(len(kept), 1 / len(kept)),
-        pruned=1 - kept,
+        share=np.full(len(keep), 1 / len(keep)),
+        pruned=1 - keep,
         bound=bound,
         multiplier=0.0,
         gain_per_s=np.where(bound == Bound.TIME, gain, 0.0),
-        gain_per_compute_s=np.where(bound == Bound.TIME, gain * kept, 0.0),
-        objective=float((1 - kept).sum()),
-        feasible=bool((takes_part & (kept >= least * (1 - CLOSE)))[can].all()),
+        gain_per_compute_s=np.where(bound == Bound.TIME, gain * keep, 0.0),
+        objective=float((1 - keep).sum()),
+        feasible=bool((takes_part & (keep >= least * (1 - CLOSE)))[can].all()),
         enough_s=float(np.max(needs_s[can], initial=0.0)),
     )
-    return replace(asked, bits=bits), shares
+    return replace(columns, bits=bits), shares
 
 
-def kept_at_equal_shares(upload: Upload, asked: Columns) -> tuple[Array, Array]:
+def keep_at_equal_shares(upload: Upload, columns: Columns) -> tuple[Array, Array]:
     """Return what each device can keep within T_th at a share of 1 / K, and what of it one more second would add."""
-    rate = asked.rate / max(1, len(asked.rate))
-    return upload.kept_in_time(asked.problem.threshold_s - asked.before_s, asked.compute_s, rate)
+    rate = columns.rate / max(1, len(columns.rate))
+    return upload.kept_in_time(columns.problem.threshold_s - columns.before_s, columns.compute_s, rate)
 
 
-def _given(
-    options: BandwidthOptions, case: Case, device: str, asked: Columns, shares: Shares, place: int
+def _device_decision(
+    options: BandwidthOptions, case: Case, device: str, columns: Columns, shares: Shares, place: int
 ) -> DeviceDecision:
-    figures = case.known(device)
-    share, kept = float(shares.share[place]), 1 - float(shares.pruned[place])
-    bits = kept * float(asked.bits[place])
-    rate, gain = share * float(asked.rate[place]), float(shares.gain_per_s[place])
-    values: dict[str, Value] = {"prune": 1 - kept, "share": share}
-    told = figures.get("up_bits_per_s")
-    if share > 0 and told and told.source != "default":  # who is held to a guess never shows more than the guess
-        values["up_bits_per_s"] = share * told.value
-    before, warm, masked = options.iterations(case.limits, kept)
-    work_s = (before + warm + kept * masked) * float(asked.step_s[place])
+    figures = case.figures_of(device)
+    share, keep = float(shares.share[place]), 1 - float(shares.pruned[place])
+    bits = keep * float(columns.bits[place])
+    rate, gain = share * float(columns.rate[place]), float(shares.gain_per_s[place])
+    values: dict[str, Value] = {"prune": 1 - keep, "share": share}
+    uplink = figures.get("up_bits_per_s")
+    if share > 0 and uplink and uplink.source != "default":  # who is held to a guess never shows more than the guess
+        values["up_bits_per_s"] = share * uplink.value
+    before, warm, masked = options.iterations(case.limits, keep)
+    work_s = (before + warm + keep * masked) * float(columns.step_s[place])
     predicted = Cost(
         compute_s=work_s if np.isfinite(work_s) else None,
         upload_s=bits / rate if rate > 0 else None,
         bytes_up=int(bits / 8),
     )
     download = figures.get("download_joules")
-    computing = times(figures.get("compute_w"), predicted.compute_s)
-    predicted = with_joules(predicted, figures, computing, download.value if download else None)
+    computing = scale_figure(figures.get("compute_w"), predicted.compute_s)
+    predicted = add_joules(predicted, figures, computing, download.value if download else None)
     return DeviceDecision(
         values=values,
         figures=figures,

@@ -76,33 +76,33 @@ class BandwidthOptions(MeasuringOptions, frozen=True, kw_only=True):
         """Return the largest share of the uplink that one of so many devices may have."""
         return min(1.0, self.fairness / max(1, count)) if self.fairness else 1.0
 
-    def iterations(self, limits: Mapping[str, float], kept: float = 0.5) -> tuple[float, float, float]:
+    def iterations(self, limits: Mapping[str, float], keep: float = 0.5) -> tuple[float, float, float]:
         """Return the iterations of the personal part, of the warm-up and of the global part, in whole networks.
 
         Who keeps all of the global part needs no warm-up, who keeps nothing of it takes no steps on it.
         """
         part = limits["weights_global"] / limits["weights"]
-        personal, ours = limits["personal_steps"], limits["global_steps"] if kept > 0 else 0.0
-        warm = limits["warmup_steps"] if 0 < kept < 1 else 0.0
+        personal, shared = limits["personal_steps"], limits["global_steps"] if keep > 0 else 0.0
+        warm = limits["warmup_steps"] if 0 < keep < 1 else 0.0
         if self.compute == "dense":
-            both = min(personal, ours) if limits.get("updates_at_once") else 0.0
-            return personal + warm + ours - both, 0.0, 0.0
-        return personal * (1 - part), warm * part, ours * part
+            both = min(personal, shared) if limits.get("updates_at_once") else 0.0
+            return personal + warm + shared - both, 0.0, 0.0
+        return personal * (1 - part), warm * part, shared * part
 
 
 def limits(options: BandwidthOptions, setting: RoundSetting) -> dict[str, float]:
     """Return seconds of a task, the sizes of the model's parts, and the iterations on each."""
     sizes = setting.sizes
-    told = {**setting.plan.algorithm.options, **sizes.facts}
-    iterations = {name: _count(told.get(name), usual) for name, usual in STEPS.items()}
+    settings = {**setting.plan.algorithm.options, **sizes.facts}
+    iterations = {name: _count(settings.get(name), usual) for name, usual in STEPS.items()}
     parts = {"weights_global": float(sizes.shared), "dense_bytes": float(sizes.dense_bytes)}
     if options.fairness:
         parts["most_share"] = options.most_share(len(set(setting.devices)))
     return task_limits(setting, options.deadline_s) | iterations | parts
 
 
-def _count(told: Scalar | None, usual: int) -> float:
-    return float(told) if isinstance(told, int | float) and told >= 0 else float(usual)
+def _count(value: Scalar | None, default: int) -> float:
+    return float(value) if isinstance(value, int | float) and value >= 0 else float(default)
 
 
 def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
@@ -121,15 +121,15 @@ def figures(options: BandwidthOptions, device: DeviceFacts, limits: Mapping[str,
 
 def _step_estimate(device: DeviceFacts, options: BandwidthOptions, limits: Mapping[str, float]) -> Estimate:
     """Return what is known of one local iteration; a task's seconds are divided among its iterations."""
-    known, task = device.known, device.task
-    measured = known.mu_s
-    if measured is None and known.cycles_per_weight and known.f_hertz and known.weights:
-        measured = known.cycles_per_weight * known.weights / known.f_hertz
+    resources, task = device.resources, device.task
+    measured = resources.mu_s
+    if measured is None and resources.cycles_per_weight and resources.f_hertz and resources.weights:
+        measured = resources.cycles_per_weight * resources.weights / resources.f_hertz
     if measured is None and task and task.cost.compute_s:
-        pruned = AllocatedValues.of(task.given.values).prune if task.given else None
-        kept = 1 - (pruned or 0.0)
-        before, warm, masked = options.iterations(limits, kept)
-        measured = task.cost.compute_s / max(LEAST, before + warm + kept * masked)
-    task_s, whole = planned_task_s(device), max(LEAST, sum(options.iterations(limits)))
-    profile = task_s / whole if task_s else planned_step_s(device, limits["weights"])
+        pruned = AllocatedValues.of(task.decision.values).prune if task.decision else None
+        keep = 1 - (pruned or 0.0)
+        before, warm, masked = options.iterations(limits, keep)
+        measured = task.cost.compute_s / max(LEAST, before + warm + keep * masked)
+    task_s, iterations = planned_task_s(device), max(LEAST, sum(options.iterations(limits)))
+    profile = task_s / iterations if task_s else planned_step_s(device, limits["weights"])
     return Estimate(measured, profile=profile, default=options.step_s)

@@ -20,20 +20,20 @@ from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers.bandwidth_problem import Shares
 from edge_server.allocation.optimizers.base import Array, Bound
 
-Spent: TypeAlias = Callable[[Array], Array]
-"""What devices keep -> the joules of their tasks, by device; what nobody knows of is zero."""
+JoulesOfKeep: TypeAlias = Callable[[Array], Array]
+"""Keep ratios -> joules of the tasks, by device; zero where the watts are unknown."""
 
 
 HALVINGS, LITTLE = 60, 1e-6
-"""Of an interval within [0, 1], to the last bits of a double; a part of a model, to see what a joule more buys."""
+"""Bisections of [0, 1], down to double precision; and the step in the keep ratio for the marginal gain of a joule."""
 
 
-def spent_joules(case: Case, compute_s: Array, upload_s: Array) -> Array:
-    """Return the joules of tasks, as far as devices have told what they draw.
+def predict_joules(case: Case, compute_s: Array, upload_s: Array) -> Array:
+    """Return the joules of tasks, as far as the devices' watts are known.
 
     Args:
-        compute_s: Seconds of computing, a column.
-        upload_s: Seconds of uploads; what is no number belongs to a device that sends nothing.
+        compute_s: Column of seconds.
+        upload_s: Column of seconds; NaN for a device that sends nothing.
     """
     busy_w, upload_w, download, error = (
         np.array(case.column(name, otherwise))
@@ -46,33 +46,35 @@ def spent_joules(case: Case, compute_s: Array, upload_s: Array) -> Array:
     return joules
 
 
-def hold_to_joules(shares: Shares, spent: Spent, limit: float, most_pruned: float) -> tuple[Shares, float]:
-    """Return the allocation with more pruned where joules bind, and the smallest limit that would do for all.
+def limit_joules(
+    shares: Shares, joules_of_keep: JoulesOfKeep, limit: float, most_pruned: float
+) -> tuple[Shares, float]:
+    """Prune more where joules bind; also return the smallest limit that all devices could meet.
 
     Args:
-        shares: Without a limit of joules.
-        spent: Joules of tasks; they rise with what is kept, but for a warm-up that the whole model does not need.
+        shares: Allocation without a limit of joules.
+        joules_of_keep: Rises with the keep ratio, except that the whole model needs no warm-up.
         limit: Joules of one device's task.
-        most_pruned: The largest ratio.
+        most_pruned: rho_max.
     """
-    kept = 1 - shares.pruned
-    least = np.minimum(kept, 1 - most_pruned)
-    enough, over = float(np.max(spent(least), initial=0.0)), ~(spent(kept) <= limit)
-    if not over.any():
+    keep = 1 - shares.pruned
+    least = np.minimum(keep, 1 - most_pruned)
+    enough, exceeds = float(np.max(joules_of_keep(least), initial=0.0)), ~(joules_of_keep(keep) <= limit)
+    if not exceeds.any():
         return shares, enough
-    low, high = least, kept
+    low, high = least, keep
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        fits = spent(middle) <= limit
+        fits = joules_of_keep(middle) <= limit
         low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-    held = np.where(over, low, kept)
+    limited = np.where(exceeds, low, keep)
     with np.errstate(all="ignore"):
-        more = np.nan_to_num(LITTLE / (spent(held + LITTLE) - spent(held)), posinf=0.0)
+        more = np.nan_to_num(LITTLE / (joules_of_keep(limited + LITTLE) - joules_of_keep(limited)), posinf=0.0)
     return replace(
         shares,
-        pruned=1 - held,
-        bound=np.where(over, Bound.ENERGY, shares.bound).astype(np.int8),
-        gain_per_s=np.where(over, more, shares.gain_per_s),
-        objective=float((1 - held).sum()),
+        pruned=1 - limited,
+        bound=np.where(exceeds, Bound.ENERGY, shares.bound).astype(np.int8),
+        gain_per_s=np.where(exceeds, more, shares.gain_per_s),
+        objective=float((1 - limited).sum()),
         feasible=bool(shares.feasible and enough <= limit),
     ), enough

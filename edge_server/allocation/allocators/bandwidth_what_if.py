@@ -20,11 +20,11 @@ from edge_server.allocation.allocators.bandwidth_decision import (
     task_joules,
 )
 from edge_server.allocation.allocators.bandwidth_figures import BandwidthOptions
-from edge_server.allocation.allocators.bandwidth_joules import hold_to_joules
+from edge_server.allocation.allocators.bandwidth_joules import limit_joules
 from edge_server.allocation.inputs import Case
-from edge_server.allocation.optimizers.bandwidth import allocation, ramps
+from edge_server.allocation.optimizers.bandwidth import build_shares, ramps
 from edge_server.allocation.optimizers.bandwidth_marks import CLOSE, TURNS, Upload
-from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, BandwidthTerms, terms
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, BandwidthTerms, derive_terms
 from edge_server.allocation.optimizers.base import Array
 from edge_server.allocation.optimizers.refilling import refill
 from edge_server.journal.decision import keep_ratio
@@ -32,7 +32,7 @@ from edge_server.journal.decision import keep_ratio
 FEW = 24
 
 
-def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str, float]:
+def keep_with_changed_figures(options: BandwidthOptions, case: Case, changed: Case) -> dict[str, float]:
     """Return for each device the share of the shared weights that it would keep with its figures of another case.
 
     Args:
@@ -41,42 +41,48 @@ def kept_alone(options: BandwidthOptions, case: Case, changed: Case) -> dict[str
     """
     if not case.names:
         return {}
-    other = round_columns(options, changed)
+    changed_columns = round_columns(options, changed)
     if options.equal == "latency":  # nobody's figures are another's
-        return {device: keep_ratio(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
+        return {
+            device: keep_ratio(decision.values)
+            for device, decision in decide(options, "numpy", changed).devices.items()
+        }
     if options.marks and len(case.names) <= FEW:
-        return {device: _decided_again(options, case, changed, place) for place, device in enumerate(case.names)}
-    asked, shares = solve_columns(options, "numpy", case, round_columns(options, case))
-    kept = _refilled(options.upload(changed.limits), asked, other)
+        return {device: _decide_again(options, case, changed, place) for place, device in enumerate(case.names)}
+    columns, shares = solve_columns(options, "numpy", case, round_columns(options, case))
+    keep = _refill_with_marks(options.upload(changed.limits), columns, changed_columns)
     if most := case.limits.get("joules"):  # at the share that each has
-        spent, alone = partial(task_joules, options, changed, other, shares), replace(shares, pruned=1 - kept)
-        kept = 1 - hold_to_joules(alone, spent, most, options.most_pruned)[0].pruned
-    return dict(zip(case.names, kept.tolist(), strict=True))
+        joules_of_keep, alone = (
+            partial(task_joules, options, changed, changed_columns, shares),
+            replace(shares, pruned=1 - keep),
+        )
+        keep = 1 - limit_joules(alone, joules_of_keep, most, options.most_pruned)[0].pruned
+    return dict(zip(case.names, keep.tolist(), strict=True))
 
 
-def _decided_again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
+def _decide_again(options: BandwidthOptions, case: Case, changed: Case, place: int) -> float:
     """Return what one device would keep, by deciding once more."""
     device = case.names[place]
     case = replace(case, figures={**case.figures, device: changed.figures.get(device, {})})
     return keep_ratio(decide(options, "numpy", case).devices[device].values)
 
 
-def _refilled(upload: Upload, asked: Columns, other: Columns) -> Array:
-    given = terms(asked.problem)
-    others, bits, before = ramps(given), np.asarray(asked.problem.upload_bits), np.full(len(asked.rate), np.nan)
+def _refill_with_marks(upload: Upload, columns: Columns, changed_columns: Columns) -> Array:
+    terms = derive_terms(columns.problem)
+    others, bits, before = ramps(terms), np.asarray(columns.problem.upload_bits), np.full(len(columns.rate), np.nan)
     for _ in range(1 + TURNS * upload.marked):
-        moved = _with_floors(given, replace(other.problem, upload_bits=bits))
-        kept: Array = 1 - allocation(moved, refill(others, ramps(moved), 1.0), 0.0).pruned
-        if np.abs(kept - before).max() < CLOSE:
+        changed_terms = _terms_with_floors(terms, replace(changed_columns.problem, upload_bits=bits))
+        keep: Array = 1 - build_shares(changed_terms, refill(others, ramps(changed_terms), 1.0), 0.0).pruned
+        if np.abs(keep - before).max() < CLOSE:
             break
-        bits, before = upload.bits_per_model(kept), kept
-    return kept
+        bits, before = upload.bits_per_model(keep), keep
+    return keep
 
 
-def _with_floors(given: BandwidthTerms, problem: Bandwidth) -> BandwidthTerms:
+def _terms_with_floors(terms: BandwidthTerms, problem: Bandwidth) -> BandwidthTerms:
     """Return the terms of each device's other figures, with its floor where those of the others leave room for it."""
-    moved = terms(problem)
-    fits = given.floor.sum() - given.floor + moved.wanted <= 1.0
-    is_easier = (moved.wanted < given.wanted) | (given.wanted == 0)
-    has_floor = (given.floor > 0) | (is_easier & fits)
-    return replace(moved, floor=np.where(has_floor, moved.wanted, 0.0))
+    changed = derive_terms(problem)
+    fits = terms.floor.sum() - terms.floor + changed.full_floor <= 1.0
+    is_easier = (changed.full_floor < terms.full_floor) | (terms.full_floor == 0)
+    has_floor = (terms.floor > 0) | (is_easier & fits)
+    return replace(changed, floor=np.where(has_floor, changed.full_floor, 0.0))

@@ -36,10 +36,10 @@ def decide(options: ClusterOptions, _solver: object, case: Case) -> Decision:
     """
     ratios, devices = options.ratios(), {}
     for device in case.names:
-        figures, ratio = case.known(device), ratios[case.places[device] % len(ratios)]
-        own = figures["keep"].value if "keep" in figures else ratio
-        binding = "cluster" if own == ratio else "settled"
-        devices[device] = DeviceDecision(values={"keep": own}, figures=figures, binding=binding)
+        figures, ratio = case.figures_of(device), ratios[case.places[device] % len(ratios)]
+        keep = figures["keep"].value if "keep" in figures else ratio
+        binding = "cluster" if keep == ratio else "settled"
+        devices[device] = DeviceDecision(values={"keep": keep}, figures=figures, binding=binding)
     return Decision(devices=devices)
 
 

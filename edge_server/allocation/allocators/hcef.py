@@ -24,16 +24,16 @@ from edge_server.allocation.allocator import Allocator
 from edge_server.allocation.allocators.hcef_figures import (
     MOMENTS,
     HcefOptions,
+    capped_mean,
     figures,
     limits,
-    pooled,
     spread_estimates,
 )
 from edge_server.allocation.inputs import Case
 from edge_server.allocation.optimizers import hcef, hcef_joint
 from edge_server.allocation.optimizers.base import Array, Bound, Solver
-from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, control, terms
-from edge_server.allocation.task_joules import times, with_joules
+from edge_server.allocation.optimizers.hcef_problem import TIGHT, Control, Hcef, build_control, derive_terms
+from edge_server.allocation.task_joules import add_joules, scale_figure
 from edge_server.journal.decision import Decision, DeviceDecision
 from shared.protocol.measurements import Cost
 
@@ -81,14 +81,14 @@ class HcefColumns:
 
     def byte_share(self, sent: Array) -> Array:
         """Return beta, the share of a whole update's bytes that so much of the change takes."""
-        found: Array = np.interp(sent, self.shares, self.sizes / self.sizes[-1])
-        return found
+        share: Array = np.interp(sent, self.shares, self.sizes / self.sizes[-1])
+        return share
 
     def sent_in(self, byte_share: Array) -> Array:
         """Return the largest theta whose update takes no more than that share of a whole one's bytes."""
         rises = np.append(True, np.diff(self.sizes) > 0)
-        found: Array = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
-        return np.where(byte_share >= 1, 1.0, found)
+        share: Array = np.interp(byte_share, self.sizes[rises] / self.sizes[-1], self.shares[rises])
+        return np.where(byte_share >= 1, 1.0, share)
 
 
 def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
@@ -100,18 +100,18 @@ def decide(options: HcefOptions, solver: Solver, case: Case) -> Decision:
     """
     if not case.names:
         return Decision()
-    asked = round_columns(options, case)
-    found, sent = _solved(options, solver, asked)
-    noise, bend = sum(asked.moments), options.w_add * asked.moments[1]
-    least_s, least_joules = _floors(options, asked, found)
-    is_met = ~np.isfinite(least_s) | (least_s <= asked.room_s)
-    feasible = bool(is_met.all()) and float(least_joules.sum()) <= asked.round_joules
+    columns = round_columns(options, case)
+    control, sent = _solve_with_overhead(options, solver, columns)
+    noise, bend = sum(columns.moments), options.w_add * columns.moments[1]
+    least_s, least_joules = _floor_costs(options, columns, control)
+    is_met = ~np.isfinite(least_s) | (least_s <= columns.room_s)
+    feasible = bool(is_met.all()) and float(least_joules.sum()) <= columns.round_joules
     return Decision(
-        devices=dict(_given(options, case, asked, found, sent)),
-        objective=float(((2 - sent) * found.steps * noise + bend * (1 - found.steps) ** 2).sum()),
-        multiplier=found.multiplier,
+        devices=dict(_device_decisions(options, case, columns, control, sent)),
+        objective=float(((2 - sent) * control.steps * noise + bend * (1 - control.steps) ** 2).sum()),
+        multiplier=control.multiplier,
         feasible=feasible,
-        enough={} if feasible else _enough(case, asked, least_s, least_joules),
+        enough={} if feasible else _sufficient_limits(case, columns, least_s, least_joules),
     )
 
 
@@ -126,7 +126,7 @@ def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
         whole_s, download_s = 8 * sizes[-1] / rate, 8 * limits["model_bytes"] / down
         besides_s = download_s + (gradients * step_s if gradients else 0.0)
         room_s = np.array(case.column("deadline_s", limits["deadline_s"])) - besides_s
-        besides_joules = _finite(gradients * step_joules + np.array(case.column("download_joules", 0.0)))
+        besides_joules = _zero_if_invalid(gradients * step_joules + np.array(case.column("download_joules", 0.0)))
     return HcefColumns(
         step_s=step_s,
         whole_s=whole_s,
@@ -141,40 +141,40 @@ def round_columns(options: HcefOptions, case: Case) -> HcefColumns:
         sizes=sizes,
         tau=int(limits["local_steps"]),
         gradients=int(gradients),
-        moments=_moments(options, case),
+        moments=_pool_moments(options, case),
     )
 
 
-def _finite(column: Array) -> Array:
+def _zero_if_invalid(column: Array) -> Array:
     """Return a column in which what is no amount is none: nothing that a device says makes a decision fail."""
     return np.where(np.isfinite(column) & (column > 0), column, 0.0)
 
 
-def _moments(options: HcefOptions, case: Case) -> tuple[float, float]:
+def _pool_moments(options: HcefOptions, case: Case) -> tuple[float, float]:
     """Return sigma^2 and G^2, each pooled over the devices that told both; the options' where none has."""
-    told = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
-    pairs = [(sigma2.value, g2.value) for sigma2, g2 in told if sigma2 and g2]
-    known = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
-    if not known:
+    reported = [[case.figures.get(device, {}).get(name) for name in MOMENTS] for device in case.names]
+    pairs = [(sigma2.value, g2.value) for sigma2, g2 in reported if sigma2 and g2]
+    valid = [pair for pair in pairs if all(0 <= one < math.inf for one in pair)]
+    if not valid:
         return options.sigma2, options.g2
-    sigma2, g2 = (pooled(one) for one in zip(*known, strict=True))
+    sigma2, g2 = (capped_mean(one) for one in zip(*valid, strict=True))
     return sigma2, g2
 
 
-def problem_of(options: HcefOptions, asked: HcefColumns, overhead: Array) -> Hcef:
+def build_problem(options: HcefOptions, columns: HcefColumns, overhead: Array) -> Hcef:
     """Return P2 with what an entry of a change costs beside its share of the bytes."""
-    all_sent = options.baseline in ("cef", "cef_f", "mll_sgd") or asked.sizes[0] >= asked.sizes[-1]
+    all_sent = options.baseline in ("cef", "cef_f", "mll_sgd") or columns.sizes[0] >= columns.sizes[-1]
     return Hcef(
-        mu_s=asked.step_s,
-        nu_s=asked.whole_s * overhead,
-        alpha_joules=asked.step_joules,
-        tx_w=asked.upload_w,
-        deadline_s=np.maximum(asked.room_s, 0.0),
-        energy_joules=asked.round_joules * (1 - TIGHT),  # what rounding adds must not be beyond a budget
-        tau=asked.tau,
-        sigma2=asked.moments[0],
-        g2=asked.moments[1],
-        least_steps=_least_steps(options, asked.tau),
+        mu_s=columns.step_s,
+        nu_s=columns.whole_s * overhead,
+        alpha_joules=columns.step_joules,
+        tx_w=columns.upload_w,
+        deadline_s=np.maximum(columns.room_s, 0.0),
+        energy_joules=columns.round_joules * (1 - TIGHT),  # what rounding adds must not be beyond a budget
+        tau=columns.tau,
+        sigma2=columns.moments[0],
+        g2=columns.moments[1],
+        least_steps=_least_steps(options, columns.tau),
         least_sent=1.0 if all_sent else options.theta_min,
         weight_add=options.w_add,
     )
@@ -186,84 +186,92 @@ def _least_steps(options: HcefOptions, tau: int) -> float:
     return max(options.rho_min, 1 / tau) if options.whole_steps else options.rho_min
 
 
-def _solved(options: HcefOptions, solver: Solver, asked: HcefColumns) -> tuple[Control, Array]:
+def _solve_with_overhead(options: HcefOptions, solver: Solver, columns: HcefColumns) -> tuple[Control, Array]:
     """Return the allocation, and theta by real bytes."""
-    overhead = np.full(len(asked.step_s), asked.sizes[0] / asked.sizes[-1] / asked.shares[0])
-    problem = problem_of(options, asked, overhead)
+    overhead = np.full(len(columns.step_s), columns.sizes[0] / columns.sizes[-1] / columns.shares[0])
+    problem = build_problem(options, columns, overhead)
     if problem.least_sent == 1:
-        found = _once(options, solver, problem_of(options, asked, np.ones(len(overhead))))
-        return found, found.sent
+        control = _solve(options, solver, build_problem(options, columns, np.ones(len(overhead))))
+        return control, control.sent
     for _ in range(TURNS):
-        found = _once(options, solver, replace(problem, nu_s=asked.whole_s * overhead))
-        sent = np.maximum(asked.sent_in(found.sent * overhead), options.theta_min)
-        overhead = asked.byte_share(sent) / sent
-    return found, sent
+        control = _solve(options, solver, replace(problem, nu_s=columns.whole_s * overhead))
+        sent = np.maximum(columns.sent_in(control.sent * overhead), options.theta_min)
+        overhead = columns.byte_share(sent) / sent
+    return control, sent
 
 
-def _once(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
+def _solve(options: HcefOptions, solver: Solver, problem: Hcef) -> Control:
     if options.baseline == "mll_sgd":
         fastest = float(np.min(problem.mu_s[np.isfinite(problem.mu_s)], initial=math.inf))
         with np.errstate(all="ignore"):
             steps = np.where(problem.mu_s > 0, fastest / problem.mu_s, 1.0)
         steps = np.clip(np.nan_to_num(steps, nan=0.0), problem.least_steps, 1.0)
-        return control(terms(problem), (steps, np.ones(len(steps))), 0.0)
+        return build_control(derive_terms(problem), (steps, np.ones(len(steps))), 0.0)
     if options.joint is not False and options.baseline == "hcef" and solver == "numpy" and problem.least_sent < 1:
-        found = hcef_joint.solve(problem)
+        control = hcef_joint.solve(problem)
     else:
-        found = hcef.solve(problem, options.start, solver)
-    return hcef.in_whole_steps(terms(problem), problem.tau, found) if options.whole_steps else found
+        control = hcef.solve(problem, options.start, solver)
+    return hcef.round_steps(derive_terms(problem), problem.tau, control) if options.whole_steps else control
 
 
-def _floors(options: HcefOptions, asked: HcefColumns, found: Control) -> tuple[Array, Array]:
+def _floor_costs(options: HcefOptions, columns: HcefColumns, control: Control) -> tuple[Array, Array]:
     """Return the seconds and the joules of the least that may be given; of what nothing decides, of all of it."""
-    problem = problem_of(options, asked, np.ones(len(asked.step_s)))
-    steps = found.steps if options.baseline == "mll_sgd" else np.full(len(found.steps), problem.least_steps)
-    upload_s = asked.byte_share(np.full(len(steps), problem.least_sent)) * asked.whole_s
+    problem = build_problem(options, columns, np.ones(len(columns.step_s)))
+    steps = control.steps if options.baseline == "mll_sgd" else np.full(len(control.steps), problem.least_steps)
+    upload_s = columns.byte_share(np.full(len(steps), problem.least_sent)) * columns.whole_s
     with np.errstate(all="ignore"):
-        least_s = asked.tau * steps * asked.step_s + upload_s
-        joules = _finite(asked.tau * steps * asked.step_joules + upload_s * asked.upload_w)
+        least_s = columns.tau * steps * columns.step_s + upload_s
+        joules = _zero_if_invalid(columns.tau * steps * columns.step_joules + upload_s * columns.upload_w)
     return least_s, joules
 
 
-def _enough(case: Case, asked: HcefColumns, least_s: Array, least_joules: Array) -> dict[str, float]:
+def _sufficient_limits(case: Case, columns: HcefColumns, least_s: Array, least_joules: Array) -> dict[str, float]:
     """Return the least that would do, of each limit that is below it, and of the budget that it is a part of.
 
     A budget has to pay for the estimates of those rounds alone that have some.
     """
-    limits, is_short = case.limits, float(least_joules.sum()) > asked.round_joules
-    late = (asked.room_s < least_s) & np.isfinite(least_s)
-    left, gradients_left = limits.get("rounds_left", 1.0), limits.get("gradients_left", 0.0)
+    limits, is_short = case.limits, float(least_joules.sum()) > columns.round_joules
+    late = (columns.room_s < least_s) & np.isfinite(least_s)
+    rounds_left, gradients_left = limits.get("rounds_left", 1.0), limits.get("gradients_left", 0.0)
     with np.errstate(all="ignore"):
-        run_s = left * (least_s + asked.download_s) + (gradients_left * asked.step_s if gradients_left else 0.0)
-    estimate_joules = _finite(asked.gradients * asked.step_joules)
-    every_joules = least_joules + asked.besides_joules - estimate_joules
-    run_joules = left * every_joules + gradients_left * _finite(asked.step_joules)
-    found = dict[str, float]()
-    for name, enough, spent, budget, run in (
-        ("deadline_s", np.max((least_s + asked.besides_s)[late], initial=0.0), "spent_s", "budget.time_s", run_s[late]),
+        run_s = rounds_left * (least_s + columns.download_s) + (
+            gradients_left * columns.step_s if gradients_left else 0.0
+        )
+    estimate_joules = _zero_if_invalid(columns.gradients * columns.step_joules)
+    every_joules = least_joules + columns.besides_joules - estimate_joules
+    run_joules = rounds_left * every_joules + gradients_left * _zero_if_invalid(columns.step_joules)
+    sufficient = dict[str, float]()
+    for name, enough, spent_name, budget, run in (
+        (
+            "deadline_s",
+            np.max((least_s + columns.besides_s)[late], initial=0.0),
+            "spent_s",
+            "budget.time_s",
+            run_s[late],
+        ),
         (
             "round_joules",
-            (least_joules + asked.besides_joules).sum() if is_short else 0.0,
+            (least_joules + columns.besides_joules).sum() if is_short else 0.0,
             "spent_joules",
             "budget.joules",
             run_joules.sum(),
         ),
     ):
         if enough:
-            found[name] = float(enough) * (1 + TIGHT)
-            if spent in limits:
-                found[budget] = limits[spent] + float(np.max(run)) * (1 + TIGHT)
-    return found
+            sufficient[name] = float(enough) * (1 + TIGHT)
+            if spent_name in limits:
+                sufficient[budget] = limits[spent_name] + float(np.max(run)) * (1 + TIGHT)
+    return sufficient
 
 
-def _given(
+def _device_decisions(
     options: HcefOptions, case: Case, asked: HcefColumns, found: Control, sent: Array
 ) -> Iterator[tuple[str, DeviceDecision]]:
     """Yield what each device is given, and what its task should cost; a thousand of them in some milliseconds."""
     share, count = asked.byte_share(sent), found.steps * asked.tau + asked.gradients
     with np.errstate(all="ignore"):
-        columns = (count * asked.step_s, share * asked.whole_s, asked.download_s)
-    seconds = zip(*(one.tolist() for one in columns), strict=True)
+        cost_columns = (count * asked.step_s, share * asked.whole_s, asked.download_s)
+    seconds = zip(*(one.tolist() for one in cost_columns), strict=True)
     decided = zip(*(one.tolist() for one in (found.steps, sent, count, share * asked.sizes[-1])), strict=True)
     whys = zip(found.bound.tolist(), found.gain_per_s.tolist(), strict=True)
     is_decided = options.baseline not in ("cef", "mll_sgd")
@@ -271,12 +279,12 @@ def _given(
         case.names, seconds, decided, whys, strict=True
     ):
         compute_s, upload_s, download_s = (one if math.isfinite(one) else None for one in parts)
-        figures, bound = case.known(device), Bound(code)
+        figures, bound = case.figures_of(device), Bound(code)
         download = figures.get("download_joules")
-        predicted = with_joules(
+        predicted = add_joules(
             Cost(compute_s=compute_s, upload_s=upload_s, download_s=download_s, bytes_up=round(size)),
             figures,
-            times(figures.get("step_joules"), gradients),
+            scale_figure(figures.get("step_joules"), gradients),
             download.value if download else None,
         )
         multiplier = {Bound.TIME: gain, Bound.INTERIOR: found.multiplier}.get(bound)

@@ -27,7 +27,7 @@ from edge_server.allocation.options import MeasuringOptions
 from edge_server.allocation.task_joules import joule_estimates, work_estimates
 from edge_server.journal.decision import Figure
 from edge_server.plan.plan import Plan
-from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCompute, ends
+from edge_server.plan.simulated_devices import CyclesPower, GivenPower, RangeCompute, range_ends
 from edge_server.plan.sites import round_position
 
 MOMENTS = ("sigma2", "g2")
@@ -93,29 +93,29 @@ class HcefOptions(MeasuringOptions, frozen=True, kw_only=True):
     def levels(self) -> list[float]:
         """Return shares of a change from the least to all of it, in order."""
         between = {self.theta_min ** (1 - place / LEVELS) for place in range(1, LEVELS)}
-        return sorted({self.theta_min, 1.0} | {one for one in between | {DENSE} if self.theta_min < one < 1})
+        return sorted({self.theta_min, 1.0} | {level for level in between | {DENSE} if self.theta_min < level < 1})
 
 
 def limits(options: HcefOptions, setting: RoundSetting) -> dict[str, float]:
     """Return the seconds of a task and the joules of the round, (15b) and (15c), tau, M, and the sizes of the model."""
     spending, place = setting.spending, round_place(setting.plan, setting.number)
-    found = {"deadline_s": _fixed_deadline(options, setting)}
+    limits = {"deadline_s": _fixed_deadline(options, setting)}
     for name, unit in BUDGETS:
-        left = _budget_left(options, setting, name)
-        if left is None:
+        budget_left = _budget_left(options, setting, name)
+        if budget_left is None:
             continue
-        found[name] = min(found.get(name, math.inf), left)
-        spent = spending.seconds if unit == "s" else spending.joules or 0.0
-        found |= {f"spent_{unit}": spent, f"before_{unit}": _spent_before(setting, unit)}
-        found["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
+        limits[name] = min(limits.get(name, math.inf), budget_left)
+        budget_spent = spending.seconds if unit == "s" else spending.joules or 0.0
+        limits |= {f"spent_{unit}": budget_spent, f"before_{unit}": _spent_before(setting, unit)}
+        limits["rounds_left"] = float((place.rounds - place.over) * place.edge_rounds - place.edge_over)
     if backhaul_s := backhaul_seconds(setting) if setting.plan.budget.time_s is not None else 0.0:
-        found["backhaul_s"] = backhaul_s
+        limits["backhaul_s"] = backhaul_s
     tau, gradients, every = _counts(setting)
     is_due = every and not (setting.number - 1) % every
-    found |= {"local_steps": tau, "gradients": gradients if is_due else 0.0}
-    if gradients and "rounds_left" in found:
-        found["gradients_left"] = gradients * (_estimates(setting, setting.plan.rounds) - _estimates(setting))
-    return found | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
+    limits |= {"local_steps": tau, "gradients": gradients if is_due else 0.0}
+    if gradients and "rounds_left" in limits:
+        limits["gradients_left"] = gradients * (_estimates(setting, setting.plan.rounds) - _estimates(setting))
+    return limits | {"weights": float(setting.sizes.weights), "model_bytes": float(setting.sizes.bytes)}
 
 
 def spread_estimates(
@@ -142,31 +142,31 @@ def spread_estimates(
     usual = remaining(_estimates(setting, setting.plan.rounds), before, place, _estimates(setting, over) - before)
     more = float(not over % every) - usual
     steps_s, joules = (
-        [figure.value for known in figures.values() if (figure := known.get(name)) and math.isfinite(figure.value)]
+        [figure.value for by_name in figures.values() if (figure := by_name.get(name)) and math.isfinite(figure.value)]
         for name in ("step_s", "step_joules")
     )
     costs = {
         "deadline_s": statistics.median(steps_s) if steps_s else 0.0,
-        "round_joules": len(joules) * pooled(joules) if joules else 0.0,
+        "round_joules": len(joules) * capped_mean(joules) if joules else 0.0,
     }
-    found = dict(limits)
+    spread = dict(limits)
     for name, cost in costs.items():
-        if (left := _budget_left(options, setting, name)) is not None:
+        if (budget_left := _budget_left(options, setting, name)) is not None:
             most = _fixed_deadline(options, setting) if name == "deadline_s" else math.inf
-            found[name] = min(most, max(0.0, left + more * gradients * cost))
-    if "round_joules" in found:
-        found[SPREAD] = more * gradients * costs["round_joules"]
-    return found
+            spread[name] = min(most, max(0.0, budget_left + more * gradients * cost))
+    if "round_joules" in spread:
+        spread[SPREAD] = more * gradients * costs["round_joules"]
+    return spread
 
 
-def pooled(told: Sequence[float]) -> float:
+def capped_mean(values: Sequence[float]) -> float:
     """Return the mean of what devices tell, of each no more than so many times the median of those above zero.
 
     Of honest devices it is the plain mean, as in the paper; one that lies moves it by no more than a share of that.
     """
-    above = [min(one, MOST) for one in told if one > 0]
+    above = [min(value, MOST) for value in values if value > 0]
     most = FARTHEST * statistics.median(above) if above else 0.0
-    return math.fsum(min(one, most) for one in told) / len(told)
+    return math.fsum(min(value, most) for value in values) / len(values)
 
 
 def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:
@@ -176,25 +176,27 @@ def _fixed_deadline(options: HcefOptions, setting: RoundSetting) -> float:
 def _budget_left(options: HcefOptions, setting: RoundSetting, name: str) -> float | None:
     """Return what a budget leaves to this round of the limit `name`; None where there is no such budget."""
     budget, spending = setting.plan.budget, setting.spending
-    total, spent, fixed = {
+    total, budget_spent, fixed = {
         "deadline_s": (budget.time_s, spending.seconds, backhaul_seconds(setting)),
         "round_joules": (budget.joules, spending.joules or 0.0, 0.0),
     }[name]
     if total is None:
         return None
     before = _spent_before(setting, dict(BUDGETS)[name])
-    left = max(0.0, remaining(total, before, round_place(setting.plan, setting.number), spent - before, fixed))
+    budget_left = max(
+        0.0, remaining(total, before, round_place(setting.plan, setting.number), budget_spent - before, fixed)
+    )
     if name in setting.last_limits:
-        smoothed = (1 - options.budget_smoothing) * left + options.budget_smoothing * setting.last_limits[name]
-        left = min(smoothed, max(0.0, total - spent))
-    return left
+        smoothed = (1 - options.budget_smoothing) * budget_left + options.budget_smoothing * setting.last_limits[name]
+        budget_left = min(smoothed, max(0.0, total - budget_spent))
+    return budget_left
 
 
 def _spent_before(setting: RoundSetting, unit: str) -> float:
     """Return what was spent before this global round."""
-    spent = setting.spending.seconds if unit == "s" else setting.spending.joules or 0.0
+    budget_spent = setting.spending.seconds if unit == "s" else setting.spending.joules or 0.0
     is_within = round_place(setting.plan, setting.number).edge_over > 0
-    return setting.last_limits.get(f"before_{unit}", spent) if is_within else spent
+    return setting.last_limits.get(f"before_{unit}", budget_spent) if is_within else budget_spent
 
 
 def _counts(setting: RoundSetting) -> tuple[float, float, float]:
@@ -229,8 +231,8 @@ def round_place(plan: Plan, number: int) -> Place:
     return Place(over, plan.rounds // edge_rounds, edge_over, edge_rounds)
 
 
-def _count(told: object, usual: int) -> float:
-    return float(told) if isinstance(told, int) and told >= 0 else float(usual)
+def _count(value: object, default: int) -> float:
+    return float(value) if isinstance(value, int) and value >= 0 else float(default)
 
 
 def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, float]) -> dict[str, Figure]:
@@ -240,7 +242,9 @@ def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, floa
         device: What is known of it.
     """
     estimates = link_estimates(device, options)
-    estimates |= {name: one for name, one in joule_estimates(device, options).items() if name != "joules_error"}
+    estimates |= {
+        name: estimate for name, estimate in joule_estimates(device, options).items() if name != "joules_error"
+    }
     estimates["download_joules"] = work_estimates(device)["download_joules"]
     estimates["step_s"] = _step_estimate(device, options, limits)
     estimates["step_joules"] = _step_joules(device)
@@ -252,13 +256,13 @@ def figures(options: HcefOptions, device: DeviceFacts, limits: Mapping[str, floa
 
 def _step_estimate(device: DeviceFacts, options: HcefOptions, limits: Mapping[str, float]) -> Estimate:
     """Return seconds of a local step, as measured or as the plan has them."""
-    measured = _of_a_step(device, "compute_s", device.timed.seconds if device.timed else None)
+    measured = _cost_per_step(device, "compute_s", device.timed.seconds if device.timed else None)
     whole_s, steps = planned_task_s(device), limits["local_steps"] + limits["gradients"]
     profile = whole_s / steps if whole_s and steps else planned_step_s(device, limits["weights"])
     return Estimate(measured, profile=profile, default=options.step_s)
 
 
-def _of_a_step(device: DeviceFacts, part: str, timed: float | None) -> float | None:
+def _cost_per_step(device: DeviceFacts, part: str, timed: float | None) -> float | None:
     """Return a part of the newest task's cost by its steps, and what was timed where there was no such task yet.
 
     A task in which no step was taken tells nothing.
@@ -272,7 +276,7 @@ def _of_a_step(device: DeviceFacts, part: str, timed: float | None) -> float | N
 
 def _step_joules(device: DeviceFacts) -> Estimate:
     """Return joules of a local step, of the whole device."""
-    measured = _of_a_step(device, "compute_joules", device.timed.joules if device.timed else None)
+    measured = _cost_per_step(device, "compute_joules", device.timed.joules if device.timed else None)
     return Estimate(measured, profile=_planned_step_joules(device))
 
 
@@ -281,7 +285,7 @@ def _planned_step_joules(device: DeviceFacts) -> float | None:
     planned = device.planned
     if planned is None or not isinstance(planned.compute, RangeCompute) or not planned.compute.cycles_per_step:
         return None
-    cycles, hertz = planned.compute.cycles_per_step, sum(ends(planned.compute.hertz)) / 2
+    cycles, hertz = planned.compute.cycles_per_step, sum(range_ends(planned.compute.hertz)) / 2
     match planned.power:
         case CyclesPower() as power:
             return power.kappa * cycles * hertz**2 + power.idle_w * cycles / hertz

@@ -21,7 +21,7 @@ from edge_server.allocation.inputs import Case, RoundSetting, task_limits
 from edge_server.allocation.optimizers.base import Bound, column
 from edge_server.allocation.optimizers.keep_ratio import KeepAllocation, KeepRatio, solve
 from edge_server.allocation.options import MeasuringOptions, parse_ratios
-from edge_server.allocation.task_joules import busy_w, joule_estimates, times, with_joules
+from edge_server.allocation.task_joules import add_joules, compute_w_estimate, joule_estimates, scale_figure
 from edge_server.journal.decision import Decision, DeviceDecision, Figure, keep_ratio
 from shared.protocol.measurements import Cost
 from shared.protocol.messages import AllocatedValues
@@ -90,7 +90,7 @@ def figures(options: KeepOptions, device: DeviceFacts, _limits: Mapping[str, flo
 
 
 def _planned_task_joules(device: DeviceFacts) -> float | None:
-    watts, seconds = busy_w(device).profile, planned_task_s(device)
+    watts, seconds = compute_w_estimate(device).profile, planned_task_s(device)
     return None if watts is None or seconds is None else watts * seconds
 
 
@@ -99,7 +99,7 @@ def _whole_task(device: DeviceFacts, part: str, options: KeepOptions) -> float |
     cost = getattr(device.task.cost, part) if device.task else None
     if cost is None or device.task is None:
         return None
-    keep = AllocatedValues.of(device.task.given.values).keep if device.task.given else None
+    keep = AllocatedValues.of(device.task.decision.values).keep if device.task.decision else None
     return float(cost) / options.work(1.0 if keep is None else keep)
 
 
@@ -132,61 +132,71 @@ def decide(options: KeepOptions, _solver: object, case: Case) -> Decision:
         memory_bytes=case.limits["model_bytes"] * (1 + GRADIENTS * ratios**2 + ACTIVATIONS * ratios),
         memory_limit_bytes=np.array(case.column("memory_bytes", math.inf)),
         curve=np.array([options.work(ratio) for ratio in ratios]),
-        settled=np.array(case.column("keep", math.nan)),
+        fixed_keep=np.array(case.column("keep", math.nan)),
     )
-    kept = solve(problem)
+    allocation = solve(problem)
     return Decision(
         devices={
-            device: _given(options, case.known(device), problem, kept, place) for place, device in enumerate(case.names)
+            device: _device_decision(options, case.figures_of(device), problem, allocation, place)
+            for place, device in enumerate(case.names)
         },
-        objective=float((1 - kept.keep).sum()),
-        feasible=kept.feasible,
-        enough=_enough(case, kept),
+        objective=float((1 - allocation.keep).sum()),
+        feasible=allocation.feasible,
+        enough=_sufficient_limits(case, allocation),
     )
 
 
-def _given(
-    options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio, kept: KeepAllocation, place: int
+def _device_decision(
+    options: KeepOptions, figures: dict[str, Figure], problem: KeepRatio, allocation: KeepAllocation, place: int
 ) -> DeviceDecision:
-    keep, size = float(kept.keep[place]), float(kept.up_bytes[place])
-    bound, count = Bound(int(kept.bound[place])), len(kept.keep)
-    up, down = (float(column(one, count)[place]) for one in (problem.up_bits_per_s, problem.down_bits_per_s))
+    keep, size = float(allocation.keep[place]), float(allocation.up_bytes[place])
+    bound, count = Bound(int(allocation.bound[place])), len(allocation.keep)
+    up, down = (float(column(rate, count)[place]) for rate in (problem.up_bits_per_s, problem.down_bits_per_s))
     work = options.work(keep)
     upload_s = 8 * size / up if up > 0 else None
     download_s = 8 * size / down if 0 < down < math.inf else None
     predicted = Cost(
         compute_s=float(problem.step_s[place]) * work, upload_s=upload_s, download_s=download_s, bytes_up=int(size)
     )
-    gains = {Bound.TIME: kept.gain_per_s, Bound.ENERGY: kept.gain_per_joule, Bound.MEMORY: kept.gain_per_byte}
+    gains = {
+        Bound.TIME: allocation.gain_per_s,
+        Bound.ENERGY: allocation.gain_per_joule,
+        Bound.MEMORY: allocation.gain_per_byte,
+    }
     return DeviceDecision(
         values={"keep": keep},
         figures=figures,
-        predicted=with_joules(
-            predicted, figures, times(figures.get("task_joules"), work), times(figures.get("download_w"), download_s)
+        predicted=add_joules(
+            predicted,
+            figures,
+            scale_figure(figures.get("task_joules"), work),
+            scale_figure(figures.get("download_w"), download_s),
         ),
         binding=bound.name.lower(),
         multiplier=float(gains[bound][place]) if bound in gains else None,
     )
 
 
-def _enough(case: Case, kept: KeepAllocation) -> dict[str, float]:
+def _sufficient_limits(case: Case, allocation: KeepAllocation) -> dict[str, float]:
     """Return what the smallest ratio takes on the device that takes most, of each limit that it exceeds."""
-    found = {"deadline_s": float(kept.enough_s.max()), "joules": float(kept.enough_joules.max())}
+    needed = {"deadline_s": float(allocation.enough_s.max()), "joules": float(allocation.enough_joules.max())}
     return {
         name: value
-        for name, value in found.items()
-        if name in case.limits and case.limits[name] < value < math.inf and not kept.feasible
+        for name, value in needed.items()
+        if name in case.limits and case.limits[name] < value < math.inf and not allocation.feasible
     }
 
 
-def kept_alone(options: KeepOptions, _case: Case, changed: Case) -> dict[str, float]:
+def keep_with_changed_figures(options: KeepOptions, _case: Case, changed: Case) -> dict[str, float]:
     """Return the ratio of each device with its figures of `changed`: nobody's figures are another's.
 
     Args:
         _case: What was decided from.
         changed: The same devices with other figures.
     """
-    return {device: keep_ratio(one.values) for device, one in decide(options, "numpy", changed).devices.items()}
+    return {
+        device: keep_ratio(decision.values) for device, decision in decide(options, "numpy", changed).devices.items()
+    }
 
 
 KEEP_RATIO = Allocator(
@@ -195,6 +205,6 @@ KEEP_RATIO = Allocator(
     decide=decide,
     limits=limits,
     figures=figures,
-    what_if=WhatIf(clock="task_s", kept=kept_alone),
+    what_if=WhatIf(clock="task_s", keep_ratios=keep_with_changed_figures),
     candidates=KeepOptions.ratios,
 )

@@ -23,42 +23,42 @@ PARAMETERS = ("by_share", "by_curve", "alpha", "beta", "still", "slope", "floor"
 
 
 @lru_cache(maxsize=8)
-def _compiled(count: int) -> tuple[cp.Problem, dict[str, Any]]:
+def _compile_problem(count: int) -> tuple[cp.Problem, dict[str, Any]]:
     part, curve = cp.Variable(count), cp.Variable(count)
-    given = {name: cp.Parameter(count, nonneg=True) for name in PARAMETERS}
-    under = given["still"] + cp.multiply(given["slope"], part)
-    above = given["alpha"] + cp.multiply(given["beta"], part)
-    room = given["cap"] @ part <= 1
-    rows = [cp.SOC(curve + under, cp.vstack([2 * above, curve - under])), part >= given["floor"], part <= 1]
-    goal = cp.Minimize(given["by_curve"] @ curve - given["by_share"] @ part)
-    return cp.Problem(goal, [room, *rows]), {**given, "part": part, "room": room}
+    parameters = {name: cp.Parameter(count, nonneg=True) for name in PARAMETERS}
+    under = parameters["still"] + cp.multiply(parameters["slope"], part)
+    above = parameters["alpha"] + cp.multiply(parameters["beta"], part)
+    room = parameters["cap"] @ part <= 1
+    rows = [cp.SOC(curve + under, cp.vstack([2 * above, curve - under])), part >= parameters["floor"], part <= 1]
+    goal = cp.Minimize(parameters["by_curve"] @ curve - parameters["by_share"] @ part)
+    return cp.Problem(goal, [room, *rows]), {**parameters, "part": part, "room": room}
 
 
-def optimum(given: BandwidthTerms) -> tuple[Array, float]:
+def solve_conic(terms: BandwidthTerms) -> tuple[Array, float]:
     """Return the shares, put back within their bounds, and the multiplier of the uplink.
 
     Raises:
         cvxpy.SolverError: The solver gave up.
     """
-    if not given.cap.any():
-        return given.cap, 0.0
-    problem, told = _compiled(len(given.cap))
-    needs = given.cap > 0
-    cap, full = np.where(needs, given.cap, 1.0), np.where(needs, given.full, 1.0)
-    ratio = given.compute * cap / full
+    if not terms.cap.any():
+        return terms.cap, 0.0
+    problem, parameters = _compile_problem(len(terms.cap))
+    needs = terms.cap > 0
+    cap, full = np.where(needs, terms.cap, 1.0), np.where(needs, terms.full, 1.0)
+    ratio = terms.compute * cap / full
     bent, scale = ratio >= 1, 1 + ratio
-    told["by_share"].value = np.where(needs & ~bent, given.slack * cap / full, 0.0)
-    told["by_curve"].value = np.where(needs, given.slack / np.where(bent, given.compute, full / cap), 0.0)
-    told["alpha"].value = np.where(bent, scale**-0.5, 0.0)
-    told["beta"].value = np.where(bent, 0.0, np.sqrt(ratio / scale))
-    told["still"].value, told["slope"].value = 1 / scale, ratio / scale
-    told["floor"].value, told["cap"].value = given.floor / cap, given.cap
+    parameters["by_share"].value = np.where(needs & ~bent, terms.slack * cap / full, 0.0)
+    parameters["by_curve"].value = np.where(needs, terms.slack / np.where(bent, terms.compute, full / cap), 0.0)
+    parameters["alpha"].value = np.where(bent, scale**-0.5, 0.0)
+    parameters["beta"].value = np.where(bent, 0.0, np.sqrt(ratio / scale))
+    parameters["still"].value, parameters["slope"].value = 1 / scale, ratio / scale
+    parameters["floor"].value, parameters["cap"].value = terms.floor / cap, terms.cap
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is close to what doubles hold
         problem.solve(solver=cp.CLARABEL, **SETTINGS)
-    share = np.clip(given.cap * told["part"].value, given.floor, given.cap)
-    movable = share - given.floor
+    share = np.clip(terms.cap * parameters["part"].value, terms.floor, terms.cap)
+    movable = share - terms.floor
     over = max(0.0, float(share.sum()) - 1.0)
     if over:
         share = share - over * movable / movable.sum()
-    return share, max(0.0, float(told["room"].dual_value))
+    return share, max(0.0, float(parameters["room"].dual_value))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edge_server.allocation.optimizers.bandwidth import solve
-from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, terms
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, Shares, derive_terms
 from edge_server.allocation.optimizers.base import Array, Bound, Solver, column
 
 INDEX_BITS = 32
@@ -39,19 +39,19 @@ class Upload:
     dense_bits: float = 0.0
     marked: bool = True
 
-    def bits(self, kept: Array) -> Array:
+    def bits(self, keep: Array) -> Array:
         """Return what goes up of devices that keep these shares of the weights."""
-        marks = np.where(kept < 1, self.weights * np.minimum(1, INDEX_BITS * kept), 0.0)
-        marks += np.where(kept > 0, self.dense_bits, 0.0)
-        bits: Array = self.bits_per_weight * self.weights * kept + (marks if self.marked else 0.0)
+        marks = np.where(keep < 1, self.weights * np.minimum(1, INDEX_BITS * keep), 0.0)
+        marks += np.where(keep > 0, self.dense_bits, 0.0)
+        bits: Array = self.bits_per_weight * self.weights * keep + (marks if self.marked else 0.0)
         return bits
 
-    def bits_per_model(self, kept: Array) -> Array:
+    def bits_per_model(self, keep: Array) -> Array:
         """Return W_k, bits over what is kept, of devices that keep these shares of the weights and not all of them."""
-        bits = self.bits_per_weight * self.weights + np.zeros(len(kept))
+        bits = self.bits_per_weight * self.weights + np.zeros(len(keep))
         if self.marked:
-            bits += self.weights * np.minimum(INDEX_BITS, 1 / np.maximum(kept, 1 / INDEX_BITS))
-            bits += self.dense_bits / np.maximum(kept, LEAST_KEPT)
+            bits += self.weights * np.minimum(INDEX_BITS, 1 / np.maximum(keep, 1 / INDEX_BITS))
+            bits += self.dense_bits / np.maximum(keep, LEAST_KEPT)
         return bits
 
     def kept_in_time(self, slack_s: Array, compute_s: Array, rate: Array) -> tuple[Array, Array]:
@@ -67,16 +67,16 @@ class Upload:
         """
         dense = self.dense_bits if self.marked else 0.0
         bitmap, index = (self.weights, INDEX_BITS * self.weights) if self.marked else (0.0, 0.0)
-        one = self.bits_per_weight * self.weights
+        weight_bits = self.bits_per_weight * self.weights
         with np.errstate(all="ignore"):
-            by_bitmap, by_index = compute_s + one / rate, compute_s + (one + index) / rate
-            kept = (slack_s - (bitmap + dense) / rate) / by_bitmap
+            by_bitmap, by_index = compute_s + weight_bits / rate, compute_s + (weight_bits + index) / rate
+            keep = (slack_s - (bitmap + dense) / rate) / by_bitmap
             few = (slack_s - dense / rate) / by_index
-            has_few = ~(kept >= 1 / INDEX_BITS)
-            kept = np.where(has_few, np.minimum(few, 1 / INDEX_BITS), kept) if self.marked else kept
-            kept = np.where(slack_s >= compute_s + (one + dense) / rate, 1.0, kept)
+            has_few = ~(keep >= 1 / INDEX_BITS)
+            keep = np.where(has_few, np.minimum(few, 1 / INDEX_BITS), keep) if self.marked else keep
+            keep = np.where(slack_s >= compute_s + (weight_bits + dense) / rate, 1.0, keep)
             gain = 1 / np.where(has_few & self.marked, by_index, by_bitmap)
-        return np.clip(np.nan_to_num(kept, nan=0.0), 0.0, 1.0), np.nan_to_num(gain, posinf=0.0)
+        return np.clip(np.nan_to_num(keep, nan=0.0), 0.0, 1.0), np.nan_to_num(gain, posinf=0.0)
 
 
 def solve_with_marks(problem: Bandwidth, upload: Upload, solver: Solver = "numpy") -> tuple[Array, Shares]:
@@ -88,48 +88,48 @@ def solve_with_marks(problem: Bandwidth, upload: Upload, solver: Solver = "numpy
         solver: Ours, or the conic one.
     """
     bits, shares = column(problem.upload_bits, len(problem.up_bits_per_s)), solve(problem, solver)
-    settled, found = not upload.marked, []
+    is_stable, attempts = not upload.marked, []
     for _ in range(TURNS if upload.marked else 0):
-        kept = 1 - shares.pruned
-        bits = upload.bits_per_model(kept)
+        keep = 1 - shares.pruned
+        bits = upload.bits_per_model(keep)
         shares = solve(replace(problem, upload_bits=bits), solver)
-        if settled := bool(np.abs(1 - shares.pruned - kept).max(initial=0.0) < CLOSE):
+        if is_stable := bool(np.abs(1 - shares.pruned - keep).max(initial=0.0) < CLOSE):
             break
-        found.append((bits, shares))
-    if settled:
-        return bits, checked(problem, upload, shares, settled=True)
+        attempts.append((bits, shares))
+    if is_stable:
+        return bits, fit_to_deadline(problem, upload, shares, is_stable=True)
     bits = upload.bits_per_model(np.full(len(bits), 1 - problem.most_pruned))  # more than anybody's can be
-    found.append((bits, solve(replace(problem, upload_bits=bits), solver)))
-    tried = [(bits, checked(problem, upload, shares, settled=False)) for bits, shares in found]
-    return min(tried, key=lambda one: (not one[1].feasible, one[1].objective))
+    attempts.append((bits, solve(replace(problem, upload_bits=bits), solver)))
+    tried = [(bits, fit_to_deadline(problem, upload, shares, is_stable=False)) for bits, shares in attempts]
+    return min(tried, key=lambda attempt: (not attempt[1].feasible, attempt[1].objective))
 
 
-def checked(problem: Bandwidth, upload: Upload, shares: Shares, *, settled: bool) -> Shares:
+def fit_to_deadline(problem: Bandwidth, upload: Upload, shares: Shares, *, is_stable: bool) -> Shares:
     """Return shares with what every device can keep for its own within the threshold, and whether all have floors.
 
     Args:
         problem: Its `upload_bits` do not matter.
         upload: What goes up of the weights.
-        settled: Whether what was found is right but for rounding: then only what is too much is changed.
+        is_stable: Whether what was found is right but for rounding: then only what is too much is changed.
     """
-    given, kept, most = terms(problem), 1 - shares.pruned, problem.most_share
+    terms, keep, most = derive_terms(problem), 1 - shares.pruned, problem.most_share
     if 0 < (total := float(shares.share.sum())) < 1:  # all meet T_th with less: what is left makes them faster
         shares = replace(shares, share=np.minimum(shares.share / total, most))
-    rate = shares.share * column(problem.up_bits_per_s, len(kept))
-    fits, _ = upload.kept_in_time(given.slack, given.compute, rate)
-    fits = np.where(given.takes_part, fits, 0.0) if upload.weights > 0 else kept
-    moved = kept > fits * (1 + CLOSE) if settled else kept != fits
-    if not moved.any():
+    rate = shares.share * column(problem.up_bits_per_s, len(keep))
+    fits, _ = upload.kept_in_time(terms.slack, terms.compute, rate)
+    fits = np.where(terms.takes_part, fits, 0.0) if upload.weights > 0 else keep
+    changes = keep > fits * (1 + CLOSE) if is_stable else keep != fits
+    if not changes.any():
         return shares
-    kept = np.where(moved, fits, kept)
+    keep = np.where(changes, fits, keep)
     least = (1 - problem.most_pruned) * (1 - CLOSE)
-    bound = np.where(moved & (kept >= 1), Bound.FULL, shares.bound)
-    bound = np.where(moved & (kept < 1) & (shares.bound == Bound.FULL), Bound.TIME, bound)
-    bound = np.where(moved & (kept == 0) & given.takes_part, Bound.NOTHING, bound)
+    bound = np.where(changes & (keep >= 1), Bound.FULL, shares.bound)
+    bound = np.where(changes & (keep < 1) & (shares.bound == Bound.FULL), Bound.TIME, bound)
+    bound = np.where(changes & (keep == 0) & terms.takes_part, Bound.NOTHING, bound)
     return replace(
         shares,
-        pruned=1 - kept,
+        pruned=1 - keep,
         bound=bound.astype(np.int8),
-        objective=float((1 - kept).sum()),
-        feasible=shares.feasible and bool((kept[given.takes_part] >= least).all()),
+        objective=float((1 - keep).sum()),
+        feasible=shares.feasible and bool((keep[terms.takes_part] >= least).all()),
     )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_server.allocation.optimizers.base import Array, Codes, Mask, bounded, column, known
+from edge_server.allocation.optimizers.base import Array, Codes, Mask, clip_figure, column, mask_valid
 
 NEWTON_STEPS, ROUNDING = 60, 1e-12
 
@@ -93,10 +93,10 @@ class BandwidthTerms:
         full: u_k, seconds of the whole upload over the whole uplink.
         compute: c_k.
         floor: Least b_k, zero where it does not fit.
-        wanted: Least b_k, were there room for the floors of all.
+        full_floor: Least b_k, were there room for the floors of all.
         cap: Most b_k.
-        held: Whose b_k could be larger, were it not for b_max.
-        told: Whose figures can be true.
+        limited: Whose b_k could be larger, were it not for b_max.
+        valid: Whose figures can be true.
         takes_part: Who has time, a link and a clock.
         feasible: As in the allocation.
         enough_s: As in the allocation.
@@ -106,44 +106,48 @@ class BandwidthTerms:
     full: Array
     compute: Array
     floor: Array
-    wanted: Array
+    full_floor: Array
     cap: Array
-    held: Mask
-    told: Mask
+    limited: Mask
+    valid: Mask
     takes_part: Mask
     feasible: bool
     enough_s: float
 
 
-def terms(problem: Bandwidth) -> BandwidthTerms:
+def derive_terms(problem: Bandwidth) -> BandwidthTerms:
     """Sort out who takes part, and what the floors and caps are."""
     count = len(problem.up_bits_per_s)
     rate, compute = column(problem.up_bits_per_s, count), column(problem.compute_s, count)
     personal, warm, bits = (column(x, count) for x in (problem.personal_s, problem.warm_up_s, problem.upload_bits))
-    threshold, most = bounded(problem.threshold_s), problem.most_share
-    told, before, kept = known(rate, compute, personal, warm, bits), personal + warm, 1.0 - problem.most_pruned
+    threshold, most = clip_figure(problem.threshold_s), problem.most_share
+    valid, before, least_keep = (
+        mask_valid(rate, compute, personal, warm, bits),
+        personal + warm,
+        1.0 - problem.most_pruned,
+    )
     with np.errstate(all="ignore"):
         full, slack = bits / rate, threshold - before
-        able = told & np.isfinite(compute + before) & np.isfinite(full)
+        able = valid & np.isfinite(compute + before) & np.isfinite(full)
         within = able & (slack > 0)
         slack, full = np.where(within, slack, 1.0), np.where(within, full, 1.0)
         compute = np.where(within, compute, 0.0)
-        least = kept * full / np.maximum(slack - kept * compute, 0.0)
+        least = least_keep * full / np.maximum(slack - least_keep * compute, 0.0)
         cap = np.where(slack - compute >= full, full / (slack - compute), 1.0)
-    held = within & (cap > most)
+    limited = within & (cap > most)
     cap = np.where(within & (full > 0), np.minimum(cap, most), 0.0)  # who has nothing to send needs no share
     has_floor = within & (least <= 1.0)  # false for NaN: nothing to send, and no time for the steps
-    wanted = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
+    full_floor = floor = np.where(has_floor, np.minimum(least, cap), 0.0)
     has_floor &= least <= most
-    feasible = bool(floor.sum() <= 1.0 and has_floor[able].all()) if kept else bool(within[able].all())
+    feasible = bool(floor.sum() <= 1.0 and has_floor[able].all()) if least_keep else bool(within[able].all())
     if floor.sum() > 1.0:
         rising = np.sort(floor)
         floor = np.where(floor < rising[np.argmax(np.cumsum(rising) > 1.0)], floor, 0.0)
-    enough = threshold if feasible else _enough(problem, able, kept)
-    return BandwidthTerms(slack, full, compute, floor, wanted, cap, held, told, within, feasible, enough)
+    enough = threshold if feasible else _least_threshold(problem, able, least_keep)
+    return BandwidthTerms(slack, full, compute, floor, full_floor, cap, limited, valid, within, feasible, enough)
 
 
-def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
+def _least_threshold(problem: Bandwidth, able: Mask, least_keep: float) -> float:
     """Return the T at which sum_k kept u_k / (T - before_k - kept c_k) = 1.
 
     The inverse of the sum is concave and rises, so that Newton's steps from below never pass the root.
@@ -152,8 +156,8 @@ def _enough(problem: Bandwidth, able: Mask, kept: float) -> float:
     personal, warm, compute = (
         column(x, count)[able] for x in (problem.personal_s, problem.warm_up_s, problem.compute_s)
     )
-    least = personal + warm + kept * compute
-    needs = kept * column(problem.upload_bits, count)[able] / column(problem.up_bits_per_s, count)[able]
+    least = personal + warm + least_keep * compute
+    needs = least_keep * column(problem.upload_bits, count)[able] / column(problem.up_bits_per_s, count)[able]
     at = float(np.max(least + needs / problem.most_share, initial=0.0))
     least, needs = least[needs > 0], needs[needs > 0]
     at = float(np.nextafter(at, np.inf)) if len(needs) else at  # what is needed may be lost in the rounding of the rest

@@ -49,21 +49,21 @@ LEAST, MOST = 1e-30, 1e30
 
 def column(values: ArrayLike, count: int) -> Array:
     """Return a column of doubles within bounds; one value stands for all devices."""
-    given = np.asarray(values, np.float64)
-    given = given if given.shape == (count,) else np.ascontiguousarray(np.broadcast_to(given, (count,)))
-    size = np.abs(given)
+    figures = np.asarray(values, np.float64)
+    figures = figures if figures.shape == (count,) else np.ascontiguousarray(np.broadcast_to(figures, (count,)))
+    size = np.abs(figures)
     odd = ((size < LEAST) & (size > 0)) | ((size > MOST) & (size < np.inf))
-    return np.where(odd, np.where(size < LEAST, 0.0, np.copysign(np.inf, given)), given) if odd.any() else given
+    return np.where(odd, np.where(size < LEAST, 0.0, np.copysign(np.inf, figures)), figures) if odd.any() else figures
 
 
-def bounded(value: float) -> float:
+def clip_figure(value: float) -> float:
     """Return one figure within the bounds of a column."""
     return float(column(value, 1)[0])
 
 
-def known(*columns: Array) -> Mask:
+def mask_valid(*columns: Array) -> Mask:
     """Return which devices have figures that can be true: infinity is one (no clock), NaN and below zero are none."""
-    told = columns[0] >= 0
-    for one in columns[1:]:
-        told &= one >= 0
-    return told
+    valid = columns[0] >= 0
+    for figures in columns[1:]:
+        valid &= figures >= 0
+    return valid

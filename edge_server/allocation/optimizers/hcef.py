@@ -26,7 +26,15 @@ from typing import TypeAlias
 import numpy as np
 
 from edge_server.allocation.optimizers.base import Array, Solver
-from edge_server.allocation.optimizers.hcef_problem import Control, Hcef, HcefTerms, control, sent_cap, steps_cap, terms
+from edge_server.allocation.optimizers.hcef_problem import (
+    Control,
+    Hcef,
+    HcefTerms,
+    build_control,
+    derive_terms,
+    sent_cap,
+    steps_cap,
+)
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 STILL = 1e-4
@@ -45,26 +53,26 @@ def solve(problem: Hcef, start: float = 0.5, solver: Solver = "numpy", sweeps: i
         start: Share of the room beyond the floors that is spent on steps at first.
         sweeps: At most so many.
     """
-    given = terms(problem)
-    blocks: tuple[Block, Block] = (sent_for, steps_for)
+    terms = derive_terms(problem)
+    blocks: tuple[Block, Block] = (solve_sent, solve_steps)
     if solver == "cvxpy":
         from edge_server.allocation.optimizers import hcef_cvxpy  # noqa: PLC0415 - a second to import
 
-        blocks = hcef_cvxpy.sent_for, hcef_cvxpy.steps_for
-    return alternate(given, halfway(given, start), blocks, sweeps)
+        blocks = hcef_cvxpy.solve_sent, hcef_cvxpy.solve_steps
+    return alternate(terms, start_steps(terms, start), blocks, sweeps)
 
 
-def halfway(given: HcefTerms, share: float) -> Array:
+def start_steps(terms: HcefTerms, share: float) -> Array:
     """Return the steps that are best where only that share of the room beyond the floors is there."""
-    least_s, least_joules = np.where(given.able, given.enough_s, 0.0), given.floor_joules
+    least_s, least_joules = np.where(terms.able, terms.enough_s, 0.0), terms.floor_joules
     with np.errstate(invalid="ignore"):  # no limit: half of it is none
-        deadline = least_s + share * (given.deadline_s - least_s) if share else least_s
-    energy = least_joules + share * (given.energy_joules - least_joules) if share else least_joules
-    half = replace(given, deadline_s=deadline, energy_joules=energy)
-    return steps_for(half, np.full(len(least_s), given.least[1]))[0]
+        deadline = least_s + share * (terms.deadline_s - least_s) if share else least_s
+    energy = least_joules + share * (terms.energy_joules - least_joules) if share else least_joules
+    half = replace(terms, deadline_s=deadline, energy_joules=energy)
+    return solve_steps(half, np.full(len(least_s), terms.least[1]))[0]
 
 
-def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
+def alternate(terms: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None = None, sweeps: int = 50) -> Control:
     """Take P2.1 and P2.2 in turn until neither moves a device any more, as the paper's Algorithm 3 does.
 
     Args:
@@ -72,66 +80,68 @@ def alternate(given: HcefTerms, steps: Array, blocks: tuple[Block, Block] | None
         blocks: P2.1 and P2.2; ours where left out.
         sweeps: At most so many.
     """
-    p21, p22 = blocks or (sent_for, steps_for)
-    sent, multiplier, done = np.full(len(steps), given.least[1]), 0.0, 0
+    p21, p22 = blocks or (solve_sent, solve_steps)
+    sent, multiplier, done = np.full(len(steps), terms.least[1]), 0.0, 0
     while done < sweeps:
         done += 1
         before = steps, sent
-        sent, _ = p21(given, steps)
-        steps, multiplier = p22(given, sent)
+        sent, _ = p21(terms, steps)
+        steps, multiplier = p22(terms, sent)
         if max(np.max(np.abs(steps - before[0]), initial=0.0), np.max(np.abs(sent - before[1]), initial=0.0)) <= STILL:
             break
-    return control(given, (steps, sent), multiplier, sweeps=done)
+    return build_control(terms, (steps, sent), multiplier, sweeps=done)
 
 
-def in_whole_steps(given: HcefTerms, tau: int, found: Control) -> Control:
+def round_steps(terms: HcefTerms, tau: int, allocation: Control) -> Control:
     """Return an allocation with rho tau whole for every device, at most one off, and theta decided anew for these.
 
     All are rounded down, then up again where deadlines and joules allow, those first that lost most.
 
     Args:
-        given: The problem; rho_min is at least 1 / tau.
+        terms: The problem; rho_min is at least 1 / tau.
         tau: Local iterations of a round at rho = 1.
-        found: The allocation of any rho.
+        allocation: The allocation of any rho.
     """
-    wanted = found.steps * tau
-    count = np.floor(wanted + NEAR)
-    step_s, step_joules = given.step_s / tau, given.step_joules / tau
-    left = given.energy_joules - float((count * step_joules + found.sent * given.send_joules).sum())
-    in_time = (count + 1) * step_s + found.sent * given.send_s <= given.deadline_s
-    lost = np.where(in_time & (wanted - count > NEAR), wanted - count, 0.0)
+    exact = allocation.steps * tau
+    count = np.floor(exact + NEAR)
+    step_s, step_joules = terms.step_s / tau, terms.step_joules / tau
+    joules_left = terms.energy_joules - float((count * step_joules + allocation.sent * terms.send_joules).sum())
+    in_time = (count + 1) * step_s + allocation.sent * terms.send_s <= terms.deadline_s
+    lost = np.where(in_time & (exact - count > NEAR), exact - count, 0.0)
     order = np.argsort(-lost, kind="stable")
-    afforded = np.cumsum(np.where(lost > 0, step_joules, 0.0)[order]) <= left
-    count[order] += afforded & (lost[order] > 0)
-    steps = np.clip(count / tau, given.least[0], 1.0)
-    sent = found.sent if given.least[1] >= 1 else sent_for(given, steps)[0]
-    whole = control(given, (steps, sent), found.multiplier, sweeps=found.sweeps)
-    return replace(whole, bound=found.bound, gain_per_s=found.gain_per_s)  # rounding leaves room that nobody was denied
+    affordable = np.cumsum(np.where(lost > 0, step_joules, 0.0)[order]) <= joules_left
+    count[order] += affordable & (lost[order] > 0)
+    steps = np.clip(count / tau, terms.least[0], 1.0)
+    sent = allocation.sent if terms.least[1] >= 1 else solve_sent(terms, steps)[0]
+    rounded = build_control(terms, (steps, sent), allocation.multiplier, sweeps=allocation.sweeps)
+    return replace(
+        rounded, bound=allocation.bound, gain_per_s=allocation.gain_per_s
+    )  # rounding leaves room that nobody was denied
 
 
-def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:
+def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
     """P2.1: return theta for these steps, and its multiplier."""
-    least, most = given.least[1], sent_cap(given, steps)
-    joules, room = given.send_joules, given.energy_joules - float((steps * given.step_joules).sum())
+    least, most = terms.least[1], sent_cap(terms, steps)
+    joules, room = terms.send_joules, terms.energy_joules - float((steps * terms.step_joules).sum())
     free = joules <= 0
     with np.errstate(all="ignore"):
-        worth = np.where(free, 0.0, -given.noise * steps / joules)
+        worth = np.where(free, 0.0, -terms.noise * steps / joules)
     filled = fill(Ramps(worth, worth, least * joules, most * joules), room, most=0.0)
     with np.errstate(all="ignore"):
         sent = np.where(free, most, filled.amount / joules)
     return np.clip(sent, least, most), max(0.0, -filled.level)
 
 
-def steps_for(given: HcefTerms, sent: Array) -> tuple[Array, float]:
+def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
     """P2.2: return rho for what is sent, and its multiplier."""
-    least, most = given.least[0], steps_cap(given, sent)
-    joules, room = given.step_joules, given.energy_joules - float((sent * given.send_joules).sum())
-    slope = (2 - sent) * given.noise - 2 * given.bend
+    least, most = terms.least[0], steps_cap(terms, sent)
+    joules, room = terms.step_joules, terms.energy_joules - float((sent * terms.send_joules).sum())
+    slope = (2 - sent) * terms.noise - 2 * terms.bend
     free = joules <= 0
     with np.errstate(all="ignore"):
-        start = np.where(free, 0.0, (slope + 2 * given.bend * least) / joules)
-        end = np.where(free, 0.0, (slope + 2 * given.bend * most) / joules)
-        alone = -slope / (2 * given.bend) if given.bend else np.where(slope < 0, np.inf, -np.inf)
+        start = np.where(free, 0.0, (slope + 2 * terms.bend * least) / joules)
+        end = np.where(free, 0.0, (slope + 2 * terms.bend * most) / joules)
+        alone = -slope / (2 * terms.bend) if terms.bend else np.where(slope < 0, np.inf, -np.inf)
     filled = fill(Ramps(start, np.maximum(start, end), least * joules, most * joules), room, most=0.0)
     with np.errstate(all="ignore"):
         steps = np.where(free, alone, filled.amount / joules)

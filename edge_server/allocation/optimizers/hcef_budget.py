@@ -36,5 +36,5 @@ def remaining(total: float, before: float, place: Place, now: float = 0.0, fixed
         now: Spent in this global round; for a deadline, by the cluster.
         fixed: What a global round takes once besides, such as seconds of the backhaul.
     """
-    left, edge_left = place.rounds - place.over, place.edge_rounds - place.edge_over
-    return ((total - before) / left - now - fixed) / edge_left if left > 0 and edge_left > 0 else 0.0
+    rounds_left, edge_left = place.rounds - place.over, place.edge_rounds - place.edge_over
+    return ((total - before) / rounds_left - now - fixed) / edge_left if rounds_left > 0 and edge_left > 0 else 0.0

@@ -16,35 +16,43 @@ SETTINGS = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10}
 
 
 @lru_cache(maxsize=16)
-def _compiled(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any]]:
+def _compile_block(count: int, *, bent: bool) -> tuple[cp.Problem, dict[str, Any]]:
     """Return: minimise slope @ x + bend |x|^2 subject to joules @ x <= room and a box."""
     x, bend = cp.Variable(count), cp.Parameter(nonneg=True)
-    given = {name: cp.Parameter(count) for name in ("slope", "least", "most")}
+    parameters = {name: cp.Parameter(count) for name in ("slope", "least", "most")}
     joules, room = cp.Parameter(count, nonneg=True), cp.Parameter()
     row = joules @ x <= room
-    goal = given["slope"] @ x + (bend * cp.sum_squares(x) if bent else 0)
-    problem = cp.Problem(cp.Minimize(goal), [row, x >= given["least"], x <= given["most"]])
-    return problem, {**given, "x": x, "bend": bend, "joules": joules, "room": room, "row": row}
+    goal = parameters["slope"] @ x + (bend * cp.sum_squares(x) if bent else 0)
+    problem = cp.Problem(cp.Minimize(goal), [row, x >= parameters["least"], x <= parameters["most"]])
+    return problem, {**parameters, "x": x, "bend": bend, "joules": joules, "room": room, "row": row}
 
 
-def sent_for(given: HcefTerms, steps: Array) -> tuple[Array, float]:
+def solve_sent(terms: HcefTerms, steps: Array) -> tuple[Array, float]:
     """P2.1: return theta for these steps, and its multiplier."""
-    least = np.full(len(steps), given.least[1])
-    spent = float((steps * given.step_joules).sum())
-    return _solved(
-        -given.noise * steps, 0.0, (least, sent_cap(given, steps)), given.send_joules, given.energy_joules - spent
+    least = np.full(len(steps), terms.least[1])
+    steps_joules = float((steps * terms.step_joules).sum())
+    return _solve_block(
+        -terms.noise * steps,
+        0.0,
+        (least, sent_cap(terms, steps)),
+        terms.send_joules,
+        terms.energy_joules - steps_joules,
     )
 
 
-def steps_for(given: HcefTerms, sent: Array) -> tuple[Array, float]:
+def solve_steps(terms: HcefTerms, sent: Array) -> tuple[Array, float]:
     """P2.2: return rho for what is sent, and its multiplier."""
-    least = np.full(len(sent), given.least[0])
-    spent = float((sent * given.send_joules).sum())
-    slope = (2 - sent) * given.noise - 2 * given.bend
-    return _solved(slope, given.bend, (least, steps_cap(given, sent)), given.step_joules, given.energy_joules - spent)
+    least = np.full(len(sent), terms.least[0])
+    sent_joules = float((sent * terms.send_joules).sum())
+    slope = (2 - sent) * terms.noise - 2 * terms.bend
+    return _solve_block(
+        slope, terms.bend, (least, steps_cap(terms, sent)), terms.step_joules, terms.energy_joules - sent_joules
+    )
 
 
-def _solved(slope: Array, bend: float, box: tuple[Array, Array], joules: Array, room: float) -> tuple[Array, float]:
+def _solve_block(
+    slope: Array, bend: float, box: tuple[Array, Array], joules: Array, room: float
+) -> tuple[Array, float]:
     """Solve with figures near one, and put what comes out back within the box and the row.
 
     Raises:
@@ -53,16 +61,16 @@ def _solved(slope: Array, bend: float, box: tuple[Array, Array], joules: Array, 
     if not len(slope):
         return slope, 0.0
     worth, joule = max(float(np.max(np.abs(slope), initial=0.0)), bend) or 1.0, float(joules.sum()) or 1.0
-    problem, told = _compiled(len(slope), bent=bend > 0)
-    told["slope"].value, told["bend"].value = slope / worth, bend / worth
-    told["least"].value, told["most"].value = box
-    told["joules"].value, told["room"].value = joules / joule, min(room / joule, 2.0)
+    problem, parameters = _compile_block(len(slope), bent=bend > 0)
+    parameters["slope"].value, parameters["bend"].value = slope / worth, bend / worth
+    parameters["least"].value, parameters["most"].value = box
+    parameters["joules"].value, parameters["room"].value = joules / joule, min(room / joule, 2.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "may be inaccurate": 1e-10 is close to what doubles hold
         problem.solve(solver=cp.CLARABEL, **SETTINGS)
-    x = np.clip(told["x"].value, *box)
+    x = np.clip(parameters["x"].value, *box)
     over = float((joules * x).sum()) - room
     movable = float((joules * (x - box[0])).sum())
     if over > 0 and movable > 0:
         x = x - min(1.0, over / movable) * (x - box[0])
-    return x, max(0.0, float(told["row"].dual_value)) * worth / joule
+    return x, max(0.0, float(parameters["row"].dual_value)) * worth / joule

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, joules
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, total_joules
 from edge_server.allocation.optimizers.water_filling import Ramps, fill
 
 NEAR, ROUNDING = 1e-9, 1e-12
@@ -42,70 +42,70 @@ class Faces:
     def only(self, face: NDArray[np.intp]) -> Faces:
         """Return one face a device, columns of shape (N,)."""
         at = face * len(face) + np.arange(len(face))
-        return Faces(*(one.ravel().take(at) for one in vars(self).values()))
+        return Faces(*(column.ravel().take(at) for column in vars(self).values()))
 
 
 @dataclass(frozen=True)
-class Apart:
-    """What the devices do at a multiplier, each what is best for itself; `cost` and `on_faces` are of all its faces."""
+class PricedOptimum:
+    """Each device's own optimum at a price of a joule; `cost` and `face_steps` have shape (3, N), one row per face."""
 
     face: NDArray[np.intp]
     steps: Array
     joules: float
     bound: float
     cost: Array
-    on_faces: Array
+    face_steps: Array
 
 
-def build_faces(given: HcefTerms) -> Faces:
+def build_faces(terms: HcefTerms) -> Faces:
     """Return the faces of all devices."""
-    rho, theta = given.least
+    rho, theta = terms.least
     with np.errstate(all="ignore"):
-        full = (given.deadline_s - given.send_s) / given.step_s  # steps in time when all is sent
-        most = (given.deadline_s - theta * given.send_s) / given.step_s
-        most = np.where(given.step_s > 0, most, 1.0)
-        full = np.where(given.step_s > 0, full, np.where(given.deadline_s >= given.send_s, np.inf, -np.inf))
-        x, y = given.deadline_s / given.send_s, given.step_s / given.send_s
+        full = (terms.deadline_s - terms.send_s) / terms.step_s  # steps in time when all is sent
+        most = (terms.deadline_s - theta * terms.send_s) / terms.step_s
+        most = np.where(terms.step_s > 0, most, 1.0)
+        full = np.where(terms.step_s > 0, full, np.where(terms.deadline_s >= terms.send_s, np.inf, -np.inf))
+        x, y = terms.deadline_s / terms.send_s, terms.step_s / terms.send_s
     count = len(full)
     low = np.stack((np.full(count, rho), np.full(count, rho), np.maximum(rho, full)))
     high = np.clip(np.stack((most, full, most)), -np.inf, 1.0)
     x, y = np.stack((np.full(count, theta), np.ones(count), x)), np.stack((np.zeros(count), np.zeros(count), y))
-    there = (low <= high) & np.isfinite(x) & np.isfinite(y)
-    return _lines(
-        given,
-        (np.where(there, x, theta), np.where(there, y, 0.0)),
-        np.where(there, low, rho),
-        np.where(there, high, rho),
+    exists = (low <= high) & np.isfinite(x) & np.isfinite(y)
+    return _build_lines(
+        terms,
+        (np.where(exists, x, theta), np.where(exists, y, 0.0)),
+        np.where(exists, low, rho),
+        np.where(exists, high, rho),
     )
 
 
-def add_level(given: HcefTerms, faces: Faces, sent: Array) -> Faces:
+def add_level(terms: HcefTerms, faces: Faces, sent: Array) -> Faces:
     """Return the faces and behind them one more a device: that it sends so much, as no face of its own does.
 
     Args:
         sent: theta of each device, in time with its fewest steps.
     """
-    own = vars(level_faces(given, sent)).values()
-    return Faces(*(np.vstack((old, new)) for old, new in zip(vars(faces).values(), own, strict=True)))
+    added = vars(level_faces(terms, sent)).values()
+    return Faces(*(np.vstack((old, new)) for old, new in zip(vars(faces).values(), added, strict=True)))
 
 
-def level_faces(given: HcefTerms, sent: Array) -> Faces:
+def level_faces(terms: HcefTerms, sent: Array) -> Faces:
     """Return faces on which devices send so much, of shape (N,) or (levels, N)."""
     with np.errstate(all="ignore"):
-        most = np.where(given.step_s > 0, (given.deadline_s - sent * given.send_s) / given.step_s, 1.0)
-    low = np.full(sent.shape, given.least[0])
-    return _lines(given, (sent, np.zeros(sent.shape)), low, np.clip(most, given.least[0], 1.0))
+        most = np.where(terms.step_s > 0, (terms.deadline_s - sent * terms.send_s) / terms.step_s, 1.0)
+    low = np.full(sent.shape, terms.least[0])
+    return _build_lines(terms, (sent, np.zeros(sent.shape)), low, np.clip(most, terms.least[0], 1.0))
 
 
-def _lines(given: HcefTerms, line: tuple[Array, Array], low: Array, high: Array) -> Faces:
+def _build_lines(terms: HcefTerms, line: tuple[Array, Array], low: Array, high: Array) -> Faces:
     x, y = line
-    linear, bend = (2 - x) * given.noise - 2 * given.bend, given.bend + y * given.noise
-    still, drawn = given.send_joules * x, given.step_joules - given.send_joules * y
-    drawn = np.where(np.abs(drawn) > ROUNDING * (given.step_joules + given.send_joules * y), drawn, 0.0)
+    linear, bend = (2 - x) * terms.noise - 2 * terms.bend, terms.bend + y * terms.noise
+    still, drawn = terms.send_joules * x, terms.step_joules - terms.send_joules * y
+    drawn = np.where(np.abs(drawn) > ROUNDING * (terms.step_joules + terms.send_joules * y), drawn, 0.0)
     return Faces(x, y, low, high, linear, bend, still, drawn)
 
 
-def apart(given: HcefTerms, faces: Faces, multiplier: float) -> Apart:
+def optimize_at_price(terms: HcefTerms, faces: Faces, multiplier: float) -> PricedOptimum:
     """Let every device do what is best for it at this price of a joule."""
     slope = faces.linear + multiplier * faces.drawn
     with np.errstate(all="ignore"):
@@ -115,20 +115,20 @@ def apart(given: HcefTerms, faces: Faces, multiplier: float) -> Apart:
     face = np.where(cost[0] <= cost[1], 0, 1)
     face = np.where(cost[2] < np.minimum(cost[0], cost[1]), 2, face)
     at = face, np.arange(len(face))
-    spent = float((faces.still[at] + faces.drawn[at] * steps[at]).sum())
-    paid = multiplier * given.energy_joules if multiplier else 0.0  # at no price, there may be no limit
-    least = float(cost[at].sum()) + given.bend * len(face) - paid
-    return Apart(face, steps[at], spent, least, cost, steps)
+    joules = float((faces.still[at] + faces.drawn[at] * steps[at]).sum())
+    paid = multiplier * terms.energy_joules if multiplier else 0.0  # at no price, there may be no limit
+    least = float(cost[at].sum()) + terms.bend * len(face) - paid
+    return PricedOptimum(face, steps[at], joules, least, cost, steps)
 
 
-def on_faces(given: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
+def solve_on_faces(terms: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | None:
     """Return the best point with every device on its face, None where even the least joules on them exceed E.
 
     Args:
         face: Number of the face that each device is on.
     """
-    one = faces.only(face)
-    low, high, linear, bend, still, drawn = one.low, one.high, one.linear, one.bend, one.still, one.drawn
+    lines = faces.only(face)
+    low, high, linear, bend, still, drawn = lines.low, lines.high, lines.linear, lines.bend, lines.still, lines.drawn
     free = drawn == 0
     first, last = np.where(drawn < 0, high, low), np.where(drawn < 0, low, high)
     with np.errstate(all="ignore"):
@@ -137,35 +137,35 @@ def on_faces(given: HcefTerms, faces: Faces, face: NDArray[np.intp]) -> Point | 
         alone = np.where(bend > 0, -linear / (2 * bend), np.where(linear > 0, low, high))
     least, most = still + drawn * first, still + drawn * last
     filled = fill(
-        Ramps(start, np.maximum(start, end), least, np.where(free, least, most)), given.energy_joules, most=0.0
+        Ramps(start, np.maximum(start, end), least, np.where(free, least, most)), terms.energy_joules, most=0.0
     )
     if not filled.fits:
         return None
     with np.errstate(all="ignore"):
         steps = np.where(free, alone, (filled.amount - still) / drawn)
-    point = on_line(one, np.clip(steps, low, high), given)
-    return point if joules(given, point) <= given.energy_joules * (1 + ROUNDING) else None
+    point = point_on_face(lines, np.clip(steps, low, high), terms)
+    return point if total_joules(terms, point) <= terms.energy_joules * (1 + ROUNDING) else None
 
 
-def on_line(one: Faces, steps: Array, given: HcefTerms) -> Point:
+def point_on_face(lines: Faces, steps: Array, terms: HcefTerms) -> Point:
     """Return the point with these steps on one face a device.
 
     Args:
-        one: The faces, columns of shape (N,).
+        lines: The faces, columns of shape (N,).
         steps: rho.
     """
-    return steps, np.clip(one.x - one.y * steps, given.least[1], 1.0)
+    return steps, np.clip(lines.x - lines.y * steps, terms.least[1], 1.0)
 
 
-def closest(faces: Faces, point: Point) -> NDArray[np.intp]:
+def nearest_faces(faces: Faces, point: Point) -> NDArray[np.intp]:
     """Return the face that each device's point is nearest to."""
     steps, sent = point
     off = np.abs(sent - (faces.x - faces.y * steps)) + np.abs(steps - np.clip(steps, faces.low, faces.high))
-    found: NDArray[np.intp] = np.argmin(off, axis=0)
-    return found
+    nearest: NDArray[np.intp] = np.argmin(off, axis=0)
+    return nearest
 
 
-def price_at(faces: Faces, point: Point, otherwise: float) -> float:
+def estimate_price(faces: Faces, point: Point, otherwise: float) -> float:
     """Return what one more joule takes off the objective where devices are free to use it; their median.
 
     Args:
@@ -173,10 +173,10 @@ def price_at(faces: Faces, point: Point, otherwise: float) -> float:
         otherwise: Where no device is free to.
     """
     steps, sent = point
-    one = faces.only(closest(faces, point))
-    inside = (steps > one.low * (1 + NEAR)) & (steps < one.high * (1 - NEAR)) & (one.drawn != 0)
-    inside &= np.abs(sent - (one.x - one.y * steps)) <= NEAR
+    lines = faces.only(nearest_faces(faces, point))
+    inside = (steps > lines.low * (1 + NEAR)) & (steps < lines.high * (1 - NEAR)) & (lines.drawn != 0)
+    inside &= np.abs(sent - (lines.x - lines.y * steps)) <= NEAR
     if not inside.any():
         return otherwise
-    slope = -(one.linear + 2 * one.bend * steps)[inside] / one.drawn[inside]
+    slope = -(lines.linear + 2 * lines.bend * steps)[inside] / lines.drawn[inside]
     return float(np.clip(np.median(slope), 0.0, None))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, joules, value
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, Point, objective_terms, total_joules
 
 LEVELS, OF_EACH = 129, 10
 NARROWER, TIMES = 4, 6
@@ -33,7 +33,7 @@ NEAR = 1e-9
 COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
 
 
-def shared_out(given: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Iterator[Point]:
+def redistribute_joules(terms: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Iterator[Point]:
     """Yield better and better points where these devices share out anew what they spend at a point.
 
     First from a grid of all their joules beyond their floors, then from finer ones around what was found.
@@ -42,41 +42,44 @@ def shared_out(given: HcefTerms, point: Point, devices: NDArray[np.intp]) -> Ite
         point: rho and theta to begin with.
         devices: Among which joules are shared out anew.
     """
-    few = replace(given, **{name: getattr(given, name)[devices] for name in COLUMNS})
+    few = replace(terms, **{name: getattr(terms, name)[devices] for name in COLUMNS})
     floors = few.least[0] * few.step_joules + few.least[1] * few.send_joules
-    energy = given.energy_joules - joules(given, point) + joules(few, (point[0][devices], point[1][devices]))
+    energy = (
+        terms.energy_joules - total_joules(terms, point) + total_joules(few, (point[0][devices], point[1][devices]))
+    )
     room = max(LEVELS, OF_EACH * len(devices))
     unit = max(0.0, energy - float(floors.sum())) / room
-    for steps, sent in _finer(few, energy, (floors, unit), np.arange(room + 1)):
+    for steps, sent in _refine(few, energy, (floors, unit), np.arange(room + 1)):
         all_steps, all_sent = point[0].copy(), point[1].copy()
         all_steps[devices], all_sent[devices] = steps, sent
         yield all_steps, all_sent
 
 
-def narrowed(given: HcefTerms, spent: Array, unit: float) -> Iterator[Point]:
+def refine_around(terms: HcefTerms, joules: Array, unit: float) -> Iterator[Point]:
     """Yield better and better points where all devices share out anew, from about what they spend.
 
     Args:
-        spent: Joules of each, about.
+        joules: Joules of each, about.
         unit: Of joules; each device's may be some of them off.
     """
-    yield from _finer(given, given.energy_joules, (spent, unit), np.arange(-2 * NARROWER, 2 * NARROWER + 1))
+    yield from _refine(terms, terms.energy_joules, (joules, unit), np.arange(-2 * NARROWER, 2 * NARROWER + 1))
 
 
-def _finer(few: HcefTerms, energy: float, start: tuple[Array, float], options: NDArray[np.intp]) -> Iterator[Point]:
+def _refine(few: HcefTerms, energy: float, start: tuple[Array, float], options: NDArray[np.intp]) -> Iterator[Point]:
     """Yield the best of what devices can spend, so many units more than at the start; then of finer units around it."""
     floors = few.least[0] * few.step_joules + few.least[1] * few.send_joules
-    (spent, unit), rows = start, np.arange(len(floors))
+    (joules, unit), rows = start, np.arange(len(floors))
     for _ in range(TIMES):
-        offered = spent[:, None] + unit * options
-        steps, sent = within(few, offered)
+        offered = joules[:, None] + unit * options
+        steps, sent = best_within(few, offered)
         allowed = offered >= floors[:, None] * (1 - 1e-12)
-        left = energy - float(spent.sum()) + unit * abs(int(options[0])) * len(floors)
-        picks = _picked(
-            np.where(allowed, value(few, (steps, sent)), np.inf), int(left / unit + NEAR) if unit > 0 else 0
+        joules_left = energy - float(joules.sum()) + unit * abs(int(options[0])) * len(floors)
+        picks = _pick_options(
+            np.where(allowed, objective_terms(few, (steps, sent)), np.inf),
+            int(joules_left / unit + NEAR) if unit > 0 else 0,
         )
         yield steps[rows, picks], sent[rows, picks]
-        spent, unit = offered[rows, picks], unit / NARROWER
+        joules, unit = offered[rows, picks], unit / NARROWER
         options = np.arange(-2 * NARROWER, 2 * NARROWER + 1)
 
 
@@ -94,7 +97,7 @@ class Cells:
     joules: Array | None = None
 
 
-def bound_by_cells(given: HcefTerms, faces: tuple[Array, Array], price: float, most: float, count: int) -> Cells:
+def bound_by_cells(terms: HcefTerms, faces: tuple[Array, Array], price: float, most: float, count: int) -> Cells:
     """Bound P2 from below.
 
     Args:
@@ -103,26 +106,26 @@ def bound_by_cells(given: HcefTerms, faces: tuple[Array, Array], price: float, m
         most: The objective of an allocation that there is: what cannot be better is not looked at.
         count: Cells of all joules beyond the floors.
     """
-    floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
-    room = given.energy_joules - float(floors.sum())
-    unit, most_of_one = room / count, float(np.max(given.step_joules + given.send_joules - floors, initial=0.0))
+    floors = terms.least[0] * terms.step_joules + terms.least[1] * terms.send_joules
+    room = terms.energy_joules - float(floors.sum())
+    unit, most_of_one = room / count, float(np.max(terms.step_joules + terms.send_joules - floors, initial=0.0))
     levels = floors[:, None] + unit * np.arange(1 + max(1, min(count, int(most_of_one / unit) + 1)))
-    worth = value(given, within(given, levels)) + price * levels
+    worth = objective_terms(terms, best_within(terms, levels)) + price * levels
     worth = np.minimum(worth[:, :-1], worth[:, 1:])
-    spent, least = faces[0], faces[1] + price * faces[0]
-    places, rows = (spent - floors) / unit, np.arange(len(floors))
+    face_joules, least = faces[0], faces[1] + price * faces[0]
+    places, rows = (face_joules - floors) / unit, np.arange(len(floors))
     for off in (-NEAR, NEAR):  # at an end between two cells it is in both
         cell = np.clip(np.floor(places + off), 0, worth.shape[1] - 1).astype(np.intp)
         for face in range(len(cell)):
             worth[rows, cell[face]] = np.minimum(worth[rows, cell[face]], least[face])
-    paid = price * given.energy_joules
+    paid = price * terms.energy_joules
     lowest = worth.min(axis=1)
     spare = most + paid - float(lowest.sum())
     unspent = price * np.maximum(0.0, room - unit * (np.arange(count + 1) + len(floors)))
-    found = _least_sum([one - low for one, low in zip(worth, lowest, strict=True)], spare, unspent)
-    if found is None:
+    cheapest = _least_sum([costs - low for costs, low in zip(worth, lowest, strict=True)], spare, unspent)
+    if cheapest is None:
         return Cells(most)
-    total, cells = found
+    total, cells = cheapest
     return Cells(min(most, float(lowest.sum()) + total - paid), floors + unit * cells)
 
 
@@ -136,13 +139,13 @@ def _least_sum(rows: list[Array], spare: float, besides: Array) -> tuple[float, 
     """
     room = len(besides) - 1
     least, stages, allowed = np.zeros(1), [], [np.flatnonzero(row <= spare) for row in rows]
-    first = [int(one[0]) if len(one) else room + 1 for one in allowed]
-    left = room - sum(first)
-    if left < 0:
+    first = [int(places[0]) if len(places) else room + 1 for places in allowed]
+    room_left = room - sum(first)
+    if room_left < 0:
         return None
     for row, places, start in zip(rows, allowed, first, strict=True):
         stages.append(least)
-        longer = np.full(min(len(least) + int(places[-1]) - start, left + 1), np.inf)
+        longer = np.full(min(len(least) + int(places[-1]) - start, room_left + 1), np.inf)
         for place in places[: np.searchsorted(places, start + len(longer))]:
             into = longer[place - start : place - start + len(least)]
             np.minimum(into, least[: len(into)] + row[place], out=into)
@@ -152,50 +155,51 @@ def _least_sum(rows: list[Array], spare: float, besides: Array) -> tuple[float, 
     total = float(least[at])
     for number in reversed(range(len(rows))):
         before, places = stages[number], allowed[number]
-        apart = at - (places - first[number])
-        sums = np.where((apart >= 0) & (apart < len(before)), before[np.clip(apart, 0, len(before) - 1)], np.inf)
+        offsets = at - (places - first[number])
+        sums = np.where((offsets >= 0) & (offsets < len(before)), before[np.clip(offsets, 0, len(before) - 1)], np.inf)
         pick = int(np.argmin(sums + rows[number][places]))
-        chosen[number], at = places[pick], int(apart[pick])
+        chosen[number], at = places[pick], int(offsets[pick])
     return (total, chosen) if total <= spare else None
 
 
-def _picked(worth: Array, room: int) -> NDArray[np.intp]:
+def _pick_options(worth: Array, room: int) -> NDArray[np.intp]:
     """Return an option of each row, the least sum of worths with a sum of options up to `room`."""
     rows, count = worth.shape
     room = min(room, rows * (count - 1))
-    apart = np.arange(room + 1)[:, None] - np.arange(count)
+    offsets = np.arange(room + 1)[:, None] - np.arange(count)
     least, picks = np.zeros(room + 1), []
-    for one in worth:
-        sums = np.where(apart >= 0, least[np.maximum(apart, 0)] + one, np.inf)
+    for row_worth in worth:
+        sums = np.where(offsets >= 0, least[np.maximum(offsets, 0)] + row_worth, np.inf)
         picks.append(np.argmin(sums, axis=1))
         least = sums.min(axis=1)
-    left, chosen = room, np.zeros(rows, np.intp)
+    room_left, chosen = room, np.zeros(rows, np.intp)
     for row in reversed(range(rows)):
-        chosen[row] = picks[row][left]
-        left -= int(chosen[row])
+        chosen[row] = picks[row][room_left]
+        room_left -= int(chosen[row])
     return chosen
 
 
-def within(given: HcefTerms, limit: Array) -> Point:
+def best_within(terms: HcefTerms, limit: Array) -> Point:
     """Return the best point of each device that spends no more than these joules, of shape (N, levels)."""
-    rho, theta = given.least
+    rho, theta = terms.least
     step_s, send_s, step_joules, send_joules, deadline = (
-        one[:, None] for one in (given.step_s, given.send_s, given.step_joules, given.send_joules, given.deadline_s)
+        column[:, None]
+        for column in (terms.step_s, terms.send_s, terms.step_joules, terms.send_joules, terms.deadline_s)
     )
     with np.errstate(all="ignore"):
-        ones = np.ones_like(limit)
-        x = np.stack((ones, deadline / send_s * ones, limit / send_joules))  # theta <= x - y rho, three times
-        y = np.stack((0 * ones, step_s / send_s * ones, step_joules / send_joules * ones))
+        unit = np.ones_like(limit)
+        x = np.stack((unit, deadline / send_s * unit, limit / send_joules))  # theta <= x - y rho, three times
+        y = np.stack((0 * unit, step_s / send_s * unit, step_joules / send_joules * unit))
         limits = ((deadline - theta * send_s) / step_s, (limit - theta * send_joules) / step_joules)
-        most = np.clip(np.fmin(np.fmin(ones, limits[0]), limits[1]), rho, 1.0)
+        most = np.clip(np.fmin(np.fmin(unit, limits[0]), limits[1]), rho, 1.0)
         turns = [
-            (2 * given.bend - (2 - a) * given.noise) / (2 * (given.bend + b * given.noise))
+            (2 * terms.bend - (2 - a) * terms.noise) / (2 * (terms.bend + b * terms.noise))
             for a, b in zip(x, y, strict=True)
         ]
         kinks = [(x[i] - x[j]) / (y[i] - y[j]) for i, j in combinations(range(3), 2)]
-        steps = np.stack([*turns, *kinks, rho * ones, most])
+        steps = np.stack([*turns, *kinks, rho * unit, most])
         steps = np.clip(np.where(np.isnan(steps), rho, steps), rho, most)
         sent = np.fmin.reduce([a - b * steps for a, b in zip(x, y, strict=True)])
     sent = np.clip(sent, theta, 1.0)
-    pick = np.argmin(value(given, (steps, sent)), axis=0)[None]
+    pick = np.argmin(objective_terms(terms, (steps, sent)), axis=0)[None]
     return np.take_along_axis(steps, pick, 0)[0], np.take_along_axis(sent, pick, 0)[0]

@@ -28,31 +28,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_server.allocation.optimizers.base import Array
-from edge_server.allocation.optimizers.hcef import alternate, halfway
-from edge_server.allocation.optimizers.hcef_changes import FACES, Start, by_changes, search_level
+from edge_server.allocation.optimizers.hcef import alternate, start_steps
+from edge_server.allocation.optimizers.hcef_changes import FACES, Start, change_faces, search_level
 from edge_server.allocation.optimizers.hcef_faces import (
     NEAR,
     ROUNDING,
-    Apart,
     Faces,
-    apart,
+    PricedOptimum,
     build_faces,
-    closest,
-    on_faces,
-    on_line,
-    price_at,
+    estimate_price,
+    nearest_faces,
+    optimize_at_price,
+    point_on_face,
+    solve_on_faces,
 )
-from edge_server.allocation.optimizers.hcef_few import bound_by_cells, narrowed, shared_out, within
+from edge_server.allocation.optimizers.hcef_few import best_within, bound_by_cells, redistribute_joules, refine_around
 from edge_server.allocation.optimizers.hcef_problem import (
     Control,
     Hcef,
     HcefTerms,
     Point,
-    control,
-    joules,
+    build_control,
+    derive_terms,
+    objective_terms,
     steps_cap,
-    terms,
-    value,
+    total_joules,
 )
 
 FEW = 24
@@ -65,161 +65,171 @@ STARTS = 16
 
 def solve(problem: Hcef) -> Control:
     """Return a feasible allocation with its certified gap; where there is room for floors alone, the floors."""
-    given = terms(problem)
-    floors = np.full(len(given.step_s), given.least[0]), np.full(len(given.step_s), given.least[1])
-    if given.floor_joules >= given.energy_joules * (1 - ROUNDING):
-        spent = floors[0] * given.step_joules + floors[1] * given.send_joules
-        free = given.on_time & ~given.dear & ((given.step_joules == 0) | (given.send_joules == 0))
-        best = within(given, spent[:, None])
+    terms = derive_terms(problem)
+    floors = np.full(len(terms.step_s), terms.least[0]), np.full(len(terms.step_s), terms.least[1])
+    if terms.floor_joules >= terms.energy_joules * (1 - ROUNDING):
+        floor_joules = floors[0] * terms.step_joules + floors[1] * terms.send_joules
+        free = terms.on_time & ~terms.dear & ((terms.step_joules == 0) | (terms.send_joules == 0))
+        best = best_within(terms, floor_joules[:, None])
         point = np.where(free, best[0][:, 0], floors[0]), np.where(free, best[1][:, 0], floors[1])
-        return control(given, point, 0.0, least_objective=_total(given, point))
-    faces = build_faces(given)
-    under, over = _bracket(given, faces)
+        return build_control(terms, point, 0.0, least_objective=_objective(terms, point))
+    faces = build_faces(terms)
+    under, over = _bracket_price(terms, faces)
     best, bound = floors, max(under[1].bound, over[1].bound)
-    for point in _candidates(given, faces, under, over):
-        best = _better(given, best, point)
-        if _total(given, best) - bound <= ENOUGH * abs(bound):
+    for point in _candidates(terms, faces, under, over):
+        best = _better(terms, best, point)
+        if _objective(terms, best) - bound <= ENOUGH * abs(bound):
             break
     else:
-        best = _alternated(given, faces, (under[1], over[1]), best)
-        best, bound = _by_cells(given, faces, under[0], (best, bound))
-        best = _better(given, best, _ended(given, best[0]))
+        best = _improve_by_alternation(terms, faces, (under[1], over[1]), best)
+        best, bound = _close_gap_by_cells(terms, faces, under[0], (best, bound))
+        best = _better(terms, best, _alternate_from(terms, best[0]))
         if len(best[0]) <= FEW:
-            best = _scattered(given, best)
-    return control(given, best, under[0], least_objective=bound)
+            best = _try_random_starts(terms, best)
+    return build_control(terms, best, under[0], least_objective=bound)
 
 
-def _ended(given: HcefTerms, steps: Array) -> Point:
+def _alternate_from(terms: HcefTerms, steps: Array) -> Point:
     """Return where alternation from these steps ends."""
-    last = alternate(given, steps)
+    last = alternate(terms, steps)
     return last.steps, last.sent
 
 
-def _scattered(given: HcefTerms, best: Point) -> Point:
+def _try_random_starts(terms: HcefTerms, best: Point) -> Point:
     """Return the best of where alternation ends from scattered steps: a few devices share joules in many ways."""
-    cap = steps_cap(given, np.full(len(best[0]), given.least[1]))
+    cap = steps_cap(terms, np.full(len(best[0]), terms.least[1]))
     for drawn in np.random.default_rng(0).random((STARTS, len(best[0]))):
-        found = _ended(given, np.clip(drawn, given.least[0], cap))
-        if joules(given, found) <= given.energy_joules * (1 + ROUNDING):
-            best = _better(given, best, found)
+        point = _alternate_from(terms, np.clip(drawn, terms.least[0], cap))
+        if total_joules(terms, point) <= terms.energy_joules * (1 + ROUNDING):
+            best = _better(terms, best, point)
     return best
 
 
-def _alternated(given: HcefTerms, faces: Faces, sides: tuple[Apart, Apart], best: Point) -> Point:
+def _improve_by_alternation(
+    terms: HcefTerms, faces: Faces, sides: tuple[PricedOptimum, PricedOptimum], best: Point
+) -> Point:
     """Return the best of where alternation ends, with the best level of the one device that it left between its faces.
 
     From what devices do on either side of the bound's price, and from halfway between that and the best point so far.
     """
     under, over = (side.steps for side in sides)
     for steps in (under, over, (under + best[0]) / 2):
-        found = _ended(given, steps)
-        if joules(given, found) <= given.energy_joules * (1 + ROUNDING):
-            best = _better(given, best, found)
-    face = closest(faces, best)
-    one = faces.only(face)
-    between = np.flatnonzero(np.abs(best[1] - (one.x - one.y * best[0])) > NEAR)
+        point = _alternate_from(terms, steps)
+        if total_joules(terms, point) <= terms.energy_joules * (1 + ROUNDING):
+            best = _better(terms, best, point)
+    face = nearest_faces(faces, best)
+    lines = faces.only(face)
+    between = np.flatnonzero(np.abs(best[1] - (lines.x - lines.y * best[0])) > NEAR)
     face[between] = FACES
     for device in between[:1] if len(face) <= SEARCHED else ():
-        for found in search_level(given, faces, (face, best[1]), device=int(device), worth=_total(given, best)):
-            best = _better(given, best, found)
+        for point in search_level(terms, faces, (face, best[1]), device=int(device), worth=_objective(terms, best)):
+            best = _better(terms, best, point)
     return best
 
 
-def _by_cells(given: HcefTerms, faces: Faces, price: float, known: tuple[Point, float]) -> tuple[Point, float]:
+def _close_gap_by_cells(
+    terms: HcefTerms, faces: Faces, price: float, start: tuple[Point, float]
+) -> tuple[Point, float]:
     """Close in on the optimum of few devices from both sides, with finer and finer cells of joules."""
-    best, bound = known
-    if len(given.step_s) > MANY:
+    best, bound = start
+    if len(terms.step_s) > MANY:
         return best, bound
     for count in CELLS:
-        total = _total(given, best)
+        total = _objective(terms, best)
         if total - bound <= CERTAIN * abs(total):
             break
-        for dear in (price_at(faces, best, price), price):
-            each = apart(given, faces, dear)
-            spent = faces.still + faces.drawn * each.on_faces
-            found = bound_by_cells(given, (spent, each.cost + given.bend - dear * spent), dear, total, count)
-            bound = max(bound, found.bound)
-            if found.joules is not None:
-                for point in _near(given, faces, found.joules, (given.energy_joules - given.floor_joules) / count):
-                    best = _better(given, best, point)
+        for dear in (estimate_price(faces, best, price), price):
+            each = optimize_at_price(terms, faces, dear)
+            face_joules = faces.still + faces.drawn * each.face_steps
+            cells = bound_by_cells(
+                terms, (face_joules, each.cost + terms.bend - dear * face_joules), dear, total, count
+            )
+            bound = max(bound, cells.bound)
+            if cells.joules is not None:
+                for point in _points_near(
+                    terms, faces, cells.joules, (terms.energy_joules - terms.floor_joules) / count
+                ):
+                    best = _better(terms, best, point)
     return best, bound
 
 
-def _near(given: HcefTerms, faces: Faces, spent: Array, unit: float) -> Iterator[Point]:
+def _points_near(terms: HcefTerms, faces: Faces, joules: Array, unit: float) -> Iterator[Point]:
     """Yield points in which devices spend about these joules: just those, and on the faces that those lie on."""
-    steps, sent = within(given, spent[:, None])
+    steps, sent = best_within(terms, joules[:, None])
     yield steps[:, 0], sent[:, 0]
-    if len(spent) <= FEW:
-        yield from narrowed(given, spent, unit)
+    if len(joules) <= FEW:
+        yield from refine_around(terms, joules, unit)
     for more in (0.0, unit / 2):
-        steps, sent = within(given, (spent + more)[:, None])
-        found = on_faces(given, faces, closest(faces, (steps[:, 0], sent[:, 0])))
-        if found:
-            yield found
+        steps, sent = best_within(terms, (joules + more)[:, None])
+        point = solve_on_faces(terms, faces, nearest_faces(faces, (steps[:, 0], sent[:, 0])))
+        if point:
+            yield point
 
 
-def _total(given: HcefTerms, point: Point) -> float:
-    return float(value(given, point).sum())
+def _objective(terms: HcefTerms, point: Point) -> float:
+    return float(objective_terms(terms, point).sum())
 
 
-def _better(given: HcefTerms, one: Point, other: Point) -> Point:
-    return other if _total(given, other) < _total(given, one) else one
+def _better(terms: HcefTerms, point: Point, candidate: Point) -> Point:
+    return candidate if _objective(terms, candidate) < _objective(terms, point) else point
 
 
-def _bracket(given: HcefTerms, faces: Faces) -> tuple[tuple[float, Apart], tuple[float, Apart]]:
+def _bracket_price(terms: HcefTerms, faces: Faces) -> tuple[tuple[float, PricedOptimum], tuple[float, PricedOptimum]]:
     """Return two neighbouring multipliers: all keep to E at the one, not at the other; both zero if they need not."""
-    energy = given.energy_joules
-    over = 0.0, apart(given, faces, 0.0)
+    energy = terms.energy_joules
+    over = 0.0, optimize_at_price(terms, faces, 0.0)
     if over[1].joules <= energy:
         return over, over
-    price = (given.noise or 1.0) * len(given.step_s) / over[1].joules
-    under = price, apart(given, faces, price)
+    price = (terms.noise or 1.0) * len(terms.step_s) / over[1].joules
+    under = price, optimize_at_price(terms, faces, price)
     for _ in range(WIDENINGS):
         if under[1].joules <= energy:
             break
         over, price = under, 4 * price
-        under = price, apart(given, faces, price)
+        under = price, optimize_at_price(terms, faces, price)
     for step in range(1, NARROWINGS + 1):
-        (high, right), (low, left) = under, over
-        excess, spare = left.joules - energy, energy - right.joules
+        (high, under_side), (low, over_side) = under, over
+        excess, spare = over_side.joules - energy, energy - under_side.joules
         if excess + spare <= 0:  # apart from rounding, no price changes what all spend
             break
-        meet = low + (right.bound - left.bound + spare * (high - low)) / (excess + spare)  # of both tangents
-        top = left.bound + excess * (meet - low)
-        if top - max(left.bound, right.bound) <= CLOSE * abs(top):
+        meet = low + (under_side.bound - over_side.bound + spare * (high - low)) / (excess + spare)  # of both tangents
+        top = over_side.bound + excess * (meet - low)
+        if top - max(over_side.bound, under_side.bound) <= CLOSE * abs(top):
             break
         middle = meet if low < meet < high and step % 3 else (low + high) / 2
-        found = middle, apart(given, faces, middle)
-        under, over = (found, over) if found[1].joules <= energy else (under, found)
+        side = middle, optimize_at_price(terms, faces, middle)
+        under, over = (side, over) if side[1].joules <= energy else (under, side)
     return under, over
 
 
 def _candidates(
-    given: HcefTerms, faces: Faces, under: tuple[float, Apart], over: tuple[float, Apart]
+    terms: HcefTerms, faces: Faces, under: tuple[float, PricedOptimum], over: tuple[float, PricedOptimum]
 ) -> Iterator[Point]:
     """Yield feasible points: the faces of both sides, then those with one device after the other on another face."""
     if under[0] == 0:  # energy is no limit
-        yield on_line(faces.only(under[1].face), under[1].steps, given)
+        yield point_on_face(faces.only(under[1].face), under[1].steps, terms)
         return
     best, least = under[1].face, np.inf
-    for face in _splits(given, faces, under[1], over[1]):
-        found = on_faces(given, faces, face)
-        if found and (worth := _total(given, found)) < least:
-            best, least, point = face, worth, found
-            yield found
-    start = alternate(given, halfway(given, 0.5))
+    for face in _split_changing_devices(terms, faces, under[1], over[1]):
+        candidate = solve_on_faces(terms, faces, face)
+        if candidate and (worth := _objective(terms, candidate)) < least:
+            best, least, point = face, worth, candidate
+            yield candidate
+    start = alternate(terms, start_steps(terms, 0.5))
     yield start.steps, start.sent
-    nearest = _nearest(under[1].cost, best)
+    nearest = _order_by_gap(under[1].cost, best)
     bound = max(under[1].bound, over[1].bound)
-    for found in by_changes(given, faces, Start(best, under[1], under[0], least - bound), nearest):
-        if (worth := _total(given, found)) < least:
-            least, point = worth, found
-            yield found
+    for candidate in change_faces(terms, faces, Start(best, under[1], under[0], least - bound), nearest):
+        if (worth := _objective(terms, candidate)) < least:
+            least, point = worth, candidate
+            yield candidate
     if np.isfinite(least) and len(nearest) <= FEW:
-        yield from shared_out(given, point, nearest)
+        yield from redistribute_joules(terms, point, nearest)
 
 
-def _splits(given: HcefTerms, faces: Faces, under: Apart, over: Apart) -> Iterator[NDArray[np.intp]]:
+def _split_changing_devices(
+    terms: HcefTerms, faces: Faces, under: PricedOptimum, over: PricedOptimum
+) -> Iterator[NDArray[np.intp]]:
     """Yield faces between those on both sides: of the devices that change theirs, so many as there are joules for.
 
     Equal devices change theirs at one price, all of them. How many should is a convex question, so that the best whole
@@ -229,16 +239,16 @@ def _splits(given: HcefTerms, faces: Faces, under: Apart, over: Apart) -> Iterat
     moves = np.flatnonzero(under.face != over.face)
     ranked = np.sort(under.cost, axis=0)
     moves = moves[np.argsort((ranked[1] - ranked[0])[moves], kind="stable")]
-    low, high = (faces.still + faces.drawn * side.on_faces for side in (under, over))
+    low, high = (faces.still + faces.drawn * side.face_steps for side in (under, over))
     more = np.cumsum(high[over.face[moves], moves] - low[under.face[moves], moves])
-    fits = int(np.searchsorted(np.maximum.accumulate(more), given.energy_joules - under.joules, side="right"))
+    fits = int(np.searchsorted(np.maximum.accumulate(more), terms.energy_joules - under.joules, side="right"))
     for count in sorted({0, len(moves), *(min(max(0, fits + off), len(moves)) for off in (-1, 0, 1, 2))}):
         face = under.face.copy()
         face[moves[:count]] = over.face[moves[:count]]
         yield face
 
 
-def _nearest(cost: Array, face: NDArray[np.intp]) -> NDArray[np.intp]:
+def _order_by_gap(cost: Array, face: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the devices, those nearest to changing faces first, but of devices that are equal only one at a time."""
     ranked = np.sort(cost, axis=0)
     gap = ranked[1] - ranked[0]

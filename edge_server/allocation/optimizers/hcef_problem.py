@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_server.allocation.optimizers.base import MOST, Array, Bound, Codes, Mask, bounded, column, known
+from edge_server.allocation.optimizers.base import MOST, Array, Bound, Codes, Mask, clip_figure, column, mask_valid
 
 TIGHT = 1e-9
 
@@ -101,7 +101,7 @@ class HcefTerms:
         noise: sigma^2 + G^2.
         bend: w G^2.
         least: rho_min and theta_min.
-        told: Whose figures can be true.
+        valid: Whose figures can be true.
         able: Who has a link and a clock.
         on_time: Whose floors fit its deadline.
         dear: Whose floors take more than an equal part of E where all floors together exceed it: they have no more than
@@ -119,7 +119,7 @@ class HcefTerms:
     noise: float
     bend: float
     least: tuple[float, float]
-    told: Mask
+    valid: Mask
     able: Mask
     on_time: Mask
     dear: Mask
@@ -132,15 +132,15 @@ Point: TypeAlias = tuple[Array, Array]
 """rho and theta."""
 
 
-def terms(problem: Hcef) -> HcefTerms:
+def derive_terms(problem: Hcef) -> HcefTerms:
     """Sort out whose figures can be true and whose floors fit."""
     count = len(problem.mu_s)
     told_columns = (problem.mu_s, problem.nu_s, problem.alpha_joules, problem.tx_w, problem.deadline_s)
     mu, nu, alpha, tx, deadline = (column(x, count) for x in told_columns)
-    told = known(mu, nu, alpha, tx) & ~np.isnan(deadline)
-    able = told & np.isfinite(mu) & np.isfinite(nu) & np.isfinite(alpha) & np.isfinite(tx)
+    valid = mask_valid(mu, nu, alpha, tx) & ~np.isnan(deadline)
+    able = valid & np.isfinite(mu) & np.isfinite(nu) & np.isfinite(alpha) & np.isfinite(tx)
     mu, nu, alpha, tx = (np.where(able, x, 0.0) for x in (mu, nu, alpha, tx))
-    rho, theta, budget = problem.least_steps, problem.least_sent, bounded(problem.energy_joules)
+    rho, theta, budget = problem.least_steps, problem.least_sent, clip_figure(problem.energy_joules)
     step_s, send_s = np.where(able, problem.tau * mu, 1.0), np.where(able, nu, 1.0)
     step_joules, send_joules = problem.tau * alpha, tx * nu
     least_s = rho * step_s + theta * send_s
@@ -153,7 +153,7 @@ def terms(problem: Hcef) -> HcefTerms:
     charged = np.where(dear, part / np.where(dear, floors, 1.0), 1.0)
     step_joules, send_joules = charged * step_joules, charged * send_joules
     planned = float((charged * floors).sum())
-    sigma2, g2 = _within_bounds(problem.sigma2, problem.g2)
+    sigma2, g2 = _scale_moments(problem.sigma2, problem.g2)
     return HcefTerms(
         step_s=step_s,
         send_s=send_s,
@@ -164,7 +164,7 @@ def terms(problem: Hcef) -> HcefTerms:
         noise=sigma2 + g2,
         bend=problem.weight_add * g2,
         least=(rho, theta),
-        told=told,
+        valid=valid,
         able=able,
         on_time=on_time,
         dear=dear,
@@ -174,41 +174,41 @@ def terms(problem: Hcef) -> HcefTerms:
     )
 
 
-def _within_bounds(*moments: float) -> tuple[float, ...]:
+def _scale_moments(*moments: float) -> tuple[float, ...]:
     """Return figures that are not below zero; where one is too large to reckon with, all divided by the same."""
-    known_ones = [min(max(0.0, one), sys.float_info.max) for one in moments]
-    largest = max(known_ones)
-    return tuple(bounded(one / largest * MOST if largest > MOST else one) for one in known_ones)
+    finite = [min(max(0.0, moment), sys.float_info.max) for moment in moments]
+    largest = max(finite)
+    return tuple(clip_figure(moment / largest * MOST if largest > MOST else moment) for moment in finite)
 
 
-def sent_cap(given: HcefTerms, steps: Array) -> Array:
+def sent_cap(terms: HcefTerms, steps: Array) -> Array:
     """Return the most that a device can send in time after these steps."""
-    return _cap(given.deadline_s - steps * given.step_s, given.send_s, given.least[1])
+    return _cap(terms.deadline_s - steps * terms.step_s, terms.send_s, terms.least[1])
 
 
-def steps_cap(given: HcefTerms, sent: Array) -> Array:
+def steps_cap(terms: HcefTerms, sent: Array) -> Array:
     """Return the most steps with which a device can send that in time."""
-    return _cap(given.deadline_s - sent * given.send_s, given.step_s, given.least[0])
+    return _cap(terms.deadline_s - sent * terms.send_s, terms.step_s, terms.least[0])
 
 
-def _cap(left: Array, full: Array, least: float) -> Array:
+def _cap(available: Array, full: Array, least: float) -> Array:
     with np.errstate(all="ignore"):
-        return np.where(full > 0, np.clip(left / full, least, 1.0), 1.0)
+        return np.where(full > 0, np.clip(available / full, least, 1.0), 1.0)
 
 
-def value(given: HcefTerms, point: Point) -> Array:
+def objective_terms(terms: HcefTerms, point: Point) -> Array:
     """Return each device's term of (15a)."""
     steps, sent = point
-    return (2 - sent) * steps * given.noise + given.bend * (1 - steps) ** 2
+    return (2 - sent) * steps * terms.noise + terms.bend * (1 - steps) ** 2
 
 
-def joules(given: HcefTerms, point: Point) -> float:
+def total_joules(terms: HcefTerms, point: Point) -> float:
     """Return what all spend."""
-    return float((point[0] * given.step_joules + point[1] * given.send_joules).sum())
+    return float((point[0] * terms.step_joules + point[1] * terms.send_joules).sum())
 
 
-def control(
-    given: HcefTerms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
+def build_control(
+    terms: HcefTerms, point: Point, multiplier: float, *, least_objective: float | None = None, sweeps: int = 0
 ) -> Control:
     """Return what a point amounts to, and why it is as it is.
 
@@ -218,31 +218,31 @@ def control(
         least_objective: A bound from below, where there is one.
     """
     steps, sent = point
-    took = steps * given.step_s + sent * given.send_s
-    in_time = took >= given.deadline_s * (1 - TIGHT)
-    at_floor = (steps <= given.least[0]) & (sent <= given.least[1])
+    took = steps * terms.step_s + sent * terms.send_s
+    in_time = took >= terms.deadline_s * (1 - TIGHT)
+    at_floor = (steps <= terms.least[0]) & (sent <= terms.least[1])
     all_of_it = (steps >= 1) & (sent >= 1)
     bound = np.select(
-        [~given.told, ~given.able, given.dear, all_of_it, in_time, at_floor],
+        [~terms.valid, ~terms.able, terms.dear, all_of_it, in_time, at_floor],
         [Bound.UNKNOWN, Bound.OUT, Bound.ENERGY, Bound.FULL, Bound.TIME, Bound.FLOOR],
         Bound.INTERIOR if multiplier > 0 else Bound.FULL,
     ).astype(np.int8)
-    by_steps = 2 * given.bend * (1 - steps) - (2 - sent) * given.noise - multiplier * given.step_joules
-    by_sent = steps * given.noise - multiplier * given.send_joules
+    by_steps = 2 * terms.bend * (1 - steps) - (2 - sent) * terms.noise - multiplier * terms.step_joules
+    by_sent = steps * terms.noise - multiplier * terms.send_joules
     with np.errstate(all="ignore"):
-        by_steps = np.where((steps < 1) & (given.step_s > 0), by_steps / given.step_s, 0.0)
-        by_sent = np.where((sent < 1) & (given.send_s > 0), by_sent / given.send_s, 0.0)
-    gain = np.where(given.able & ~given.dear & in_time, np.maximum(0.0, np.maximum(by_steps, by_sent)), 0.0)
+        by_steps = np.where((steps < 1) & (terms.step_s > 0), by_steps / terms.step_s, 0.0)
+        by_sent = np.where((sent < 1) & (terms.send_s > 0), by_sent / terms.send_s, 0.0)
+    gain = np.where(terms.able & ~terms.dear & in_time, np.maximum(0.0, np.maximum(by_steps, by_sent)), 0.0)
     return Control(
         steps=steps,
         sent=sent,
         bound=bound,
         multiplier=multiplier,
         gain_per_s=gain,
-        objective=float(value(given, point).sum()),
+        objective=float(objective_terms(terms, point).sum()),
         least_objective=least_objective,
-        feasible=not given.dear.any() and bool(np.all(given.on_time | ~given.able)),
-        enough_s=given.enough_s,
-        enough_joules=given.enough_joules,
+        feasible=not terms.dear.any() and bool(np.all(terms.on_time | ~terms.able)),
+        enough_s=terms.enough_s,
+        enough_joules=terms.enough_joules,
         sweeps=sweeps,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, column, known
+from edge_server.allocation.optimizers.base import Array, Bound, Codes, Mask, column, mask_valid
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class KeepRatio:
         memory_limit_bytes: Infinite for no limit.
         curve: Table of a step's time relative to the full model's; rises. None for (2 + p^2) / 3.
         continuous: Whether ratios between the candidates may be chosen.
-        settled: The ratio of a device that has it once and for all; NaN for one that has not.
+        fixed_keep: The ratio of a device that has it once and for all; NaN for one that has not.
     """
 
     step_s: Array
@@ -59,7 +59,7 @@ class KeepRatio:
     memory_limit_bytes: ArrayLike = math.inf
     curve: ArrayLike | None = None
     continuous: bool = False
-    settled: ArrayLike = math.nan
+    fixed_keep: ArrayLike = math.nan
 
 
 @dataclass(frozen=True)
@@ -97,34 +97,34 @@ class KeepAllocation:
 def solve(problem: KeepRatio) -> KeepAllocation:
     """Return the largest ratios; nothing that devices say makes it fail."""
     ratios = np.asarray(problem.ratios, np.float64)
-    costs, told = _costs(problem, ratios)
-    count = len(told)
-    limits = [column(one, count) for one in (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)]
+    costs, valid = _costs(problem, ratios)
+    count = len(valid)
+    limits = [column(limit, count) for limit in (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)]
     reached = [_largest(ratios, cost, limit) for cost, limit in zip(costs, limits, strict=True)]
     able = np.isfinite(costs[0][:, 0]) & np.isfinite(costs[1][:, 0])
     least = np.minimum.reduce(reached)
-    keep = least if problem.continuous else _rung(ratios, least)
-    keep = np.maximum(np.where(told & able, keep, 0.0), ratios[0])
-    settled = column(problem.settled, count)
-    has_own = settled > 0
-    keep = np.where(has_own, settled, keep)
-    taken = [_at(ratios, cost, keep) for cost in costs]
-    least_costs = [np.where(has_own, cost, all_of[:, 0]) for cost, all_of in zip(taken, costs, strict=True)]
-    fits = told & able & (least >= np.where(has_own, keep, ratios[0]))
+    keep = least if problem.continuous else _round_down(ratios, least)
+    keep = np.maximum(np.where(valid & able, keep, 0.0), ratios[0])
+    fixed_keep = column(problem.fixed_keep, count)
+    has_own = fixed_keep > 0
+    keep = np.where(has_own, fixed_keep, keep)
+    taken_costs = [_interpolate(ratios, cost, keep) for cost in costs]
+    least_costs = [np.where(has_own, cost, all_of[:, 0]) for cost, all_of in zip(taken_costs, costs, strict=True)]
+    fits = valid & able & (least >= np.where(has_own, keep, ratios[0]))
     binds = [Bound.TIME, Bound.ENERGY, Bound.MEMORY]
     code = np.array(binds, np.int8)[np.argmin(reached, axis=0)]
     code = np.where((keep >= ratios[-1]) & fits, Bound.FULL, code)
-    bound = np.where(told, np.where(able, code, Bound.OUT), Bound.UNKNOWN)
+    bound = np.where(valid, np.where(able, code, Bound.OUT), Bound.UNKNOWN)
     bound = np.where(has_own, Bound.SETTLED, bound).astype(np.int8)
     gains = [np.where(bound == kind, _slope(ratios, cost, keep), 0.0) for kind, cost in zip(binds, costs, strict=True)]
     table = np.broadcast_to(np.asarray(problem.up_bytes, np.float64), (count, len(ratios)))
     return KeepAllocation(
         keep=keep,
         bound=bound,
-        seconds=taken[0],
-        joules=taken[1],
-        memory_bytes=taken[2],
-        up_bytes=_at(ratios, table, keep),
+        seconds=taken_costs[0],
+        joules=taken_costs[1],
+        memory_bytes=taken_costs[2],
+        up_bytes=_interpolate(ratios, table, keep),
         fits=fits,
         feasible=bool(fits.all()),
         gain_per_s=gains[0],
@@ -143,20 +143,22 @@ def _costs(problem: KeepRatio, ratios: Array) -> tuple[list[Array], Mask]:
         problem.step_s, problem.steps, problem.up_bits_per_s, problem.down_bits_per_s, problem.step_joules,
         problem.tx_w, problem.rx_w,
     )  # fmt: skip
-    step, steps, up, down, joules, tx, rx = (column(one, count)[:, None] for one in columns)
+    step, steps, up, down, joules, tx, rx = (column(values, count)[:, None] for values in columns)
     limits = (problem.deadline_s, problem.energy_joules, problem.memory_limit_bytes)
-    told = known(step, steps, up, down, joules, tx, rx)[:, 0] & known(*(column(one, count) for one in limits))
+    valid = mask_valid(step, steps, up, down, joules, tx, rx)[:, 0] & mask_valid(
+        *(column(values, count) for values in limits)
+    )
     curve = (2 + ratios**2) / 3 if problem.curve is None else np.asarray(problem.curve, np.float64)
     up_bits, down_bits = 8 * np.asarray(problem.up_bytes, np.float64), 8 * np.asarray(problem.down_bytes, np.float64)
     with np.errstate(all="ignore"):
         sending = np.where(up_bits > 0, up_bits / up, 0.0)
         coming = np.where(down_bits > 0, down_bits / down, 0.0)
         seconds = steps * step * curve + sending + coming
-        spent = np.where(steps * joules > 0, steps * joules * curve, 0.0) + np.where(tx > 0, tx * sending, 0.0)
-        spent = spent + np.where(rx > 0, rx * coming, 0.0)
+        joules_spent = np.where(steps * joules > 0, steps * joules * curve, 0.0) + np.where(tx > 0, tx * sending, 0.0)
+        joules_spent = joules_spent + np.where(rx > 0, rx * coming, 0.0)
     shape = count, len(ratios)
     memory = np.broadcast_to(np.asarray(problem.memory_bytes, np.float64), shape)
-    return [np.broadcast_to(seconds, shape), np.broadcast_to(spent, shape), memory], told
+    return [np.broadcast_to(seconds, shape), np.broadcast_to(joules_spent, shape), memory], valid
 
 
 def _largest(ratios: Array, cost: Array, limit: Array) -> Array:
@@ -172,7 +174,7 @@ def _largest(ratios: Array, cost: Array, limit: Array) -> Array:
     return np.where(last < 0, 0.0, np.where(last == len(ratios) - 1, ratios[-1], between))
 
 
-def _rung(ratios: Array, keep: Array) -> Array:
+def _round_down(ratios: Array, keep: Array) -> Array:
     """Return the largest candidate that is not above."""
     return ratios[np.maximum(np.searchsorted(ratios, keep, side="right") - 1, 0)]
 
@@ -182,15 +184,15 @@ def _cell(ratios: Array, keep: Array) -> tuple[NDArray[np.intp], NDArray[np.intp
     return low, np.minimum(low + 1, len(ratios) - 1)
 
 
-def _at(ratios: Array, cost: Array, keep: Array) -> Array:
+def _interpolate(ratios: Array, cost: Array, keep: Array) -> Array:
     low, high = _cell(ratios, keep)
     rows = np.arange(len(keep))
     with np.errstate(all="ignore"):
         share = np.where(high > low, (keep - ratios[low]) / (ratios[high] - ratios[low]), 0.0)
-        found: Array = np.where(
+        values: Array = np.where(
             share > 0, cost[rows, low] + share * (cost[rows, high] - cost[rows, low]), cost[rows, low]
         )
-    return found
+    return values
 
 
 def _slope(ratios: Array, cost: Array, keep: Array) -> Array:

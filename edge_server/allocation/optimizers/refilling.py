@@ -23,21 +23,21 @@ class _Bracket:
     Between them, nobody but the device itself starts or ends. A column has one entry a device.
     """
 
-    left: Array
-    right: Array
-    at_left: Array
-    below_right: Array
-    above_right: Array
+    lower: Array
+    upper: Array
+    at_lower: Array
+    below_upper: Array
+    above_upper: Array
 
-    def between(self, level: Array) -> Array:
+    def others_at(self, level: Array) -> Array:
         """Return what all others take at a level in between; without an end on a side, as much as at the other."""
         with np.errstate(all="ignore"):
-            share = (level - self.left) / (self.right - self.left)
-            line = self.at_left + share * (self.below_right - self.at_left)
-        found: Array = np.where(np.isfinite(self.left) & np.isfinite(self.right), line, self.below_right)
-        return found
+            share = (level - self.lower) / (self.upper - self.lower)
+            line = self.at_lower + share * (self.below_upper - self.at_lower)
+        amounts: Array = np.where(np.isfinite(self.lower) & np.isfinite(self.upper), line, self.below_upper)
+        return amounts
 
-    def halved(self, level: Array, inside: Mask, others: Array, *, under: Mask) -> _Bracket:
+    def narrow(self, level: Array, inside: Mask, others: Array, *, under: Mask) -> _Bracket:
         """Return the bracket with a level at which others have no jump in place of its left or right end.
 
         Args:
@@ -48,48 +48,48 @@ class _Bracket:
         """
         up, down = inside & under, inside & ~under
         return _Bracket(
-            left=np.where(up, level, self.left),
-            right=np.where(down, level, self.right),
-            at_left=np.where(up, others, self.at_left),
-            below_right=np.where(down, others, self.below_right),
-            above_right=np.where(down, others, self.above_right),
+            lower=np.where(up, level, self.lower),
+            upper=np.where(down, level, self.upper),
+            at_lower=np.where(up, others, self.at_lower),
+            below_upper=np.where(down, others, self.below_upper),
+            above_upper=np.where(down, others, self.above_upper),
         )
 
 
-def refill(ramps: Ramps, moved: Ramps, room: float) -> Array:
-    """Return what each device would take if its ramp alone were the one of `moved`: as `fill` would give it then.
+def refill(ramps: Ramps, changed: Ramps, room: float) -> Array:
+    """Return what each device would take if its ramp alone were the one of `changed`: as `fill` would give it then.
 
     Args:
-        moved: Each device's other ramp.
+        changed: Each device's other ramp.
     """
-    lows = ramps.low.sum() - ramps.low + moved.low
-    highs = ramps.high.sum() - ramps.high + moved.high
+    lows = ramps.low.sum() - ramps.low + changed.low
+    highs = ramps.high.sum() - ramps.high + changed.high
     short, ample = ~(lows < room), highs <= room
-    found = _found(ramps, moved, room)
-    amount: Array = np.where(short, moved.low, np.where(ample, moved.high, found))
+    refilled = _refilled_amounts(ramps, changed, room)
+    amount: Array = np.where(short, changed.low, np.where(ample, changed.high, refilled))
     return amount
 
 
-def _found(ramps: Ramps, moved: Ramps, room: float) -> Array:
+def _refilled_amounts(ramps: Ramps, changed: Ramps, room: float) -> Array:
     """Return the amounts of those whose water ends between the sum of all lows and that of all highs."""
-    bracket = _bracketed(ramps, moved, room)
-    for own in (moved.start, moved.end):
-        others = bracket.between(own)
-        inside = (bracket.left < own) & (own < bracket.right)
-        bracket = bracket.halved(own, inside, others, under=others + moved.above(own) < room)
-    before = bracket.below_right + moved.below(bracket.right)
+    bracket = _find_brackets(ramps, changed, room)
+    for edge in (changed.start, changed.end):
+        others = bracket.others_at(edge)
+        inside = (bracket.lower < edge) & (edge < bracket.upper)
+        bracket = bracket.narrow(edge, inside, others, under=others + changed.above(edge) < room)
+    before = bracket.below_upper + changed.below(bracket.upper)
     jumps = before <= room
-    low = np.where(jumps, moved.below(bracket.right), moved.above(bracket.left))
-    high = np.where(jumps, moved.above(bracket.right), moved.below(bracket.right))
-    least = np.where(jumps, before, bracket.at_left + moved.above(bracket.left))
-    most = np.where(jumps, bracket.above_right + moved.above(bracket.right), before)
+    low = np.where(jumps, changed.below(bracket.upper), changed.above(bracket.lower))
+    high = np.where(jumps, changed.above(bracket.upper), changed.below(bracket.upper))
+    least = np.where(jumps, before, bracket.at_lower + changed.above(bracket.lower))
+    most = np.where(jumps, bracket.above_upper + changed.above(bracket.upper), before)
     with np.errstate(all="ignore"):
         share: Array = np.where(most > least, np.clip((room - least) / (most - least), 0.0, 1.0), 0.0)
     amount: Array = low + share * (high - low)
     return amount
 
 
-def _bracketed(ramps: Ramps, moved: Ramps, room: float) -> _Bracket:
+def _find_brackets(ramps: Ramps, changed: Ramps, room: float) -> _Bracket:
     """Return for each device the neighbours among all starts and ends between which its level is."""
     points = np.unique(np.concatenate((ramps.start, ramps.end)))
     points, last = np.concatenate(([-np.inf], points, [np.inf])), len(points) + 1
@@ -106,7 +106,7 @@ def _bracketed(ramps: Ramps, moved: Ramps, room: float) -> _Bracket:
     low, high = np.zeros(count, np.intp), np.full(count, last)
     while (high - low > 1).any():
         middle = (low + high) // 2
-        under = others(middle)[1] + moved.above(points[middle]) < room
+        under = others(middle)[1] + changed.above(points[middle]) < room
         low, high = np.where(under, middle, low), np.where(under, high, middle)
-    (_, at_left), (below_right, above_right) = others(low), others(high)
-    return _Bracket(points[low], points[high], at_left, below_right, above_right)
+    (_, at_lower), (below_upper, above_upper) = others(low), others(high)
+    return _Bracket(points[low], points[high], at_lower, below_upper, above_upper)

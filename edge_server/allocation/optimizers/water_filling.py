@@ -30,13 +30,13 @@ class Ramps:
 
     def above(self, level: float | Array) -> Array:
         """Return the amounts at a level, or at one for each device, with the jumps that are there."""
-        return np.where(level >= self.end, self.high, np.where(level <= self.start, self.low, self._between(level)))
+        return np.where(level >= self.end, self.high, np.where(level <= self.start, self.low, self._line(level)))
 
     def below(self, level: float | Array) -> Array:
         """Return the amounts at a level, or at one for each device, without the jumps that are there."""
-        return np.where(level <= self.start, self.low, np.where(level >= self.end, self.high, self._between(level)))
+        return np.where(level <= self.start, self.low, np.where(level >= self.end, self.high, self._line(level)))
 
-    def _between(self, level: float | Array) -> Array:
+    def _line(self, level: float | Array) -> Array:
         with np.errstate(all="ignore"):  # jumps and far ends: their lines are not looked at
             share: Array = (level - self.start) / (self.end - self.start)
             return self.low + share * (self.high - self.low)
@@ -62,11 +62,11 @@ def fill(ramps: Ramps, room: float, most: float = math.inf) -> Filled:
     top = ramps.above(most)
     if top.sum() <= room:
         return Filled(most, top)
-    left, right = _neighbours(ramps, room, most)
-    before = ramps.below(right)
+    lower, upper = _neighbours(ramps, room, most)
+    before = ramps.below(upper)
     if before.sum() <= room:
-        return _shared(room, (right, before), (right, ramps.above(right)))
-    return _shared(room, (left, ramps.above(left)), (right, before))
+        return _interpolate(room, (upper, before), (upper, ramps.above(upper)))
+    return _interpolate(room, (lower, ramps.above(lower)), (upper, before))
 
 
 def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
@@ -75,14 +75,14 @@ def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
     By halves: who is below its start or above its end in what is left is summed up and not looked at again.
     """
     points = np.concatenate((ramps.start, ramps.end))
-    points, left, right, moving = points[points < most], -math.inf, most, _Sum.of(ramps)
+    points, lower, upper, moving = points[points < most], -math.inf, most, _Sum.of(ramps)
     while len(points) > FEW:
         middle = float(np.partition(points, len(points) // 2)[len(points) // 2])
         if moving.at(middle) < room:
-            left, points, moving = middle, points[points > middle], moving.only(moving.end > middle, above=True)
+            lower, points, moving = middle, points[points > middle], moving.only(moving.end > middle, above=True)
         else:
-            right, points, moving = middle, points[points < middle], moving.only(moving.start < middle, above=False)
-    points = np.concatenate(([left], np.sort(points), [right]))
+            upper, points, moving = middle, points[points < middle], moving.only(moving.start < middle, above=False)
+    points = np.concatenate(([lower], np.sort(points), [upper]))
     under, over = 0, len(points) - 1
     while over - under > 1:
         middle = (under + over) // 2
@@ -95,7 +95,7 @@ def _neighbours(ramps: Ramps, room: float, most: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sum of ramps at a level, quickly and but for rounding; `settled` are those that no longer move.
+    """The sum of ramps at a level, quickly and but for rounding; `fixed` are those that no longer move.
 
     Attributes:
         jumps: Whether any of them is a jump.
@@ -106,7 +106,7 @@ class _Sum:
     slope: Array
     jump: Array
     jumps: bool
-    settled: float
+    fixed: float
 
     @classmethod
     def of(cls, ramps: Ramps) -> _Sum:
@@ -120,20 +120,20 @@ class _Sum:
     def at(self, level: float) -> float:
         """Return the sum, with the jumps that are there."""
         risen = (np.minimum(np.maximum(self.start, level), self.end) - self.start) @ self.slope
-        found = float(self.settled + risen)
-        return found + float((self.end <= level) @ self.jump) if self.jumps else found
+        total = float(self.fixed + risen)
+        return total + float((self.end <= level) @ self.jump) if self.jumps else total
 
     def only(self, moves: Mask, *, above: bool) -> _Sum:
         """Return the sum with all others settled above their ends or below their starts."""
         full = ((self.end - self.start) * self.slope + self.jump) @ ~moves if above else 0.0
-        kept = np.flatnonzero(moves)
-        start, end, slope, jump = (one[kept] for one in (self.start, self.end, self.slope, self.jump))
-        return _Sum(start, end, slope, jump, self.jumps, self.settled + float(full))
+        indices = np.flatnonzero(moves)
+        start, end, slope, jump = (values[indices] for values in (self.start, self.end, self.slope, self.jump))
+        return _Sum(start, end, slope, jump, self.jumps, self.fixed + float(full))
 
 
-def _shared(room: float, left: tuple[float, Array], right: tuple[float, Array]) -> Filled:
+def _interpolate(room: float, lower: tuple[float, Array], upper: tuple[float, Array]) -> Filled:
     """Return the point of the straight line between two levels at which the room is filled."""
-    least, most = float(left[1].sum()), float(right[1].sum())
+    least, most = float(lower[1].sum()), float(upper[1].sum())
     share = min(1.0, max(0.0, (room - least) / (most - least))) if most > least else 0.0
-    level = left[0] + share * (right[0] - left[0])
-    return Filled(level, left[1] + share * (right[1] - left[1]))
+    level = lower[0] + share * (upper[0] - lower[0])
+    return Filled(level, lower[1] + share * (upper[1] - lower[1]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.sites import SitesPlan, devices_by_site
 from edge_server.rounds.check_plan import load
 from edge_server.sites.graph import graph_edges, neighbours_of
@@ -60,7 +60,7 @@ def check_plan(path: Path, data_root: Path) -> PlanCheck:
         ConfigError: It is invalid; the message says where and how to fix it.
     """
     plan = load(path, data_root, several_sites=True)
-    names = [device.name for device in expanded(plan.device)]
+    names = [device.name for device in expand_devices(plan.device)]
     result = PlanCheck(plan=plan.name, rounds=plan.rounds, algorithm=plan.algorithm.name, devices=len(names))
     return _with_sites(result, plan.sites, names) if plan.sites else result
 

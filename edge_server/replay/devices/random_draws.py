@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from edge_server.plan.simulated_devices import Span, ends
+from edge_server.plan.simulated_devices import Span, range_ends
 
 
 def draw_uniform(*keys: object) -> float:
@@ -21,7 +21,7 @@ def draw_uniform(*keys: object) -> float:
 
 def draw_within(span: Span, *keys: object) -> float:
     """Return a number drawn uniformly from a range."""
-    low, high = ends(span)
+    low, high = range_ends(span)
     return low if low == high else low + (high - low) * draw_uniform(*keys)
 
 

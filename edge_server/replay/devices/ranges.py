@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_server.plan.links import RangeLink
-from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, RangeCompute, Span, ends
+from edge_server.plan.simulated_devices import Again, Cycles, CyclesPower, RangeCompute, Span, range_ends
 from edge_server.replay.devices.behaviour import Work
 from edge_server.replay.devices.components import ComputeCost, ComputeModel, EnergyModel, LinkModel, steady_radio
 from edge_server.replay.devices.curve import constant
@@ -74,14 +74,14 @@ class Clock:
         """Return the costs at all clocks of the range, or at the single clock drawn for the whole run."""
         if self.again == "never":
             return [self.run(count, 0, 0.0, cores)]
-        low, high = ends(self.hertz)
+        low, high = range_ends(self.hertz)
         clocks = (low + (high - low) * step / GRID for step in range(GRID + 1))
         return [ComputeCost(count / cores / hertz, count, hertz, cores) for hertz in clocks]
 
 
 def draw_blocks(span: Span, every_s: float, keys: tuple[object, ...]) -> Blocks:
     """Return a figure that is drawn from a range again every `every_s` seconds."""
-    return Blocks(lambda block: draw_within(span, *keys, block), every_s, ends(span)[1])
+    return Blocks(lambda block: draw_within(span, *keys, block), every_s, range_ends(span)[1])
 
 
 def range_compute(table: RangeCompute, seed: int, device: str) -> ComputeModel:

@@ -9,7 +9,7 @@ fading gain g. In Rayleigh fading, g is exponentially distributed and constant o
 from __future__ import annotations
 
 from edge_server.plan.links import WirelessLink
-from edge_server.plan.radio import path_gain, shannon, watts
+from edge_server.plan.radio import dbm_to_watts, path_gain, shannon_rate
 from edge_server.replay.devices.components import LinkModel
 from edge_server.replay.devices.curve import constant
 from edge_server.replay.devices.flow import Flow
@@ -30,20 +30,20 @@ def wireless_link(table: WirelessLink, seed: int, device: str) -> LinkModel:
     path = path_gain(
         table, draw_within(table.distance_m, seed, device, "distance_m") if table.distance_m is not None else 1.0
     )
-    noise = table.noise_w if table.noise_w is not None else watts(table.noise_dbm_hz) * bandwidth
-    sent = watts(draw_within(table.tx_dbm, seed, device, "tx_dbm"))
+    noise = table.noise_w if table.noise_w is not None else dbm_to_watts(table.noise_dbm_hz) * bandwidth
+    sent = dbm_to_watts(draw_within(table.tx_dbm, seed, device, "tx_dbm"))
 
     def rate(power_w: float, block: object) -> float:
         fading = table.gain if table.fading == "none" else draw_exponential(table.gain, seed, device, "gain", block)
-        return shannon(bandwidth, path * fading, power_w, noise)
+        return shannon_rate(bandwidth, path * fading, power_w, noise)
 
     def flow(power_w: float, number: int = 0) -> Flow:
         if table.fading == "rayleigh" and not isinstance(table.again, str):
             return Blocks(lambda block: rate(power_w, block), table.again)
         return constant(rate(power_w, number if table.again == "round" else ""))
 
-    server_w = watts(table.server_dbm)
-    if (least := shannon(bandwidth, path * table.gain, min(sent, server_w), noise)) < LEAST_BPS:
+    server_w = dbm_to_watts(table.server_dbm)
+    if (least := shannon_rate(bandwidth, path * table.gain, min(sent, server_w), noise)) < LEAST_BPS:
         raise ConfigError(
             f"link wireless: {least:.2g} bit/s; correct distance_m, powers or noise for at least {LEAST_BPS:g} bit/s"
         )

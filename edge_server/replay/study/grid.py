@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import xxhash
 
-from edge_server.plan.data import placed
+from edge_server.plan.data import resolve_data
 from edge_server.plan.plan import Plan, devices
 from edge_server.replay.study.spec import SEED, Study, Variant, canonical
 from edge_server.replay.study.toml_lines import line_of
@@ -89,7 +89,7 @@ def cells(study: Study, base: Table, path: Path, text: str, data_root: Path) -> 
                 variant=variant.name,
                 settings={change.key: change.value for change in combination if change.key not in study.seeds},
                 seeds={change.key: change.value for change in combination if change.key in study.seeds},
-                plan=placed(plan, data_root),
+                plan=resolve_data(plan, data_root),
                 devices=study.devices,
             )
     return list(cells_by_name.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.replay.trace.header import TraceHeader
 from edge_server.replay.trace.schema import DecisionRow, Step, TableRow, TaskRow
@@ -36,7 +36,7 @@ def anonymise(trace: Trace) -> Trace:
             "the plan's partition is by client, so data depend on device names; export without --anonymous"
         )
     names = _names([device.name for device in header.devices], "device")
-    unheard = [device.name for device in expanded(header.plan.device) if device.name not in names]
+    unheard = [device.name for device in expand_devices(header.plan.device) if device.name not in names]
     names |= _names(unheard, "unheard")
     seed = header.plan.seed
     tables = {table: tuple(_rename_row(row, names, seed) for row in rows) for table, rows in trace.tables.items()}
@@ -80,7 +80,9 @@ def _strip_folders(value: Any) -> Any:
 
 def _header(header: TraceHeader, names: Mapping[str, str]) -> TraceHeader:
     devices = [msgspec.structs.replace(device, name=names[device.name]) for device in header.devices]
-    planned = [msgspec.structs.replace(device, name=names[device.name]) for device in expanded(header.plan.device)]
+    planned = [
+        msgspec.structs.replace(device, name=names[device.name]) for device in expand_devices(header.plan.device)
+    ]
     return msgspec.structs.replace(
         header,
         anonymous=True,

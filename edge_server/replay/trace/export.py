@@ -10,7 +10,7 @@ import msgspec
 
 from edge_server.journal.claims import drop_implausible
 from edge_server.journal.records import AnyRecord, Joined, UpdateAccepted
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.plan.plan import Plan
 from edge_server.replay.trace.files import describe_tables
 from edge_server.replay.trace.header import Evaluation, Statistics, TracedDevice, TraceHeader
@@ -90,7 +90,7 @@ def _devices(journal: IndexedJournal) -> list[TracedDevice]:
 
 def sort_by_fleet(plan: Plan, names: Iterable[str]) -> list[str]:
     """Sort names as `edge_server.plan.plan.devices` does: plan order, then device-2 before device-10."""
-    positions = {device.name: place for place, device in enumerate(expanded(plan.device))}
+    positions = {device.name: place for place, device in enumerate(expand_devices(plan.device))}
 
     def place(name: str) -> tuple[Any, ...]:
         parts = re.split(r"(\d+)", name)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from edge_server.allocation.coordinator import allocator_of, decide, options_of
+from edge_server.allocation.coordinator import convert_options, decide, find_allocator
 from edge_server.allocation.inputs import Case
 from edge_server.journal.decision import Figure, keep_ratio
 from edge_server.plan.optimizer import OptimizerPlan
@@ -26,7 +26,7 @@ def fleet(count: int, seed: int) -> Case:
 
 
 def kept_alone(table: OptimizerPlan, case: Case, changed: Case) -> dict[str, float]:
-    return allocator_of(table).what_if.kept(options_of(table), case, changed)
+    return find_allocator(table).what_if.keep_ratios(convert_options(table), case, changed)
 
 
 def with_figures(case: Case, factor: float, name: str, devices: list[str]) -> Case:

@@ -62,25 +62,25 @@ def test_the_order_is_that_of_first_appearance_and_survives_rounds_that_are_done
 def test_a_rate_is_that_of_the_whole_link(size, seconds, rate):
     """Half of a link of 10 kbit/s was given."""
     found = learnt(opened(1, "a", decision=decided()), settled(1, upload_s=seconds, bytes_up=size))
-    assert found.carried["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
+    assert found.last_upload["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
 
 
 def test_a_link_that_fell_shows_in_the_second_round_and_a_guess_that_was_too_high_at_once():
     slow = [opened(1, "a", decision=decided(up_bits_per_s=10_000.0)), settled(1, upload_s=32.0, bytes_up=10_000)]
     again = [opened(2, "a", decision=decided(up_bits_per_s=10_000.0)), settled(2, upload_s=32.0, bytes_up=10_000)]
-    assert learnt(*slow).carried["a"].up_bits_per_s == pytest.approx(10_000.0)
-    assert learnt(*slow, *again).carried["a"].up_bits_per_s == pytest.approx(5_000.0)
+    assert learnt(*slow).last_upload["a"].up_bits_per_s == pytest.approx(10_000.0)
+    assert learnt(*slow, *again).last_upload["a"].up_bits_per_s == pytest.approx(5_000.0)
     given = decided().devices["a"]
     guess = msgspec.structs.replace(given, figures={"up_bits_per_s": Figure(10_000.0, "profile")})
     found = learnt(opened(1, "a", decision=Decision(optimizer="bandwidth", devices={"a": guess})), slow[1])
-    assert found.carried["a"].up_bits_per_s == pytest.approx(5_000.0)
+    assert found.last_upload["a"].up_bits_per_s == pytest.approx(5_000.0)
     assert found.errors == {}
 
 
 def test_a_rate_where_none_was_given():
-    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=10_000)).carried["a"].up_bits_per_s == 20_000.0
-    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=100)).carried["a"].up_bits_per_s is None
-    assert learnt(opened(1, "a"), settled(1, upload_s=float("nan"), bytes_up=10**6)).carried == {}
+    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=10_000)).last_upload["a"].up_bits_per_s == 20_000.0
+    assert learnt(opened(1, "a"), settled(1, upload_s=4.0, bytes_up=100)).last_upload["a"].up_bits_per_s is None
+    assert learnt(opened(1, "a"), settled(1, upload_s=float("nan"), bytes_up=10**6)).last_upload == {}
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.1, 8000.0), (4.0, None)])
@@ -89,14 +89,14 @@ def test_a_short_upload_tells_only_that_a_link_is_faster_than_was_thought(second
     guess = DeviceDecision(values={"share": 0.5}, figures={"up_bits_per_s": Figure(1000.0, "default")})
     decision = Decision(optimizer="bandwidth", devices={"a": guess})
     found = learnt(opened(1, "a", decision=decision), settled(1, upload_s=seconds, bytes_up=100))
-    assert found.carried["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
+    assert found.last_upload["a"].up_bits_per_s == (None if rate is None else pytest.approx(rate))
 
 
 def test_a_rate_stays_known_while_the_next_upload_is_not_settled():
     """The cost of an upload comes with a later report, often after the next round has begun."""
     settles = settled(1, upload_s=4.0, bytes_up=10_000, compute_s=1.0)
     found = learnt(opened(1, "a"), opened(2, "a"), settles, came(2, compute_s=3.0))
-    assert found.carried["a"].up_bits_per_s == 20_000.0
+    assert found.last_upload["a"].up_bits_per_s == 20_000.0
     assert found.tasks["a"].cost.compute_s == 3.0
 
 
@@ -116,7 +116,7 @@ def test_errors_are_measured_over_predicted_smoothed_and_clipped():
 def test_what_a_measurement_and_an_evaluation_cost_tells_of_no_training():
     """They are no rounds that were opened."""
     found = learnt(settled(0, compute_s=9.0, upload_s=1.0), opened(1, "a"), settled(2, compute_s=9.0, upload_s=1.0))
-    assert (found.tasks, found.carried) == ({}, {})
+    assert (found.tasks, found.last_upload) == ({}, {})
 
 
 def test_what_is_learnt_does_not_depend_on_how_the_journal_is_read():

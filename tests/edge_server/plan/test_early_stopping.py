@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edge_server.plan.data import fallen_back
+from edge_server.plan.data import apply_fallback
 from edge_server.plan.plan import Plan
 from edge_server.rounds.check_plan import load
 from shared.errors import ConfigError
@@ -51,7 +51,7 @@ def test_it_is_for_the_method_of_the_fallback_as_well(tmp_path):
     """Whose options take the place of the plan's own."""
     path = write_plan(tmp_path, algorithm=METHOD, early_stopping="share = 0.4", more=FALLBACK % "hermes")
     given = msgspec.toml.decode(path.read_bytes(), type=Plan)
-    assert fallen_back(given).algorithm.options == given.algorithm.options == {"early_stopping": True, "share": 0.4}
+    assert apply_fallback(given).algorithm.options == given.algorithm.options == {"early_stopping": True, "share": 0.4}
     path = write_plan(tmp_path, algorithm=METHOD, early_stopping="", more=FALLBACK % "fedavg")
     with pytest.raises(ConfigError, match=naming("early_stopping", "fedavg")):
         load(path, tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_server.plan.data import share, test_data
+from edge_server.plan.data import device_data, test_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.plan import devices
 from edge_server.rounds.check_plan import load
@@ -117,7 +117,7 @@ def test_a_plan_without_data_evaluates_nothing_and_runs_on_devices_alone(tmp_pat
     plan = load(path, tmp_path)
     assert plan.evaluation.every == 0
     with pytest.raises(ConfigError, match=naming("tiny", "[data]")):
-        share(plan, devices(plan, 2), 0)
+        device_data(plan, devices(plan, 2), 0)
     path.write_text(path.read_text().replace("[evaluation]", "[evaluation]\nevery = 2"))
     with pytest.raises(ConfigError, match=naming("evaluation.every", "fallback", "[data]")):
         load(path, tmp_path)
@@ -169,7 +169,7 @@ def test_fewer_devices_than_a_round_waits_for_are_refused_at_once(tmp_path):
 def test_a_device_gets_its_share_and_the_server_the_whole_test_split(tmp_path, text, expected):
     plan = load(write_plan(tmp_path, data='source = "digits"\nholdout = 0.2', more=f"[partition]\n{text}"), tmp_path)
     fleet = [DevicePlan(name="f3"), DevicePlan(name="f7")]
-    own = share(plan, fleet, 1)
+    own = device_data(plan, fleet, 1)
     assert own.partition == expected
     assert (own.source, own.split, own.holdout) == ("digits", "train", 0.2)
     whole = test_data(plan)

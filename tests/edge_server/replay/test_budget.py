@@ -11,7 +11,7 @@ from msgspec.structs import replace as replace_field
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.plan.budget import BudgetPlan
-from edge_server.plan.data import placed
+from edge_server.plan.data import resolve_data
 from edge_server.plan.devices import DevicePlan
 from edge_server.plan.links import GivenLink, RangeLink
 from edge_server.plan.simulated_devices import CyclesPower, GivenCompute, GivenPower, RangeCompute
@@ -157,4 +157,4 @@ def test_another_budget_is_told_at_once_if_the_recorded_devices_cannot_keep_to_i
     trace = files.read(told)
     short = replace_field(trace.header.plan, budget=BudgetPlan(time_s=1.0))
     own = Trace(replace_field(trace.header, plan=short), trace.tables)
-    replay(placed(short, folder), tmp_path / "own", trace=own)
+    replay(resolve_data(short, folder), tmp_path / "own", trace=own)

@@ -8,7 +8,7 @@ import pytest
 from edge_server.cli import replay as command
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
-from edge_server.plan.data import placed
+from edge_server.plan.data import resolve_data
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.recorded_device import server_training_s
 from edge_server.replay.devices.recorded_run import recorded_behaviours
@@ -114,7 +114,7 @@ def test_a_replay_takes_the_servers_own_seconds(played, tmp_path):
         msgspec.structs.replace(row, arrived_s=row.arrived_s + 3.0 * (row.round == 2)) for row in slow.tables["tasks"]
     )
     slow = Trace(slow.header, {**slow.tables, "tasks": tasks})
-    plan = placed(slow.header.plan, folder)
+    plan = resolve_data(slow.header.plan, folder)
     _, records = replay(plan, tmp_path / "slow", trace=slow)
     before = [one.seconds for one in closed_rounds(run.records)]
     after = [one.seconds for one in closed_rounds(records)]
@@ -176,7 +176,7 @@ def test_a_replay_of_unequal_links_gives_every_download_its_seconds(played, tmp_
     Into how many frames an upload is cut follows its pace: of these, their headers of 36 bytes may be more or fewer.
     """
     folder, run, trace = played
-    plan = placed(trace.header.plan, folder)
+    plan = resolve_data(trace.header.plan, folder)
     errors = {}
     for name, one in (("told", told(trace, {"a": 2e6, "b": 20e6, "c": 10e6})), ("untold", trace)):
         _, records = replay(plan, tmp_path / name, trace=one)

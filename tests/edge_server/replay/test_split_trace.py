@@ -11,7 +11,7 @@ from edge_server.cli.replay import gap_between_runs
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import closed_rounds
 from edge_server.journal.runs import Run
-from edge_server.plan.data import placed
+from edge_server.plan.data import resolve_data
 from edge_server.replay.devices import recorded_gateway
 from edge_server.replay.devices.behaviour import Work, batches
 from edge_server.replay.devices.recorded_device import load_devices
@@ -92,7 +92,7 @@ def test_an_exchange_draws_the_watts_that_it_drew(trial, tmp_path):
             task, exchange_joules=3.0 * task.exchange_s, provenance={**task.provenance, **meter}
         ),
     )
-    _, records = replay(placed(powered.header.plan, folder), tmp_path / "run", trace=powered)
+    _, records = replay(resolve_data(powered.header.plan, folder), tmp_path / "run", trace=powered)
     for cost in costs_by_round(records)[1].values():
         assert cost.exchange_joules == pytest.approx(3.0 * cost.exchange_s)
         assert cost.provenance["exchange_joules"].source == "trace: ina3221"
@@ -146,6 +146,6 @@ def test_what_a_step_takes_the_server_is_what_nobody_s_link_explains(trial, tmp_
     assert before_s < 0.1, "nobody serves in a replay of a plan"
     busy = busier(trace, 0.5 * STEPS)
     assert recorded_gateway.split_step_seconds(busy) == pytest.approx(before_s + 0.5, rel=0.1)
-    _, records = replay(placed(busy.header.plan, folder), tmp_path / "run", trace=busy)
+    _, records = replay(resolve_data(busy.header.plan, folder), tmp_path / "run", trace=busy)
     for before, after in zip(closed_rounds(run.records), closed_rounds(records), strict=True):
         assert after.seconds == pytest.approx(before.seconds + 0.5 * STEPS, rel=0.05)

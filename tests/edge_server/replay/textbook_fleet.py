@@ -17,7 +17,7 @@ import xxhash
 
 from edge_server.journal.costs import costs_by_round
 from edge_server.journal.records import AnyRecord, closed_rounds
-from edge_server.plan.data import share
+from edge_server.plan.data import device_data
 from edge_server.plan.plan import Plan, devices
 from shared.codecs import CODECS
 from shared.codecs.base import Codec
@@ -109,7 +109,7 @@ def kind(table) -> str:
 def fleet_of(plan: Plan) -> list[Device]:
     """Return the textbook's devices; those with traces lack what only the trace can say."""
     fleet, shelf = devices(plan), DataCache()
-    return [_device(plan, device, shelf.count(share(plan, fleet, index))) for index, device in enumerate(fleet)]
+    return [_device(plan, device, shelf.count(device_data(plan, fleet, index))) for index, device in enumerate(fleet)]
 
 
 def _device(plan: Plan, device, examples: int) -> Device:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_server.allocation.allocators.hcef_figures import FARTHEST, HcefOptions, limits, pooled, spread_estimates
-from edge_server.allocation.coordinator import decide, options_of, round_case
+from edge_server.allocation.allocators.hcef_figures import FARTHEST, HcefOptions, capped_mean, limits, spread_estimates
+from edge_server.allocation.coordinator import convert_options, decide, round_case
 from edge_server.allocation.experience import Experience
 from edge_server.allocation.inputs import Case, RoundSetting, Sizes, recorded_case
 from edge_server.journal.budget import Ledger, RunSpending
@@ -276,7 +276,7 @@ def test_whatever_devices_say_there_is_a_decision(told, baseline, seconds, joule
 )
 def test_options_that_are_none_are_refused(options):
     with pytest.raises(ConfigError, match="hcef"):
-        options_of(table(**options))
+        convert_options(table(**options))
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -307,13 +307,13 @@ def test_whole_steps_keep_deadlines_and_joules_and_are_at_most_one_off(joint, sl
 def test_what_honest_devices_tell_is_averaged_and_one_that_lies_moves_it_little():
     """Whatever it says: to at most a twelfth of ten medians beside eleven others."""
     honest = [0.5 + 0.1 * place for place in range(11)]
-    assert pooled(honest) == pytest.approx(sum(honest) / 11)
+    assert capped_mean(honest) == pytest.approx(sum(honest) / 11)
     for lie in (1e3, 1e300, 1.7e308):
         median = honest[5]
-        assert pooled([*honest, lie]) <= (sum(honest) + FARTHEST * (median + 0.1)) / 12
-    assert pooled([1.7e308] * 3) > 0, "the sum of all is beyond what a float holds"
-    assert pooled([0.0] * 7 + [1.0, 3.0]) == pytest.approx(4 / 9), "near the end most tell no gradient at all"
-    assert pooled([0.0, 0.0]) == 0.0
+        assert capped_mean([*honest, lie]) <= (sum(honest) + FARTHEST * (median + 0.1)) / 12
+    assert capped_mean([1.7e308] * 3) > 0, "the sum of all is beyond what a float holds"
+    assert capped_mean([0.0] * 7 + [1.0, 3.0]) == pytest.approx(4 / 9), "near the end most tell no gradient at all"
+    assert capped_mean([0.0, 0.0]) == 0.0
 
 
 def test_one_that_lies_about_its_gradients_does_not_bring_all_to_their_floors():

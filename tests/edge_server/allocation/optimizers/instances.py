@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import block_diag, csr_array, vstack
 
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth
-from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, value
+from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, objective_terms
 
 STEPS, BETWEEN, LEVELS = 401, 21, 400
 COLUMNS = ("step_s", "send_s", "step_joules", "send_joules", "deadline_s")
@@ -108,7 +108,7 @@ def points(given: HcefTerms, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     most = np.clip((deadline - steps * step_s) / send_s, theta, 1.0) if send_s > 0 else np.ones_like(steps)
     sent = theta + np.linspace(0, 1, BETWEEN) * (most - theta)
     steps = np.broadcast_to(steps, sent.shape)
-    worth, joules = value(given, (steps, sent)).ravel(), (steps * step_joules + sent * send_joules).ravel()
+    worth, joules = objective_terms(given, (steps, sent)).ravel(), (steps * step_joules + sent * send_joules).ravel()
     order = np.lexsort((worth, joules))
     worth, joules = worth[order], joules[order]
     better = np.append(True, worth[1:] < np.minimum.accumulate(worth)[:-1])

@@ -12,7 +12,7 @@ import pytest
 
 from edge_server.allocation.optimizers import bandwidth, hcef, hcef_joint
 from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth
-from edge_server.allocation.optimizers.hcef_problem import Control, terms
+from edge_server.allocation.optimizers.hcef_problem import Control, derive_terms
 from tests.edge_server.allocation.optimizers import instances
 from tests.edge_server.allocation.optimizers.instances import by_integers
 
@@ -78,7 +78,7 @@ def test_no_seconds_of_computing_and_no_limit_have_a_bound_that_holds(count):
             found = hcef_joint.solve(asked)
             require_sound(found)
             assert found.gap <= 1e-3, (kind, seed, changes.keys())
-            given = terms(asked)
+            given = derive_terms(asked)
             if math.isfinite(given.energy_joules) and count == FEW and seed == 0:
                 assert found.objective <= by_integers(given) * (1 + 1e-6), (kind, changes.keys())
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_server.allocation.optimizers.bandwidth import solve
-from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, terms
+from edge_server.allocation.optimizers.bandwidth_problem import Bandwidth, derive_terms
 from edge_server.allocation.optimizers.base import Bound
 from tests.edge_server.allocation.optimizers.instances import BANDWIDTHS, bandwidth
 
@@ -44,7 +44,7 @@ def test_it_is_never_worse_than_the_conic_solver(kind):
 
 def test_the_conditions_of_karush_kuhn_and_tucker_hold():
     for problem in every():
-        found, told = solve(problem), terms(problem)
+        found, told = solve(problem), derive_terms(problem)
         needs, tall = told.cap > 0, found.multiplier * (1 + 1e-6)
         if not needs.any():
             continue

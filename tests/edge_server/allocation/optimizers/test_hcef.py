@@ -7,9 +7,16 @@ import pytest
 
 from edge_server.allocation.optimizers import hcef_cvxpy
 from edge_server.allocation.optimizers.base import Bound
-from edge_server.allocation.optimizers.hcef import alternate, halfway, sent_for, solve, steps_for
+from edge_server.allocation.optimizers.hcef import alternate, solve, solve_sent, solve_steps, start_steps
 from edge_server.allocation.optimizers.hcef_budget import Place, remaining
-from edge_server.allocation.optimizers.hcef_problem import Hcef, joules, sent_cap, steps_cap, terms, value
+from edge_server.allocation.optimizers.hcef_problem import (
+    Hcef,
+    derive_terms,
+    objective_terms,
+    sent_cap,
+    steps_cap,
+    total_joules,
+)
 from tests.edge_server.allocation.optimizers.instances import CONTROLS, control
 
 SEEDS = range(5)
@@ -28,7 +35,7 @@ def feasible(given, point):
     steps, sent = point
     took = steps * given.step_s + sent * given.send_s
     return (
-        joules(given, point) <= given.energy_joules * (1 + 1e-12)
+        total_joules(given, point) <= given.energy_joules * (1 + 1e-12)
         and np.all(took <= given.deadline_s * (1 + 1e-12))
         and np.all((steps >= given.least[0]) & (steps <= 1) & (sent >= given.least[1]) & (sent <= 1))
     )
@@ -36,11 +43,11 @@ def feasible(given, point):
 
 def test_the_papers_coefficient_of_p22_is_right():
     problem = control("energy", 9, 1)
-    given, rng = terms(problem), np.random.default_rng(0)
+    given, rng = derive_terms(problem), np.random.default_rng(0)
     sent = rng.random(9)
     printed = (2 - sent) * problem.sigma2 - (4 + sent) * problem.g2
     for steps in rng.random((5, 9)):
-        rest = value(given, (steps, sent)) - (3 * problem.g2 * steps**2 + printed * steps)
+        rest = objective_terms(given, (steps, sent)) - (3 * problem.g2 * steps**2 + printed * steps)
         assert rest == pytest.approx(np.full(9, 3 * problem.g2))
 
 
@@ -48,16 +55,16 @@ def test_the_papers_coefficient_of_p22_is_right():
 def test_both_blocks_are_never_worse_than_the_conic_solver(kind):
     for seed in SEEDS:
         for count in COUNTS:
-            given = terms(control(kind, count, seed))
-            steps = halfway(given, np.random.default_rng(seed).random())
-            sent, price = sent_for(given, steps)
-            theirs, conic = hcef_cvxpy.sent_for(given, steps)
-            ours, least = (value(given, (steps, one)).sum() for one in (sent, theirs))
+            given = derive_terms(control(kind, count, seed))
+            steps = start_steps(given, np.random.default_rng(seed).random())
+            sent, price = solve_sent(given, steps)
+            theirs, conic = hcef_cvxpy.solve_sent(given, steps)
+            ours, least = (objective_terms(given, (steps, one)).sum() for one in (sent, theirs))
             assert feasible(given, (steps, sent))
             assert -1e-6 * least <= ours - least <= 1e-12 * least
-            again, price = steps_for(given, sent)
-            theirs, conic = hcef_cvxpy.steps_for(given, sent)
-            ours, least = (value(given, (one, sent)).sum() for one in (again, theirs))
+            again, price = solve_steps(given, sent)
+            theirs, conic = hcef_cvxpy.solve_steps(given, sent)
+            ours, least = (objective_terms(given, (one, sent)).sum() for one in (again, theirs))
             assert feasible(given, (again, sent))
             assert -1e-6 * least <= ours - least <= 1e-12 * least
             if conic > 1e-6 and np.any((again > given.least[0]) & (again < steps_cap(given, sent))):
@@ -66,9 +73,9 @@ def test_both_blocks_are_never_worse_than_the_conic_solver(kind):
 
 def test_the_conditions_of_karush_kuhn_and_tucker_hold():
     for problem in every():
-        given = terms(problem)
-        sent, _ = sent_for(given, halfway(given, 0.5))
-        steps, price = steps_for(given, sent)
+        given = derive_terms(problem)
+        sent, _ = solve_sent(given, start_steps(given, 0.5))
+        steps, price = solve_steps(given, sent)
         slope = 2 * given.bend * (steps - 1) + (2 - sent) * given.noise + price * given.step_joules
         scale = given.bend + given.noise + price * given.step_joules
         cap = steps_cap(given, sent)
@@ -79,22 +86,22 @@ def test_the_conditions_of_karush_kuhn_and_tucker_hold():
         assert np.all(rest[at_cap & ~at_floor] <= 1e-6)
         assert price >= 0
         if price > 0:
-            assert joules(given, (steps, sent)) == pytest.approx(given.energy_joules)
+            assert total_joules(given, (steps, sent)) == pytest.approx(given.energy_joules)
 
 
 def test_the_alternation_descends_and_stays_feasible():
     for problem in every():
-        given = terms(problem)
-        steps, sent, last = halfway(given, 0.0), np.full(len(problem.mu_s), given.least[1]), np.inf
+        given = derive_terms(problem)
+        steps, sent, last = start_steps(given, 0.0), np.full(len(problem.mu_s), given.least[1]), np.inf
         for _ in range(6):
-            sent, _ = sent_for(given, steps)
+            sent, _ = solve_sent(given, steps)
             assert feasible(given, (steps, sent))
-            steps, _ = steps_for(given, sent)
+            steps, _ = solve_steps(given, sent)
             assert feasible(given, (steps, sent))
-            now = value(given, (steps, sent)).sum()
+            now = objective_terms(given, (steps, sent)).sum()
             assert now <= last + 1e-12 * abs(now)
             last = now
-        assert alternate(given, halfway(given, 0.0), sweeps=6).objective == pytest.approx(last, rel=1e-4)
+        assert alternate(given, start_steps(given, 0.0), sweeps=6).objective == pytest.approx(last, rel=1e-4)
 
 
 def test_with_no_limits_all_is_sent_and_steps_are_the_unconstrained_best():
@@ -119,7 +126,7 @@ def test_less_time_makes_slow_devices_step_less():
 
 def test_sending_that_costs_no_joules_is_limited_by_time_alone():
     problem = changed(control("energy", 9, 3), tx_w=0.0)
-    given = terms(problem)
+    given = derive_terms(problem)
     found = solve(problem)
     assert found.sent == pytest.approx(sent_cap(given, found.steps), abs=1e-4)
 

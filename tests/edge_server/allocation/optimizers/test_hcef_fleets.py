@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from edge_server.allocation.optimizers.hcef import alternate, halfway
+from edge_server.allocation.optimizers.hcef import alternate, start_steps
 from edge_server.allocation.optimizers.hcef_joint import solve
-from edge_server.allocation.optimizers.hcef_problem import HcefTerms, joules, steps_cap, terms
+from edge_server.allocation.optimizers.hcef_problem import HcefTerms, derive_terms, steps_cap, total_joules
 from tests.edge_server.allocation.optimizers.instances import by_integers, fleet
 
 SEEDS = int(os.environ.get("FLEETS", "5"))
@@ -24,11 +24,11 @@ def best_of_ten(given: HcefTerms, seed: int) -> float:
     """Return the best end of alternation, from five shares of the room and five random starts."""
     rng, count = np.random.default_rng(seed), len(given.step_s)
     cap = steps_cap(given, np.full(count, given.least[1]))
-    starts = [halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    starts = [start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
     ends = [alternate(given, start) for start in starts]
     most = given.energy_joules * (1 + 1e-12)
-    return min(end.objective for end in ends if joules(given, (end.steps, end.sent)) <= most)
+    return min(end.objective for end in ends if total_joules(given, (end.steps, end.sent)) <= most)
 
 
 @pytest.mark.parametrize("count", [8, 16, 30, 64, 200, 1000, pytest.param(MANY, marks=pytest.mark.slow)])
@@ -37,8 +37,8 @@ def test_equal_boards_are_certified_and_never_worse_than_ten_alternations(count)
     for kinds in KINDS:
         for seed in range(SEEDS if count < MANY else max(1, SEEDS // 2)):
             problem = fleet(kinds, count, seed)
-            given, found = terms(problem), solve(problem)
-            assert joules(given, (found.steps, found.sent)) <= given.energy_joules * (1 + 1e-11)
+            given, found = derive_terms(problem), solve(problem)
+            assert total_joules(given, (found.steps, found.sent)) <= given.energy_joules * (1 + 1e-11)
             assert np.all(found.steps * given.step_s + found.sent * given.send_s <= given.deadline_s * (1 + 1e-11))
             assert found.least_objective <= found.objective * (1 + 1e-12)
             assert found.objective <= best_of_ten(given, seed) * (1 + 1e-9), (kinds, seed)
@@ -51,6 +51,6 @@ def test_no_mixture_of_points_on_a_grid_is_better(count):
     for kinds in (1, 2, 3):
         for seed in range(max(1, SEEDS // 3)):
             problem = fleet(kinds, count, seed)
-            found, other = solve(problem), by_integers(terms(problem))
+            found, other = solve(problem), by_integers(derive_terms(problem))
             assert found.objective <= other * (1 + 1e-6), (kinds, seed)
             assert found.least_objective <= other * (1 + 1e-9), (kinds, seed)

@@ -5,22 +5,29 @@ import dataclasses
 import numpy as np
 import pytest
 
-from edge_server.allocation.optimizers.hcef import alternate, halfway
+from edge_server.allocation.optimizers.hcef import alternate, start_steps
 from edge_server.allocation.optimizers.hcef import solve as by_turns
-from edge_server.allocation.optimizers.hcef_few import within
+from edge_server.allocation.optimizers.hcef_few import best_within
 from edge_server.allocation.optimizers.hcef_joint import solve
-from edge_server.allocation.optimizers.hcef_problem import Hcef, HcefTerms, joules, steps_cap, terms, value
+from edge_server.allocation.optimizers.hcef_problem import (
+    Hcef,
+    HcefTerms,
+    derive_terms,
+    objective_terms,
+    steps_cap,
+    total_joules,
+)
 from tests.edge_server.allocation.optimizers.instances import CONTROLS, control, fleet
 
 
 def best_of_ten(given: HcefTerms, rng: np.random.Generator) -> float:
     """Return the best of where alternation ends within E, from five shares of the room and five random starts."""
-    starts = [halfway(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    starts = [start_steps(given, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     count = len(given.step_s)
     cap = steps_cap(given, np.full(count, given.least[1]))
     starts += [np.clip(rng.random(count), given.least[0], cap) for _ in range(5)]
     ends = [alternate(given, start) for start in starts]
-    within_e = [e for e in ends if joules(given, (e.steps, e.sent)) <= given.energy_joules * (1 + 1e-12)]
+    within_e = [e for e in ends if total_joules(given, (e.steps, e.sent)) <= given.energy_joules * (1 + 1e-12)]
     return min(end.objective for end in within_e)
 
 
@@ -29,9 +36,9 @@ def test_it_is_feasible_certified_and_never_worse_than_alternation_from_any_star
     for seed in range(5):
         for count in (1, 2, 5, 17, 64):
             problem, rng = control(kind, count, seed), np.random.default_rng(seed)
-            given, found = terms(problem), solve(problem)
+            given, found = derive_terms(problem), solve(problem)
             point = found.steps, found.sent
-            assert joules(given, point) <= given.energy_joules * (1 + 1e-11)
+            assert total_joules(given, point) <= given.energy_joules * (1 + 1e-11)
             assert np.all(found.steps * given.step_s + found.sent * given.send_s <= given.deadline_s * (1 + 1e-11))
             assert found.least_objective <= found.objective * (1 + 1e-12)
             assert found.objective <= best_of_ten(given, rng) * (1 + 1e-9)
@@ -42,9 +49,9 @@ def test_it_is_not_worse_where_the_last_joules_pay_for_one_device_between_its_fa
     """Of 200 balanced instances, those in which alternation from ten or from thirty starts once found a better one."""
     problem, rng = control("balanced", 64, seed), np.random.default_rng(seed)
     found = solve(problem).objective
-    assert found <= best_of_ten(terms(problem), rng) * (1 + 1e-9)
+    assert found <= best_of_ten(derive_terms(problem), rng) * (1 + 1e-9)
     others = np.random.default_rng(seed + 1000)
-    assert found <= min(best_of_ten(terms(problem), others) for _ in range(4)) * (1 + 1e-9)
+    assert found <= min(best_of_ten(derive_terms(problem), others) for _ in range(4)) * (1 + 1e-9)
 
 
 def test_the_certified_gap_is_small_where_there_are_many():
@@ -63,32 +70,34 @@ def test_the_certified_gap_is_small_where_many_are_equal(count, seed):
     problem = fleet(1, count, seed)
     found = solve(problem)
     assert found.gap <= 2e-4
-    assert found.objective <= best_of_ten(terms(problem), np.random.default_rng(seed)) * (1 + 1e-9)
+    assert found.objective <= best_of_ten(derive_terms(problem), np.random.default_rng(seed)) * (1 + 1e-9)
 
 
 def test_two_devices_are_within_half_a_percent_of_a_fine_grid():
     for kind in ("balanced", "energy", "link"):
         for seed in range(4):
             problem = control(kind, 2, seed)
-            given = terms(problem)
+            given = derive_terms(problem)
             floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
             spare = (given.energy_joules - floors.sum()) * np.linspace(0, 1, 4001)
             shared = np.stack((floors[0] + spare, floors[1] + spare[::-1]))
-            grid = value(given, within(given, shared)).sum(axis=0).min()
+            grid = objective_terms(given, best_within(given, shared)).sum(axis=0).min()
             assert solve(problem).objective <= grid * 1.0001
 
 
 def test_a_devices_best_within_its_joules_is_no_worse_than_a_grid_of_both():
-    given = terms(control("balanced", 6, 1))
+    given = derive_terms(control("balanced", 6, 1))
     floors = given.least[0] * given.step_joules + given.least[1] * given.send_joules
     limit = floors + 0.4 * (given.step_joules + given.send_joules)
-    found = value(given, tuple(one[:, None] for one in map(np.ravel, within(given, limit[:, None]))))[:, 0]
+    found = objective_terms(given, tuple(one[:, None] for one in map(np.ravel, best_within(given, limit[:, None]))))[
+        :, 0
+    ]
     steps = np.linspace(given.least[0], 1, 300)[:, None, None] + np.zeros((1, 300, 6))
     sent = np.linspace(given.least[1], 1, 300)[None, :, None] + np.zeros((300, 1, 6))
     fits = (steps * given.step_s + sent * given.send_s <= given.deadline_s) & (
         steps * given.step_joules + sent * given.send_joules <= limit
     )
-    grid = np.where(fits, value(given, (steps, sent)), np.inf).min(axis=(0, 1))
+    grid = np.where(fits, objective_terms(given, (steps, sent)), np.inf).min(axis=(0, 1))
     assert np.all(found <= grid + 1e-12)
 
 
@@ -124,15 +133,15 @@ def test_budgets_below_the_floors_that_do_not_divide_evenly(kind):
         for count in (3, 7, 9, 12):
             problem = control(kind, count, seed)
             for share in shares:
-                poor = dataclasses.replace(problem, energy_joules=share * terms(problem).enough_joules)
+                poor = dataclasses.replace(problem, energy_joules=share * derive_terms(problem).enough_joules)
                 assert not solve(poor).feasible
 
 
 def test_budgets_that_the_floors_take_but_for_rounding():
     for seed in range(8):
         problem = control("balanced", 9, seed)
-        floors = terms(problem).floor_joules
+        floors = derive_terms(problem).floor_joules
         for more in (0.0, 1e-16, 3e-16, 1e-15, 1e-14, 1e-12, 1e-11, 1e-9):
             tight = dataclasses.replace(problem, energy_joules=floors * (1 + more))
             found = solve(tight)
-            assert joules(terms(tight), (found.steps, found.sent)) <= floors * (1 + more) * (1 + 1e-12)
+            assert total_joules(derive_terms(tight), (found.steps, found.sent)) <= floors * (1 + more) * (1 + 1e-12)

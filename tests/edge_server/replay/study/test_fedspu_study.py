@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.records import Evaluated
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import Result, order_of, read_result
@@ -49,7 +49,7 @@ def test_methods_differ_in_nothing_but_their_algorithm(name):
 def test_the_fleet_is_the_papers(name):
     """A hundred devices, ten a round, five epochs, a fifth of them in each cluster."""
     plan = grid(name)[0].plan
-    assert len(expanded(plan.device)) == 100
+    assert len(expand_devices(plan.device)) == 100
     assert (plan.cohort.size, plan.hyper.local_epochs) == (10, 5)
     assert (plan.optimizer.name, plan.optimizer.options) == ("clusters", {"keep": "0.2,0.4,0.6,0.8,1"})
     trained = (1 - plan.data.holdout) * (1 - plan.data.validation)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from edge_server.journal.runs import versions
-from edge_server.plan.devices import expanded
+from edge_server.plan.devices import expand_devices
 from edge_server.replay.study.cell import run_cell
 from edge_server.replay.study.grid import Cell, cells
 from edge_server.replay.study.result import order_of, read_result
@@ -77,7 +77,7 @@ def test_no_device_has_a_label_and_the_servers_are_those_of_the_issue(name):
     count = drawn.count or 10 * drawn.per_class
     assert (name, count) in {("semisfl", 200), ("semisfl-cifar", 1000), ("semisfl-har", round(0.05 * 7352))}
     assert plan.data.labels == "none"
-    assert len(expanded(plan.device)) == plan.cohort.min_devices
+    assert len(expand_devices(plan.device)) == plan.cohort.min_devices
 
 
 def small(variant: str, folder: Path) -> None:
