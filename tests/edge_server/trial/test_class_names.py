@@ -15,6 +15,7 @@ from edge_server.journal.records import closed_rounds
 from edge_server.journal.sqlite import read
 from tests.edge_server.harness import write_plan
 from tests.edge_server.processes import PATIENCE_S, folder_of, forked, started
+from tests.naming import names_all
 
 pytestmark = [
     pytest.mark.broker,
@@ -78,8 +79,7 @@ def test_other_names_are_refused_with_both_lists(port, tmp_path):
     code, said = run_server(tmp_path, port)
     assert code == 2
     last = said.splitlines()[-1]
-    assert last.startswith("edge-server: device b: the run does not begin, its labels mean something else: its classes")
-    assert "bird, cat; those of a are cat, dog" in last
+    assert names_all(last, "b", "bird, cat", "a", "cat, dog")
     assert "Traceback" not in said
     assert not list((tmp_path / "runs").glob("tiny-*"))  # a run that never began leaves nothing behind
 
@@ -90,8 +90,7 @@ def test_the_plan_names_them_and_every_board_numbers_its_own_by_it(port, tmp_pat
     with boards(tmp_path, port, c=("0,cat", "0,dog")):
         code, said = run_server(tmp_path, port, data=planned, cohort="min_devices = 3", round='on_missed = "stop"')
         assert code == 2
-        assert "device c: the run does not begin, its inputs mean something else: it has shape 3; " in said
-        assert "the plan and device a have shape 2" in said
+        assert any(names_all(line, "c", 3, "a", 2) for line in said.splitlines())
     (again := tmp_path / "again").mkdir()
     code, said = run_server(again, port, data=planned, cohort="min_devices = 2")
     assert code == 0, said
