@@ -181,7 +181,7 @@ def test_an_answer_that_drips_is_left_in_time() -> None:
 
     with server(drip) as (url, _):
         began = time.monotonic()
-        with pytest.raises(NoData, match=naming("127.0.0.1", "bytes")) as caught:
+        with pytest.raises(NoData, match=naming("127.0.0.1")) as caught:
             fetch(url, monotonic, 0.5)
         assert time.monotonic() - began < 60
         ended.set()
