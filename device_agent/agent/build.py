@@ -60,7 +60,7 @@ def compose(  # noqa: PLR0913 - the seams that replay exchanges
         outbox=outbox,
         download=_make_download(config, folder, transport, meter, worker, clock),
         delivery=_make_delivery(reporter, outbox, meter, seed),
-        splitting=_make_splitting(config, transport, clock, seed),
+        splitting=_make_split_sessions(config, transport, clock, seed),
         data=config.examples,
         states=folder / "state",
         frame_bytes=config.link.frame_bytes,
@@ -126,7 +126,7 @@ def _make_download(
     )
 
 
-def _make_splitting(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> SplitSessions:
+def _make_split_sessions(config: AgentConfig, transport: Transport, clock: Clock, seed: int | None) -> SplitSessions:
     return SplitSessions(
         transport,
         config.site,

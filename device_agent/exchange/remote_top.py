@@ -180,7 +180,7 @@ class RemoteTop:
             except TimeoutError:
                 await exchange.offer_again()
                 continue
-            if (answer := await exchange.hear(message, size)) is None:
+            if (answer := await exchange.handle(message, size)) is None:
                 continue
             self._room = answer.room
             if answer.reason:
@@ -236,7 +236,7 @@ class _Exchange:
         with suppress(Unreachable):
             await self.offer(Room())
 
-    async def hear(self, message: Message, size: int) -> TopAnswer | None:
+    async def handle(self, message: Message, size: int) -> TopAnswer | None:
         """Handle a message; return it if it is the answer.
 
         Raises:
