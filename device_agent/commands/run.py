@@ -31,7 +31,7 @@ from device_agent.measurement.tuning.apply import JOURNAL_NAME, hold_target
 from device_agent.measurement.tuning.plan import Target
 from device_agent.trainer.beside_serving import choose_share, choose_trainer_device, format_share
 from device_agent.trainer.process import TrainerProcess
-from device_agent.upgrade.proof import Proving, hold_busy
+from device_agent.upgrade.proof import TrialReporter, mark_busy
 from device_agent.upgrade.record import find_home, running_version
 from device_agent.upgrade.state_formats import check_formats
 from shared.data.classes import class_names
@@ -92,15 +92,18 @@ async def serve(config: AgentConfig) -> None:
     folder = ensure_writable(Path(config.state_dir), "name a folder this user may write")
     serving = _compose_serving(config, folder)
     stopping, home = asyncio.Event(), find_home()
-    proving = Proving(home, folder, running_version(home) if home else "")
-    events = AgentEvents(stopping, proving.heard)
+    trial = TrialReporter(home, folder, running_version(home) if home else "")
+    events = AgentEvents(stopping, trial.report_accepted)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     with hold_lock(folder) as lock:
         check_formats(folder)
         claim(folder, config.device)
         beside = serving.coroutines() if serving else []
-        async with notify_supervisor(), background(keep_lock(lock), proving.run(), _trim_memory(events), *beside):
+        async with (
+            notify_supervisor(),
+            background(keep_lock(lock), trial.run(), _trim_memory(events), *beside),
+        ):
             if serving and config.data is None:
                 logger.info("this board serves models only: its file has no [data]")
                 await _serve_models_only(config, folder, serving, events)
@@ -261,7 +264,7 @@ async def _run_agent(
     async with _make_transport(config, folder, session).running() as transport:
         agent = compose(config, folder, transport, trainer, board=board, link=LinkMeter(transport.traffic))
         agent.reporter.instance, agent.reporter.published = session.instance, events.reported
-        agent.busy = partial(hold_busy, folder)
+        agent.busy = partial(mark_busy, folder)
         if serving and serving.own:
             agent.keeps_own, agent.outbox.own_changed = True, serving.own.changed.set
             serving.own.changed.set()  # an earlier agent's trainer may have left a model

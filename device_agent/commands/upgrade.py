@@ -14,9 +14,9 @@ from device_agent.config import load_file
 from device_agent.identity.credentials import CA, CURRENT, FOLDER, MEMBERSHIP, read_membership
 from device_agent.upgrade.agent_folder import AgentFolder, as_owner
 from device_agent.upgrade.agent_service import SYSTEMCTL, UNIT, SystemdService
-from device_agent.upgrade.place import ROOTS, STATE_DIR, UpgradePlace, UpgradeRequest
-from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, Wanted, find_home, read_upgrade
-from device_agent.upgrade.trusted_roots import find_root, pin_of, trusted_pins
+from device_agent.upgrade.place import ROOTS, STATE_DIR, UpgradeEnvironment, UpgradeRequest
+from device_agent.upgrade.record import HOME, PROBATION_S, UpgradeRecord, UpgradeTarget, find_home, read_upgrade
+from device_agent.upgrade.trusted_roots import compute_pin, find_root, read_trusted_pins
 from device_agent.upgrade.updater import Updater
 from device_agent.upgrade.verdict import next_attempt
 from device_agent.upgrade.versions import Versions
@@ -105,15 +105,15 @@ def run(options: argparse.Namespace) -> int:
         lock.release()
 
 
-def _find_place(options: argparse.Namespace) -> UpgradePlace:
+def _find_place(options: argparse.Namespace) -> UpgradeEnvironment:
     settings = {"home": options.home or find_home() or HOME, "roots": options.roots}
     try:
-        return UpgradePlace(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
+        return UpgradeEnvironment(state_dir=Path(load_file(options.config or CONFIG).state_dir), **settings)
     except ConfigError as error:
         if options.config:
             raise
         logger.info("%s; using the agent's default folder %s", error, STATE_DIR)
-        return UpgradePlace(state_dir=STATE_DIR, **settings)
+        return UpgradeEnvironment(state_dir=STATE_DIR, **settings)
 
 
 def _install(updater: Updater, options: argparse.Namespace) -> int:
@@ -123,9 +123,9 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
         version = read_manifest(read_signed(signed).manifest).version  # the updater verifies it later
     except FieldFleetError as error:
         raise ConfigError(f"{options.manifest or options.package.with_suffix('.json')}: {error}") from error
-    updater.settle()
-    backports.run(updater.finish())
-    target = Wanted(
+    updater.resume()
+    backports.run(updater.watch_trial())
+    target = UpgradeTarget(
         version=version, attempt=next_attempt(updater.record, version), probation_s=_seconds(options.probation)
     )
     request = UpgradeRequest(
@@ -136,14 +136,14 @@ def _install(updater: Updater, options: argparse.Namespace) -> int:
         force=options.force,
         lose=options.lose,
     )
-    record = backports.run(updater.take(request))
+    record = backports.run(updater.install(request))
     _print(_describe(record, updater.versions.current()))
     return {"committed": 0, "rolled-back": EXIT_BACK}.get(record.state, EXIT_REFUSED)
 
 
 def _seconds(seconds: float) -> float:
     try:
-        return Wanted(version="0", probation_s=seconds).probation_s
+        return UpgradeTarget(version="0", probation_s=seconds).probation_s
     except ValueError as error:
         raise ConfigError(f"--probation {seconds}: {error}") from error
 
@@ -159,47 +159,47 @@ def _read(path: Path, most: int) -> bytes:
 def _run_requests(updater: Updater, options: argparse.Namespace) -> int:
     """Resume an interrupted upgrade, then install requested versions until none is left."""
     supervisor, done = find_supervisor(), None
-    updater.settle()
+    updater.resume()
     supervisor.tell(READY)  # the version is decided, so the agent may start
-    backports.run(updater.finish())
+    backports.run(updater.watch_trial())
     while (request := _read_request(updater.agent)) not in (None, done):
         assert request
-        backports.run(updater.take(_open_request(updater.agent, request)))
+        backports.run(updater.install(_open_request(updater.agent, request)))
         done = request
     del options
     return 0
 
 
-def _read_request(agent: AgentFolder) -> Wanted | None:
+def _read_request(agent: AgentFolder) -> UpgradeTarget | None:
     try:
-        return agent.wanted()
+        return agent.read_target()
     except (ConfigError, CorruptFile) as error:
         logger.warning("upgrade request ignored: %s", error)
         return None
 
 
-def _open_request(agent: AgentFolder, request: Wanted) -> UpgradeRequest:
+def _open_request(agent: AgentFolder, request: UpgradeTarget) -> UpgradeRequest:
     name = request.version
-    return UpgradeRequest(request, lambda: agent.signed(name), lambda size: agent.package(name, size))
+    return UpgradeRequest(request, lambda: agent.read_manifest(name), lambda size: agent.read_package(name, size))
 
 
 def _back(updater: Updater, options: argparse.Namespace) -> int:
     """Return to the previous version."""
     del options
-    updater.settle()
+    updater.resume()
     record = updater.go_back("asked for at the board")
     _print(_describe(record, updater.versions.current()))
     return 0
 
 
-def _show(place: UpgradePlace, form: str) -> int:
+def _show(place: UpgradeEnvironment, form: str) -> int:
     record, current = read_upgrade(place.home), Versions(place.home).current()
     if form == "json":
-        status = {"current": current, "trusts": trusted_pins(place.roots), **msgspec.to_builtins(record)}
+        status = {"current": current, "trusts": read_trusted_pins(place.roots), **msgspec.to_builtins(record)}
         _print(msgspec.json.encode(status).decode())
         return 0
     _print(_describe(record, current))
-    pins = trusted_pins(place.roots)
+    pins = read_trusted_pins(place.roots)
     _print(
         "\n".join(f"trusts packages of root {pin[:16]}…" for pin in pins)
         or "trusts no packages; run `device-agent upgrade trust`"
@@ -220,7 +220,7 @@ def _describe(record: UpgradeRecord, current: str) -> str:
     return f"{line}: {record.reason}" if record.reason else line
 
 
-def _trust(place: UpgradePlace) -> int:
+def _trust(place: UpgradeEnvironment) -> int:
     """Store the root of the site that this board has joined as trusted."""
     folder = place.state_dir / FOLDER / CURRENT
     with as_owner(place.state_dir):
@@ -234,7 +234,7 @@ def _trust(place: UpgradePlace) -> int:
         replace_file(place.roots, root, mode=READABLE)
     except PermissionError as error:
         raise ConfigError(f"{place.roots}: {error.strerror}; run this as root: sudo") from error
-    _print(f"packages signed by site {membership.site} are accepted; fingerprint of its root:\n{pin_of(root)}")
+    _print(f"packages signed by site {membership.site} are accepted; fingerprint of its root:\n{compute_pin(root)}")
     return 0
 
 

@@ -23,8 +23,8 @@ from device_agent.exchange.package_download import PackageDownload
 from device_agent.exchange.resend import announce
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.proof import open_folder
-from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, Wanted, read_upgrade
-from device_agent.upgrade.verdict import is_done
+from device_agent.upgrade.record import MOST_PROBATION_S, WANTED, UpgradeRecord, UpgradeTarget, read_upgrade
+from device_agent.upgrade.verdict import is_handled
 from shared.errors import ConfigError, CorruptFile, FieldFleetError, WireError
 from shared.protocol import wire
 from shared.protocol.inference.rollout import Bundle, ModelStatus, Offer, Releases, Withdraw
@@ -166,7 +166,7 @@ class AgentOffers:
         else:
             await self._repeat_until_done(request)
 
-    async def _repeat_until_done(self, request: Wanted) -> None:
+    async def _repeat_until_done(self, request: UpgradeTarget) -> None:
         """Write a request again, with growing pauses, until the updater's record reflects it."""
         pause_s = REWRITE_S
         while True:
@@ -174,13 +174,13 @@ class AgentOffers:
             pause_s = min(2 * pause_s, MAX_REWRITE_S)
             try:
                 await self._read_record()
-                if is_done(self._record, request, self.installed.version):
+                if is_handled(self._record, request, self.installed.version):
                     return
                 await self.download.worker(_write_request, self.state_dir, b"", request)
             except (FieldFleetError, OSError) as error:
                 log.warning("upgrade: %s", error)
 
-    def _is_already_done(self, request: Wanted) -> bool:
+    def _is_already_done(self, request: UpgradeTarget) -> bool:
         """Return True if the requested version runs already or the updater's record reflects the request.
 
         Raises:
@@ -189,7 +189,7 @@ class AgentOffers:
         runs_it = request.version == self.installed.version and self._record.state != "trial"
         if request == self._record.passed_over and request.version not in (self.installed.version, self._record.to):
             raise ConfigError(SUPERSEDED)
-        return runs_it or is_done(self._record, request, self.installed.version)
+        return runs_it or is_handled(self._record, request, self.installed.version)
 
     def _set_pending(self, pending: ModelStatus | None) -> None:
         self._pending = pending
@@ -203,7 +203,7 @@ class AgentOffers:
         try:
             await self._read_record()
             request = self._request_after_withdrawal(
-                message, await self.download.worker(AgentFolder(self.state_dir).wanted)
+                message, await self.download.worker(AgentFolder(self.state_dir).read_target)
             )
             if request is None:
                 return
@@ -213,7 +213,7 @@ class AgentOffers:
         else:
             await self._repeat_until_done(request)
 
-    def _request_after_withdrawal(self, message: Withdraw, request: Wanted | None) -> Wanted | None:
+    def _request_after_withdrawal(self, message: Withdraw, request: UpgradeTarget | None) -> UpgradeTarget | None:
         """Return the request that follows a withdrawn version; None if the updater is not concerned.
 
         Raises:
@@ -224,10 +224,10 @@ class AgentOffers:
         if is_its and record.state in ("trial", "committed"):
             goal = record.from_ if record.state == "trial" else record.previous
             attempt = max(1, record.attempt)
-            return Wanted(version=goal, deployment=message.deployment, attempt=attempt) if message.back else None
+            return UpgradeTarget(version=goal, deployment=message.deployment, attempt=attempt) if message.back else None
         if request is None or request.deployment != message.deployment:
             return None
-        is_seen_to = is_done(record, request, self.installed.version) and record.state not in PENDING
+        is_seen_to = is_handled(record, request, self.installed.version) and record.state not in PENDING
         return None if is_seen_to else msgspec.structs.replace(request, version=self.installed.version)
 
     async def _read_record(self) -> None:
@@ -277,9 +277,9 @@ class AgentOffers:
         return self._record.serials.get(version, self._serials.get(version, 0)) if version else 0
 
 
-def _build_request(offer: Offer, manifest: PackageManifest) -> Wanted:
+def _build_request(offer: Offer, manifest: PackageManifest) -> UpgradeTarget:
     probation_s = min(max(offer.soak_s, 1.0), MOST_PROBATION_S)
-    return Wanted(
+    return UpgradeTarget(
         version=manifest.version, deployment=offer.deployment, attempt=max(1, offer.attempt), probation_s=probation_s
     )
 
@@ -295,7 +295,7 @@ def _build_status(offer: Offer, state: str, reason: str = "") -> ModelStatus:
     )
 
 
-def _write_request(state_dir: Path, signed: bytes, request: Wanted) -> None:
+def _write_request(state_dir: Path, signed: bytes, request: UpgradeTarget) -> None:
     """Store the requested version and its signed manifest durably; the request is written last."""
     folder = open_folder(state_dir)
     if signed:

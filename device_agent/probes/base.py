@@ -1,4 +1,7 @@
-"""Probe interface and its reading of files: whatever a sensor does, the answer is a figure or a named lack."""
+"""Probe interface, and helpers that read numbers from sysfs files.
+
+A probe never fails as a whole: each figure is a reading or an absence with its cause.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ from shared.protocol.measurements import Absent, Reading
 log = logging.getLogger(__name__)
 
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
-"""As the kernel writes one: neither `1_000` nor other alphabets' digits, which int() takes."""
+"""Integer as the kernel writes it; int() would also accept `1_000` and non-ASCII digits."""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Readings, absences and facts of a probe.
 
     Attributes:
-        readings: By name, which ends in its unit: `cpu.policy0_hertz`.
-        absent: Figures that should be there and are not, by the same names.
-        facts: What is no figure.
+        readings: By name; a name ends in its unit, as in `cpu.policy0_hertz`.
+        absent: Expected figures that cannot be read, by the same names.
+        facts: Values that are not numbers, such as a governor.
     """
 
     readings: dict[str, Reading] = {}
@@ -37,66 +40,61 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Probe: TypeAlias = Callable[[Path, Profile, float], ProbeResult]
-"""`read(root, profile, at)`: reads below `root` only, keeps nothing; raises NoData where there is nothing at all."""
+"""`read(root, profile, at)`: stateless, reads only below `root`; raises NoData if the board has none of its figures."""
 
 
 def read_number(path: Path, scale: float = 1.0) -> float:
-    """Return the integer that a file holds, times `scale`; raises NoData as `read_text`, or where it holds none."""
+    """Return the integer in a file, times `scale`; raises NoData."""
     return parse_number(read_text(path), path) * scale
 
 
 def parse_number(content: str, path: Path) -> int:
-    """Return the integer that a text is; raises NoData, which names the file that it is of, where it is none."""
+    """Parse an integer; raises NoData that names the file."""
     if WHOLE_NUMBER.fullmatch(content) is None:
-        raise NoData(f"{path}: {content[:40]!r} is no whole number", lack="invalid")
+        raise NoData(f"{path}: {content[:40]!r} is not an integer", lack="invalid")
     return int(content)
 
 
 def read_within(path: Path, bounds: tuple[float, float], scale: float = 1.0) -> float:
-    """Return the integer that a file holds, times `scale`.
+    """Return the integer in a file, times `scale`; raises NoData if it is missing or out of bounds.
 
     Args:
-        bounds: Least and most that it can be, scaled.
-        scale: What one of the file's units is.
-
-    Raises:
-        NoData: As `read_number`, or where the figure cannot be.
+        bounds: Least and greatest plausible value, after scaling.
     """
     value = read_number(path, scale)
     if not bounds[0] <= value <= bounds[1]:
-        raise NoData(f"{path}: {value:g} cannot be, it is {bounds[0]:g} to {bounds[1]:g} everywhere", lack="invalid")
+        raise NoData(f"{path}: {value:g} is out of range ({bounds[0]:g} to {bounds[1]:g})", lack="invalid")
     return value
 
 
 def run_probe(probe: Probe, root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Run a probe; a figure that cannot be is an absence, and so is one that is not finite.
+    """Run a probe; implausible and non-finite readings become absences.
 
     Args:
-        root: The board's root folder.
         at: Monotonic seconds of the readings.
 
     Raises:
-        NoData: It has nothing at all, or fails in a way of its own, which is logged: a board with an odd sensor keeps
-            its other figures.
+        NoData: The probe has no figure, or raised another exception. That one is logged, so that a board with an odd
+            sensor keeps its other figures.
     """
     try:
-        found = probe(root, profile, at)
+        result = probe(root, profile, at)
     except NoData:
         raise
     except Exception as error:
         log.debug("probe %s fails", getattr(probe, "__module__", probe), exc_info=True)
         raise NoData(f"{type(error).__name__}: {error}", lack="invalid") from error
-    untrue = {
-        name: Absent(lack="invalid", cause=f"{one.source}: {one.value:g} {one.unit} cannot be")
-        for name, one in found.readings.items()
-        if not is_plausible(name, one.value)
+    implausible = {
+        name: Absent(lack="invalid", cause=f"{reading.source}: {reading.value:g} {reading.unit} is implausible")
+        for name, reading in result.readings.items()
+        if not is_plausible(name, reading.value)
     }
-    if not untrue:
-        return found
-    kept = {name: one for name, one in found.readings.items() if name not in untrue}
-    return ProbeResult(readings=kept, absent=found.absent | untrue, facts=found.facts)
+    if not implausible:
+        return result
+    plausible = {name: reading for name, reading in result.readings.items() if name not in implausible}
+    return ProbeResult(readings=plausible, absent=result.absent | implausible, facts=result.facts)
 
 
 def describe_absence(error: NoData) -> Absent:
-    """Return an error as a report's absence."""
+    """Convert an error into the absence of a report."""
     return Absent(lack=error.lack, cause=str(error))

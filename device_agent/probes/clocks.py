@@ -1,7 +1,7 @@
-"""CPU clocks by source: a Raspberry Pi's firmware, cpufreq policies, /proc/cpuinfo, the board's profile.
+"""CPU clocks from the Raspberry Pi firmware, cpufreq, /proc/cpuinfo or the profile.
 
-Only policies are read, never cpu0, cpu1, …: a CPU that is off has no folder. On a Raspberry Pi the firmware slows its
-one clock down behind Linux' back: there the files only announce, and their figures count as modelled.
+Policies are read instead of cpu0, cpu1, … because an offline CPU has no folder. A Raspberry Pi's firmware throttles
+without telling Linux: there cpufreq holds only the requested clock, and its figures count as modelled.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ POLICY_FOLDER = f"{CPU_FOLDER}/cpufreq"
 CPUINFO = "proc/cpuinfo"
 COUNTED_CLOCK = "cpuinfo_avg_freq"
 CLOCK_FILES = (COUNTED_CLOCK, "cpuinfo_cur_freq", "scaling_cur_freq")
-"""Counted by the cores; asked of the hardware, for root alone; what the driver set last or, on x86, counted too."""
+"""In order: counted by the cores; asked of the hardware (root only); last set by the driver, or counted on x86."""
 
 PLAUSIBLE_HERTZ = (1e6, 2e10)
 HERTZ_PER_KHZ, HERTZ_PER_MHZ = 1e3, 1e6
 WORST_LAST: tuple[Quality, ...] = ("measured", "corrected", "modelled")
 UNCERTAINTY: Mapping[Quality, float | None] = {"measured": 0.03, "corrected": 0.05, "modelled": None}
-"""One standard deviation, as a share. Drivers and firmware were within 3 % of a counting loop on every recorded board,
-but for the lowest clocks of Carmel cores, which a profile corrects."""
+"""Relative standard deviation. Drivers and firmware were within 3 % of a cycle-counting loop on every recorded board,
+except for the lowest clocks of Carmel cores, which a profile corrects."""
 
 
 class CpuClock(msgspec.Struct, frozen=True, kw_only=True):
-    """A clock and the CPUs that run by it; none named: all that are on."""
+    """A clock and its CPUs; no CPUs means all that are online."""
 
     name: str
     cpus: tuple[int, ...] = ()
@@ -46,11 +46,11 @@ class CpuClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks by one source, and the figures that are missing, with their causes.
+    """Clocks from one source, and the missing figures with their causes.
 
     Attributes:
-        part: Why a clock that is there is not among these; None where all are. A mean of a part is none.
-        covered: How many of the CPUs that are on have a clock at all, as words; empty where all have.
+        part: Why an existing clock could not be read; None if all were. No mean is computed from a part.
+        covered: Text such as "4 of 6 CPUs" if some online CPUs have no clock; else empty.
     """
 
     clocks: tuple[CpuClock, ...]
@@ -60,10 +60,10 @@ class ClockAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
-    """Read the clocks by the first source that has those of all CPUs, in the end the profile's nominal clock.
+    """Read the clocks from the first source that has all of them, else the profile's nominal clock.
 
     Raises:
-        NoData: Nothing answers and the profile names no clock.
+        NoData: No source answers and the profile has no nominal clock.
     """
     refusals: dict[str, NoData] = {}
     partial: ClockAnswer | None = None
@@ -87,15 +87,15 @@ def read_clocks(root: Path, cpu: Cpu) -> ClockAnswer:
 
 
 def read_firmware(root: Path, cpu: Cpu) -> ClockAnswer:
-    """Read the one clock of all CPUs of a Raspberry Pi, as its firmware counts it; raises NoData."""
+    """Read the common CPU clock of a Raspberry Pi from its firmware; raises NoData."""
     del cpu
     hertz = validate_hertz(firmware.parse_clock_hertz(firmware.ask(root, "measure_clock arm")), "the firmware")
     return ClockAnswer(clocks=(CpuClock(name="arm", hertz=hertz, source="firmware", quality="measured"),))
 
 
 def read_policies(root: Path, cpu: Cpu) -> ClockAnswer:
-    """Read the clock of every policy that answers; raises NoData where none does."""
-    found: list[CpuClock] = []
+    """Read the clock of every cpufreq policy; raises NoData if none can be read."""
+    clocks: list[CpuClock] = []
     missing: dict[str, Absent] = {}
     part: Absent | None = None
     refusal = NoData(f"{root / POLICY_FOLDER}: no policy")
@@ -103,41 +103,41 @@ def read_policies(root: Path, cpu: Cpu) -> ClockAnswer:
         try:
             cpus = read_text(policy / "affected_cpus")
             if not cpus:
-                refusal = NoData(f"{policy}: all its CPUs are off", lack="busy")
+                refusal = NoData(f"{policy}: all its CPUs are offline", lack="busy")
                 missing[f"cpu.{policy.name}_hertz"] = describe_absence(refusal)
                 continue
-            found.append(_read_policy(policy, parse_cpu_list(cpus), cpu))
+            clocks.append(_read_policy(policy, parse_cpu_list(cpus), cpu))
         except NoData as error:
             refusal = error
             part = missing[f"cpu.{policy.name}_hertz"] = describe_absence(error)
-    if not found:
+    if not clocks:
         raise refusal
-    uncovered, words = _compare_online(root, found)
-    return ClockAnswer(clocks=tuple(found), absent=missing, part=part or uncovered, covered=words)
+    uncovered, coverage = _compare_online(root, clocks)
+    return ClockAnswer(clocks=tuple(clocks), absent=missing, part=part or uncovered, covered=coverage)
 
 
 def _compare_online(root: Path, clocks: Iterable[CpuClock]) -> tuple[Absent | None, str]:
-    """Return why the CPUs of policies cannot be right, and how many of those that are on have a policy."""
+    """Compare the policies' CPUs with the online ones; return a contradiction, and a text if some lack a policy."""
     covered = [number for clock in clocks for number in clock.cpus]
     try:
         online = parse_cpu_list(read_text(root / CPU_FOLDER / "online"))
     except NoData as error:
         return (None if error.lack == "not_present" else describe_absence(error)), ""
     if len(covered) > len(set(covered)) or not set(covered) <= set(online):
-        cause = f"{root / POLICY_FOLDER}: policies with CPUs that are off, or in two of them"
+        cause = f"{root / POLICY_FOLDER}: a CPU is offline, or in two policies"
         return Absent(lack="invalid", cause=cause), ""
     return None, "" if len(covered) == len(online) else f"{len(covered)} of {len(online)} CPUs"
 
 
 def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
-    """Read each CPU's clock in /proc/cpuinfo, which has it on x86 alone; raises NoData elsewhere.
+    """Read each CPU's clock from /proc/cpuinfo (x86 only); raises NoData elsewhere.
 
-    The kernel counts it (APERF over MPERF); in a virtual machine it is what the host set at the start: modelled.
+    The kernel counts it (APERF over MPERF); in a virtual machine it is a constant set at boot, hence modelled.
     """
     del cpu
     content = read_text(root / CPUINFO)
     quality: Quality = "modelled" if re.search(r"^flags\b.*\bhypervisor\b", content, re.MULTILINE) else "measured"
-    found: list[CpuClock] = []
+    clocks: list[CpuClock] = []
     name, count = "", 0
     pattern = r"^(processor|cpu MHz)[ \t]*:[ \t]*([0-9]{1,6}(?:\.[0-9]{1,6})?)$"
     for key, value in re.findall(pattern, content, re.MULTILINE):
@@ -145,13 +145,13 @@ def read_cpuinfo(root: Path, cpu: Cpu) -> ClockAnswer:
             name, count = value, count + 1
             continue
         hertz = validate_hertz(float(value) * HERTZ_PER_MHZ, CPUINFO)
-        found.append(
+        clocks.append(
             CpuClock(name=f"cpu{name}", cpus=parse_cpu_list(name), hertz=hertz, source=CPUINFO, quality=quality)
         )
-    if not found:
-        raise NoData(f"{root / CPUINFO}: tells no clock")
-    lacking = Absent(lack="invalid", cause=f"{CPUINFO}: tells the clocks of {len(found)} of {count} processors")
-    return ClockAnswer(clocks=tuple(found), part=None if len(found) == count else lacking)
+    if not clocks:
+        raise NoData(f"{root / CPUINFO}: no `cpu MHz`")
+    lacking = Absent(lack="invalid", cause=f"{CPUINFO}: clocks of {len(clocks)} of {count} processors only")
+    return ClockAnswer(clocks=tuple(clocks), part=None if len(clocks) == count else lacking)
 
 
 CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
@@ -162,12 +162,12 @@ CLOCK_SOURCES: Mapping[str, Callable[[Path, Cpu], ClockAnswer]] = {
 
 
 def find_policies(root: Path) -> list[Path]:
-    """List the folders of the policies, by number; raises NoData where they may not be listed."""
+    """List the policy folders in numerical order; raises NoData if access is denied."""
     return list_folder(root / POLICY_FOLDER, "policy[0-9]*")
 
 
 def read_online_count(root: Path) -> tuple[int, str]:
-    """Count the CPUs that are on; return how many, and the file that says so. Raises NoData."""
+    """Count the online CPUs; return the number and its source file. Raises NoData."""
     online = f"{CPU_FOLDER}/online"
     try:
         return len(parse_cpu_list(read_text(root / online))), online
@@ -187,27 +187,27 @@ def parse_cpu_list(content: str) -> tuple[int, ...]:
         ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, -1)
         if last < first or last >= MAX_CPUS or (numbers and first <= numbers[-1]):
-            raise NoData(f"{content[:40]!r} is no list of CPUs", lack="invalid")
+            raise NoData(f"{content[:40]!r} is not a CPU list", lack="invalid")
         numbers += range(first, last + 1)
     return tuple(numbers)
 
 
 def correct_hertz(hertz: float, cpu: Cpu) -> tuple[float, Quality]:
-    """Correct a driver's clock where the profile knows that low ones read high; return it with its quality."""
+    """Correct a low clock by the profile's factor, since some drivers report too much; return it with its quality."""
     if cpu.low_opp_correction != 1 and hertz < cpu.low_opp_hertz:
         return hertz * cpu.low_opp_correction, "corrected"
     return hertz, "measured"
 
 
 def validate_hertz(hertz: float, source: str) -> float:
-    """Return a clock as it is; raises NoData where no CPU runs by such a clock."""
+    """Return a plausible clock unchanged; raises NoData for another."""
     if not PLAUSIBLE_HERTZ[0] <= hertz <= PLAUSIBLE_HERTZ[1]:
-        raise NoData(f"{source}: {hertz:g} Hz is no CPU's clock", lack="invalid")
+        raise NoData(f"{source}: {hertz:g} Hz is not a plausible CPU clock", lack="invalid")
     return hertz
 
 
 def read_first_clock(policy: Path, names: Iterable[str]) -> tuple[str, float]:
-    """Read the first of these files that holds a clock; return its name and the hertz. Raises the last NoData."""
+    """Return name and hertz of the first file that holds a clock; raises the last NoData."""
     refusal = NoData(f"{policy}: no clock")
     for name in names:
         try:
@@ -218,8 +218,8 @@ def read_first_clock(policy: Path, names: Iterable[str]) -> tuple[str, float]:
 
 
 def _read_policy(policy: Path, cpus: tuple[int, ...], cpu: Cpu) -> CpuClock:
-    name, said = read_first_clock(policy, CLOCK_FILES)
-    hertz, quality = correct_hertz(said, cpu)
+    name, raw_hertz = read_first_clock(policy, CLOCK_FILES)
+    hertz, quality = correct_hertz(raw_hertz, cpu)
     counted = name == COUNTED_CLOCK
     announced = "firmware" in cpu.sources or (cpu.driver_clock == "modelled" and not counted)
     return CpuClock(

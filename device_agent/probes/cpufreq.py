@@ -1,4 +1,4 @@
-"""CPU frequency probe: clocks, their limits, governors, CPUs online, and the kernel's account of time at each clock."""
+"""CPU frequency probe: clocks, limits, governors, online CPUs and time in state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared.errors import NoData
 from shared.protocol.measurements import Absent, Quality, Reading
 
 MAX_CLOCK_FILE = "scaling_max_freq"
-"""What power mode and heat leave, which changes while the board runs; not what the hardware is made for."""
+"""Current limit, which power mode and throttling change at run time; cpuinfo_max_freq is that of the hardware."""
 
 MEAN_HERTZ = "cpu.f_hertz"
 S_PER_TICK = 0.01
@@ -32,14 +32,10 @@ TIME_IN_STATE_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,20})")
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `cpu.f_hertz`, each policy's clock and what it may be now, `cpu.online_count` and the governors.
+    """Read `cpu.f_hertz`, each policy's clock and current limit, `cpu.online_count` and the governors.
 
-    A source that was passed over for a worse one is an absence too, such as `cpu.firmware_hertz` of a Raspberry Pi
-    whose mailbox is not ours to open.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    A better source that fails is an absence too, such as `cpu.firmware_hertz` of a Raspberry Pi whose mailbox this
+    user may not open.
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
@@ -74,11 +70,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def make_mean(answer: ClockAnswer, at: float) -> Reading:
-    """Return the mean clock over the CPUs that are on, as good as its worst part; modelled where it lacks CPUs.
-
-    Args:
-        at: Monotonic seconds of the reading.
-    """
+    """Return the mean clock of the online CPUs, with the worst quality among them; modelled if CPUs are missing."""
     clocks = answer.clocks
     mean = sum(clock.hertz * max(1, len(clock.cpus)) for clock in clocks) / sum(
         max(1, len(clock.cpus)) for clock in clocks
@@ -91,11 +83,11 @@ def make_mean(answer: ClockAnswer, at: float) -> Reading:
 
 
 def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -> dict[str, Reading]:
-    """Return each policy's clock.
+    """Return a reading per policy.
 
     Args:
-        clocks: As one source gives them; a clock without CPUs is that of every policy.
-        at: Monotonic seconds of the readings.
+        clocks: Clocks of one source; a clock without CPUs applies to every policy.
+        names: Names of all policies.
     """
     readings: dict[str, Reading] = {}
     for clock in clocks:
@@ -106,14 +98,14 @@ def make_readings(clocks: Sequence[CpuClock], names: Sequence[str], at: float) -
 
 
 def read_governors(folders: Sequence[Path]) -> dict[str, str]:
-    """Read the fact `governor`: the one of all policies, or each of them once; nothing where none answers."""
-    said: dict[str, None] = {}
+    """Read the fact `governor`: the distinct governors of all policies; empty if none can be read."""
+    governors: dict[str, None] = {}
     for folder in folders:
         try:
-            said[read_text(folder / "scaling_governor")] = None
+            governors[read_text(folder / "scaling_governor")] = None
         except NoData:
             continue
-    return {"governor": " ".join(said)} if any(said) else {}
+    return {"governor": " ".join(governors)} if any(governors) else {}
 
 
 def _make_reading(hertz: float, source: str, quality: Quality, at: float) -> Reading:
@@ -123,35 +115,38 @@ def _make_reading(hertz: float, source: str, quality: Quality, at: float) -> Rea
 
 
 def parse_time_in_state(content: str) -> dict[float, float]:
-    """Parse seconds by clock in hertz, out of lines such as `600000 31415` (kHz, hundredths of a second).
+    """Parse seconds by clock in hertz from lines such as `600000 31415` (kHz, hundredths of a second).
 
     Raises:
-        NoData: It is empty, as of a driver that switches too fast to be counted, or says something else.
+        NoData: The content is empty, as with drivers that switch too fast to count, or malformed.
     """
     lines = [TIME_IN_STATE_LINE.fullmatch(line.strip()) for line in content.splitlines()]
     seconds = {float(line[1]) * HERTZ_PER_KHZ: float(line[2]) * S_PER_TICK for line in lines if line}
     if not seconds or len(seconds) < len(lines):
-        raise NoData(f"{content[:40]!r} is no time in states", lack="invalid")
+        raise NoData(f"{content[:40]!r} is not a time_in_state table", lack="invalid")
     return seconds
 
 
 def read_time_in_state(policy: Path) -> dict[float, float]:
-    """Read the seconds that a policy has been at each clock since boot; a mean clock out of them needs no sampling.
+    """Read a policy's seconds at each clock since boot; raises NoData if the kernel does not count them.
 
-    Raises:
-        NoData: The kernel does not count them.
+    A mean clock can be computed from two of these without sampling in between.
     """
     return parse_time_in_state(read_text(policy / "stats" / "time_in_state"))
 
 
 def subtract_times(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float] | None:
-    """Return the seconds at each clock between two accounts; None if nothing was counted, or the account began anew."""
-    spent = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
-    if before.keys() - after.keys() or min(spent.values(), default=-1.0) < 0 or not any(spent.values()):
+    """Return the seconds at each clock between two counts; None if no time was counted, or the counter was reset."""
+    seconds_by_hertz = {hertz: seconds - before.get(hertz, 0.0) for hertz, seconds in after.items()}
+    if (
+        before.keys() - after.keys()
+        or min(seconds_by_hertz.values(), default=-1.0) < 0
+        or not any(seconds_by_hertz.values())
+    ):
         return None
-    return spent
+    return seconds_by_hertz
 
 
-def mean_hertz(spent: Mapping[float, float]) -> float:
-    """Return the mean clock: what an always busy core would have run, over the time it took."""
-    return sum(hertz * seconds for hertz, seconds in spent.items()) / sum(spent.values())
+def mean_hertz(seconds_by_hertz: Mapping[float, float]) -> float:
+    """Return the time-weighted mean clock."""
+    return sum(hertz * seconds for hertz, seconds in seconds_by_hertz.items()) / sum(seconds_by_hertz.values())

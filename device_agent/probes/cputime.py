@@ -1,4 +1,4 @@
-"""CPU-time probe: busy and total seconds of all processes since boot; utilisation is their difference quotient."""
+"""CPU-time probe: busy and total CPU seconds since boot from /proc/stat."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ STEAL_FIELD = 7
 
 
 class CpuSeconds(msgspec.Struct, frozen=True):
-    """Busy and total seconds of a CPU since boot; time that a hypervisor gave to others counts as neither."""
+    """Busy and total seconds of a CPU since boot, both without time stolen by a hypervisor."""
 
     busy: float
     total: float
 
 
 def parse_stat(stat: str, ticks_per_s: float = TICKS_PER_S) -> dict[str, CpuSeconds]:
-    """Parse the seconds by `cpu` (all of them) and `cpu0`, … out of /proc/stat; offline ones are not there."""
+    """Parse /proc/stat into seconds by `cpu` (all CPUs together), `cpu0`, …; offline CPUs are missing."""
     cpus = {}
     for line in stat.splitlines():
-        name, *words = line.split()[: STAT_FIELDS + 1] or [""]
-        if not CPU_NAME.fullmatch(name) or len(words) <= max(IDLE_FIELDS) or not all(map(TICK_COUNT.fullmatch, words)):
+        name, *counts = line.split()[: STAT_FIELDS + 1] or [""]
+        if (
+            not CPU_NAME.fullmatch(name)
+            or len(counts) <= max(IDLE_FIELDS)
+            or not all(map(TICK_COUNT.fullmatch, counts))
+        ):
             continue
-        ticks = [int(word) for word in words]
+        ticks = [int(count) for count in counts]
         idle = sum(ticks[field] for field in IDLE_FIELDS)
         total = sum(ticks[:STEAL_FIELD])
         cpus[name] = CpuSeconds(busy=(total - idle) / ticks_per_s, total=total / ticks_per_s)
@@ -46,7 +50,7 @@ def parse_stat(stat: str, ticks_per_s: float = TICKS_PER_S) -> dict[str, CpuSeco
 
 
 def count_busy_seconds(before: Mapping[str, CpuSeconds], after: Mapping[str, CpuSeconds]) -> dict[int, float]:
-    """Return busy seconds by number of CPU; one that was away, or whose counter went back, has none."""
+    """Return busy seconds by CPU number, for CPUs in both samples; 0 if a counter went backwards."""
     return {
         int(name.removeprefix(ALL_CPUS)): max(0.0, after[name].busy - before[name].busy)
         for name in after.keys() & before.keys()
@@ -55,16 +59,11 @@ def count_busy_seconds(before: Mapping[str, CpuSeconds], after: Mapping[str, Cpu
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `cputime.busy_seconds` and `cputime.total_seconds`, of all CPUs together.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
-    """
+    """Read `cputime.busy_seconds` and `cputime.total_seconds` of all CPUs together; utilisation is d busy / d total."""
     path = root / SOURCE
     seconds = parse_stat(read_text(path)).get(ALL_CPUS)
     if seconds is None:
-        raise NoData(f"{path}: no line of all CPUs", lack="invalid")
+        raise NoData(f"{path}: no line `cpu`", lack="invalid")
     values = {"cputime.busy_seconds": seconds.busy, "cputime.total_seconds": seconds.total}
     readings = {
         name: Reading(value=value, unit="seconds", source=SOURCE, quality="measured", at=at)

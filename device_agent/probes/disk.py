@@ -1,4 +1,4 @@
-"""Disk probe: size, and free space for users other than root."""
+"""Disk probe: size, and free space for unprivileged users."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from shared.errors import NoData
 from shared.protocol.measurements import Reading
 
 STATE_FOLDERS = ("var/lib", "")
-"""Where services keep their state: /var may be a disk of its own while / is read-only."""
+"""Service state: /var may be a separate disk while / is read-only."""
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `disk.free_bytes` and `disk.total_bytes` of the disk that services keep their state on.
+    """Read `disk.free_bytes` and `disk.total_bytes` of the disk that holds service state.
 
-    Below another root there is none: the disk under a recorded board is not the board's.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    A recorded board (a root other than `/`) has none: the disk below it is not the board's.
     """
     if root != LIVE_ROOT:
         raise NoData("a recorded board has no disk")
@@ -31,7 +27,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def make_probe(folder: Path) -> Probe:
-    """Return a probe of the disk that holds a folder."""
+    """Make a probe of the disk that holds a folder."""
 
     def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         try:

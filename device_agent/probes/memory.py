@@ -1,4 +1,4 @@
-"""Memory probe: what the board has, and what cgroups and the kernel leave to this process."""
+"""Memory probe: total, available, cgroup limit, swap and pressure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BYTES_PER_KIB = 1024
 
 
 class CgroupFiles(msgspec.Struct, frozen=True):
-    """File names of a version of cgroups; the last is the field of memory.stat that the kernel drops at need."""
+    """File names of a cgroup version; `reclaimable` is the field of memory.stat with the reclaimable page cache."""
 
     limits: tuple[str, ...]
     usage: str
@@ -35,7 +35,7 @@ CGROUP_V2 = CgroupFiles(("memory.max", "memory.high"), "memory.current", "inacti
 
 
 class MemoryLimit(msgspec.Struct, frozen=True):
-    """Limit of a control group and the room that is left below it, in bytes, or why it is not known."""
+    """Limit of a control group in bytes, and the room below it, or why that is unknown."""
 
     limit: float
     room: float | Absent
@@ -45,31 +45,26 @@ class MemoryLimit(msgspec.Struct, frozen=True):
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `memory.total_bytes`, `memory.available_bytes`, `memory.limit_bytes`, swap, and `memory.pressure_ratio`.
 
-    Available is the least of what the kernel would still give and the room in every control group around this
-    process; where one of these is not known, neither is the least of them. A limit is there only where one is below
-    the total. `memory.swap_total_bytes` is 0 on a board without swap, `memory.swap_used_bytes` then likewise.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    Available is the minimum of MemAvailable and the room in every enclosing control group; it is absent if one of
+    these is unknown. The limit is present only if it is below the total. Without swap, both swap figures are 0.
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
     board = parse_meminfo(read_text(root / MEMINFO))
     total = board.get("MemTotal", 0.0)
     if not MEMORY_BYTES[0] <= total <= MEMORY_BYTES[1]:
-        raise NoData(f"{root / MEMINFO}: tells no MemTotal that a board has", lack="invalid")
+        raise NoData(f"{root / MEMINFO}: MemTotal is missing or implausible", lack="invalid")
     readings["memory.total_bytes"] = _make_reading(total, MEMINFO, at)
-    refused: Absent | None = None
+    unreadable: Absent | None = None
     try:
-        limits = [one for one in read_limits(root) if one.limit < total]
+        limits = [limit for limit in read_limits(root) if limit.limit < total]
     except NoData as error:
-        limits, refused = [], describe_absence(error)
-        missing["memory.limit_bytes"] = refused
+        limits, unreadable = [], describe_absence(error)
+        missing["memory.limit_bytes"] = unreadable
     if limits:
-        least = min(limits, key=lambda one: one.limit)
+        least = min(limits, key=lambda limit: limit.limit)
         readings["memory.limit_bytes"] = _make_reading(least.limit, least.source, at)
-    available = refused or _find_available(board, limits, at)
+    available = unreadable or _find_available(board, limits, at)
     if isinstance(available, Absent):
         missing["memory.available_bytes"] = available
     else:
@@ -86,17 +81,17 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def _find_available(board: Mapping[str, float], limits: Sequence[MemoryLimit], at: float) -> Reading | Absent:
-    """Return the least of what the kernel would give and the rooms below all limits, or why it is not known."""
+    """Return the minimum of MemAvailable and the room below all limits, or why it is unknown."""
     if "MemAvailable" not in board:
-        return Absent(lack="not_present", cause=f"{MEMINFO}: tells no MemAvailable")
+        return Absent(lack="not_present", cause=f"{MEMINFO}: no MemAvailable")
     if board["MemAvailable"] > board["MemTotal"]:
         return Absent(lack="invalid", cause=f"{MEMINFO}: MemAvailable is more than MemTotal")
     least = _make_reading(board["MemAvailable"], MEMINFO, at)
-    for one in limits:
-        if isinstance(one.room, Absent):
-            return one.room
-        if one.room < least.value:
-            least = _make_reading(one.room, one.source, at)
+    for limit in limits:
+        if isinstance(limit.room, Absent):
+            return limit.room
+        if limit.room < least.value:
+            least = _make_reading(limit.room, limit.source, at)
     return least
 
 
@@ -104,9 +99,9 @@ def _add_swap(board: Mapping[str, float], readings: dict[str, Reading], missing:
     names = ("memory.swap_total_bytes", "memory.swap_used_bytes")
     total, free = board.get("SwapTotal"), board.get("SwapFree")
     if total is None or free is None:
-        missing |= dict.fromkeys(names, Absent(lack="not_present", cause=f"{MEMINFO}: tells no SwapTotal or SwapFree"))
+        missing |= dict.fromkeys(names, Absent(lack="not_present", cause=f"{MEMINFO}: no SwapTotal or SwapFree"))
     elif not free <= total <= MEMORY_BYTES[1]:
-        cause = f"{MEMINFO}: {free:g} of {total:g} bytes of swap cannot be free"
+        cause = f"{MEMINFO}: {free:g} of {total:g} bytes of swap free is implausible"
         missing |= dict.fromkeys(names, Absent(lack="invalid", cause=cause))
     else:
         readings[names[0]] = _make_reading(total, MEMINFO, at)
@@ -114,44 +109,44 @@ def _add_swap(board: Mapping[str, float], readings: dict[str, Reading], missing:
 
 
 def parse_meminfo(content: str) -> dict[str, float]:
-    """Parse bytes by name out of /proc/meminfo, which lists them in KiB."""
+    """Parse /proc/meminfo (KiB) into bytes by name."""
     lines = re.findall(r"^(\w{1,80}):[ \t]+([0-9]{1,20}) kB[ \t\r]*$", content, re.MULTILINE)
     return {name: float(kib) * BYTES_PER_KIB for name, kib in lines}
 
 
 def parse_pressure(content: str) -> float:
-    """Parse the share of the last ten seconds in which some process waited for memory; raises NoData."""
-    found = re.search(r"^some avg10=([0-9]{1,3}(?:\.[0-9]{1,4})?) ", content, re.MULTILINE)
-    if found is None or not float(found[1]) <= 100:  # noqa: PLR2004 - per cent
-        raise NoData(f"{content[:40]!r} is no memory pressure", lack="invalid")
-    return float(found[1]) / 100
+    """Parse the share of the last 10 s in which some process waited for memory; raises NoData."""
+    match = re.search(r"^some avg10=([0-9]{1,3}(?:\.[0-9]{1,4})?) ", content, re.MULTILINE)
+    if match is None or not float(match[1]) <= 100:  # noqa: PLR2004 - per cent
+        raise NoData(f"{content[:40]!r} is not a memory pressure", lack="invalid")
+    return float(match[1]) / 100
 
 
 def read_limits(root: Path) -> Iterator[MemoryLimit]:
-    """Yield the limits of the own control group and of every one around it, innermost first.
+    """Yield the limits of this process's control group and all enclosing ones, innermost first.
 
     Raises:
-        NoData: A limit is there and cannot be read, so that the least one is not known.
+        NoData: A limit exists and cannot be read, so that the minimum is unknown.
     """
     try:
-        own = read_text(root / OWN_CGROUP)
+        content = read_text(root / OWN_CGROUP)
     except NoData as error:
         if error.lack == "not_present":
             return
         raise
-    for mount, path, files in parse_cgroups(own):
+    for mount, path, files in parse_cgroups(content):
         for folder in dict.fromkeys([path, *path.parents, PurePosixPath()]):
             if limit := _read_limit(root, mount / folder, files):
                 yield limit
 
 
-def parse_cgroups(own: str) -> Iterator[tuple[PurePosixPath, PurePosixPath, CgroupFiles]]:
-    """Yield where control groups of memory are mounted, and the process' own path there, out of /proc/self/cgroup.
+def parse_cgroups(content: str) -> Iterator[tuple[PurePosixPath, PurePosixPath, CgroupFiles]]:
+    """Yield mount point, path and file names of the memory control groups in /proc/self/cgroup.
 
-    In a container the path may be the host's and not there: the mount's root is then its own group. What lies outside
-    of its namespace ("/..") cannot be read at all.
+    In a container the path may be the host's and not exist: the mount root is the process's group then. A path outside
+    its namespace ("/..") cannot be read.
     """
-    for line in own.splitlines():
+    for line in content.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         inside = PurePosixPath(path.lstrip("/"))
         if ".." in inside.parts:
@@ -164,7 +159,7 @@ def parse_cgroups(own: str) -> Iterator[tuple[PurePosixPath, PurePosixPath, Cgro
 
 
 def _read_limit(root: Path, group: PurePosixPath, files: CgroupFiles) -> MemoryLimit | None:
-    """Return the limit of one group, None where it has none; raises NoData where it cannot be read, or cannot be."""
+    """Return the limit of a group, None if it has none; raises NoData if it is unreadable or implausible."""
     folder = root / group
     limits: dict[str, float] = {}
     for name in files.limits:
@@ -177,7 +172,7 @@ def _read_limit(root: Path, group: PurePosixPath, files: CgroupFiles) -> MemoryL
         if content != UNLIMITED:
             limits[name] = parse_number(content, folder / name)
             if not MEMORY_BYTES[0] <= limits[name] <= COUNTER_BYTES[1]:
-                raise NoData(f"{folder / name}: {limits[name]:g} bytes are no limit", lack="invalid")
+                raise NoData(f"{folder / name}: {limits[name]:g} bytes is not a plausible limit", lack="invalid")
     if not limits:
         return None
     source = min(limits, key=lambda name: limits[name])
@@ -189,12 +184,12 @@ def _read_limit(root: Path, group: PurePosixPath, files: CgroupFiles) -> MemoryL
 
 
 def _read_used(folder: Path, files: CgroupFiles) -> float:
-    """Return what a group uses without cache of files, which gives way at need; raises NoData."""
+    """Return a group's usage without reclaimable page cache; raises NoData."""
     used = read_within(folder / files.usage, COUNTER_BYTES)
-    found = re.search(rf"^{files.reclaimable} ([0-9]{{1,20}})$", read_text(folder / "memory.stat"), re.MULTILINE)
-    if found is None:
-        raise NoData(f"{folder / 'memory.stat'}: tells no {files.reclaimable}", lack="invalid")
-    return max(0.0, used - float(found[1]))
+    match = re.search(rf"^{files.reclaimable} ([0-9]{{1,20}})$", read_text(folder / "memory.stat"), re.MULTILINE)
+    if match is None:
+        raise NoData(f"{folder / 'memory.stat'}: no {files.reclaimable}", lack="invalid")
+    return max(0.0, used - float(match[1]))
 
 
 def _make_reading(value: float, source: str, at: float) -> Reading:

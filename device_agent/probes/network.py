@@ -1,4 +1,4 @@
-"""Network probe: bytes each interface has carried since boot, and the rate of wired links."""
+"""Network probe: byte counters of each interface, and the speed of wired links."""
 
 from __future__ import annotations
 
@@ -21,35 +21,31 @@ MAX_DIGITS, MAX_NAME = 20, 15
 
 
 def is_interface(name: str) -> bool:
-    """Return whether an interface may be called so: the kernel takes 15 characters, without blanks and `/`."""
+    """Check an interface name by the kernel's rule: 1 to 15 bytes, without blanks and `/`."""
     return 0 < len(name.encode(errors="replace")) <= MAX_NAME and name.isprintable() and not set(name) & set(" /")
 
 
 def parse_dev(content: str) -> dict[str, tuple[int, int]]:
-    """Parse bytes received and sent by interface out of /proc/net/dev; loopback carries nothing anywhere."""
+    """Parse /proc/net/dev into (bytes received, bytes sent) by interface, without loopback."""
     counters = {}
     for line in content.splitlines():
         name, colon, columns = line.rpartition(":")
-        words = columns.split()
-        if not colon or name.strip() == LOOPBACK or len(words) < COLUMNS or not is_interface(name.strip()):
+        fields = columns.split()
+        if not colon or name.strip() == LOOPBACK or len(fields) < COLUMNS or not is_interface(name.strip()):
             continue
-        if all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words[:COLUMNS]):
-            counters[name.strip()] = int(words[RECEIVED]), int(words[SENT])
+        if all(field.isascii() and field.isdecimal() and len(field) <= MAX_DIGITS for field in fields[:COLUMNS]):
+            counters[name.strip()] = int(fields[RECEIVED]), int(fields[SENT])
     return counters
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     """Read `net.<interface>_received_bytes`, `…_sent_bytes`, and `…_speed_bits_per_s` of a wired link that is up.
 
-    Where there are interfaces of hardware, only those: bridges and tunnels carry the same bytes once more.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    If there are hardware interfaces, only those are read: bridges and tunnels would count the same bytes twice.
     """
     counters = parse_dev(read_text(root / SOURCE))
     hardware = {name for name in counters if path_exists(root / INTERFACES / name / "device")}
-    chosen = {name: both for name, both in counters.items() if not hardware or name in hardware}
+    chosen = {name: counts for name, counts in counters.items() if not hardware or name in hardware}
     if not chosen:
         raise NoData(f"{root / SOURCE}: no interface but loopback")
     readings: dict[str, Reading] = {}
@@ -68,16 +64,16 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def read_speed(interface: Path) -> float:
-    """Read the rate of a wired link, in bits a second; raises NoData for a radio (EINVAL), and when it is down (-1)."""
+    """Read the speed of a wired link in bit/s; raises NoData for a radio (EINVAL) and for a link that is down (-1)."""
     try:
         mbits = read_number(interface / "speed")
     except NoData as error:
         lack = "not_present" if error.lack == "invalid" else error.lack
         raise NoData(str(error), lack=lack) from error
     if mbits <= 0 or mbits in UNKNOWN_MBITS:
-        raise NoData(f"{interface}/speed: {mbits:g}: the link is down or knows no rate")
+        raise NoData(f"{interface}/speed: {mbits:g}: the link is down or its speed is unknown")
     if mbits > MAX_MBITS:
-        raise NoData(f"{interface}/speed: {mbits:g} Mbit/s is nothing that a wire carries", lack="invalid")
+        raise NoData(f"{interface}/speed: {mbits:g} Mbit/s is above {MAX_MBITS:g}", lack="invalid")
     return mbits * BITS_PER_MBIT
 
 

@@ -1,4 +1,4 @@
-"""Power-mode probe of a Jetson, and whether the clocks are pinned."""
+"""Power-mode probe: nvpmodel's mode on a Jetson, and pinned clocks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ LIMIT_FILES = ("scaling_min_freq", "scaling_max_freq")
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read the facts `mode` (of a Jetson) and `clocks`: `pinned` where the least clock allowed is the highest.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    """Read the facts `mode` (Jetson) and `clocks`: `pinned` if minimum and maximum clock are equal, else `free`.
 
     Raises:
-        NoData: The board has neither power modes nor clocks to be set.
+        NoData: The board has neither power modes nor cpufreq.
     """
     facts = _read_pinning(root)
     lacking: dict[str, Absent] = {}
@@ -39,12 +35,9 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def read_mode(root: Path, table: PowerMode) -> str:
-    """Return the name of the power mode now, from nvpmodel's own files, else from `nvpmodel -q`.
+    """Return the name of the current power mode, from nvpmodel's files, else from `nvpmodel -q`; raises NoData.
 
-    Files first: in a container the tool takes the board for another one.
-
-    Raises:
-        NoData: Neither names it.
+    Files come first because in a container the tool mistakes the board for another.
     """
     try:
         number = parse_mode_number(read_text(root / table.status))
@@ -56,14 +49,14 @@ def read_mode(root: Path, table: PowerMode) -> str:
 
 def parse_mode_number(status: str) -> int:
     """Parse the number in `pmode:0002 fmode:fan_mode_quiet`; raises NoData."""
-    found = re.search(r"\bpmode:(\d{1,6})(?!\d)", status, re.ASCII)
-    if found is None:
+    match = re.search(r"\bpmode:(\d{1,6})(?!\d)", status, re.ASCII)
+    if match is None:
         raise NoData(f"{status[:40]!r} names no power mode", lack="invalid")
-    return int(found[1])
+    return int(match[1])
 
 
 def parse_mode_names(conf: str) -> dict[int, str]:
-    """Parse the names of the modes by number, out of lines such as `< POWER_MODEL ID=2 NAME=MAXN_SUPER >`."""
+    """Parse mode names by number from lines such as `< POWER_MODEL ID=2 NAME=MAXN_SUPER >`."""
     lines = re.findall(
         r"^[ \t]*<[ \t]*POWER_MODEL[ \t]+ID=(\d{1,6})[ \t]+NAME=(\S{1,80})[ \t]*>", conf, re.ASCII | re.MULTILINE
     )
@@ -71,11 +64,11 @@ def parse_mode_names(conf: str) -> dict[int, str]:
 
 
 def parse_query(answer: str) -> str:
-    """Parse the name in what `nvpmodel -q` prints, warnings and fan modes around it; raises NoData."""
-    found = re.search(r"^NV Power Mode:[ \t]*(\S+)[ \t]*$", answer, re.MULTILINE)
-    if found is None:
+    """Parse the mode's name from the output of `nvpmodel -q`, which may hold warnings too; raises NoData."""
+    match = re.search(r"^NV Power Mode:[ \t]*(\S+)[ \t]*$", answer, re.MULTILINE)
+    if match is None:
         raise NoData(f"nvpmodel -q: {answer.strip()[:80]!r} names no power mode", lack="invalid")
-    return found[1]
+    return match[1]
 
 
 def _read_pinning(root: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Runtime probe: kernel, versions, and whether torch and ONNX Runtime pass a smoke test in a child process.
+"""Runtime probe: kernel, library versions, and smoke tests of torch and ONNX Runtime.
 
-`read` only looks; it is asked again and again. `smoke_test` tries, which takes seconds and hundreds of megabytes, and
-`load_verdicts` returns what it found: once a version and board is enough.
+`read` is cheap and runs often. `smoke_test` imports a library in a child process, which takes seconds and hundreds of
+megabytes; it runs once per version and board, and `load_verdicts` returns the stored results.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
 }
-"""Libraries, and the packages that bring them."""
+"""Distributions that provide each library."""
 
 FACT_FILES: Mapping[str, str] = {"kernel": "proc/sys/kernel/osrelease", "model": "proc/device-tree/model"}
 L4T_FILE = "etc/nv_tegra_release"
 CACHE_NAME = "runtime.json"
 LASTING_STATES = ("usable", "sigill", "broken")
-"""What the next try would find again; memory and time may be there then."""
+"""States worth storing; a lack of memory or time may be gone at the next try."""
 
 LibraryState: TypeAlias = Literal["usable", "missing", "sigill", "out_of_memory", "timeout", "broken"]
 
@@ -45,9 +45,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a library's smoke test.
 
     Attributes:
-        version: Of the library; empty where it is unknown.
-        board: Id of the profile of the board that it was tried on: a card may move on to another.
-        lack: What it does not reach though it was built for it, such as a GPU; empty for nothing.
+        version: Version of the library; empty if unknown.
+        board: Profile id of the tested board, since an SD card may move to another one.
+        lack: Hardware that the library was built for and cannot use, such as a GPU; else empty.
     """
 
     library: str
@@ -59,16 +59,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read the facts `kernel`, `model`, `l4t`, and on the board itself the versions of `torch` and `onnxruntime`.
+    """Read the facts `kernel`, `model`, `l4t`, and on a live board the versions of `torch` and `onnxruntime`.
 
-    Nothing is imported; that a library is installed does not mean that it runs.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
-
-    Raises:
-        NoData: Nothing is known.
+    Nothing is imported; an installed library need not work.
     """
     facts: dict[str, str] = {}
     for name, file in FACT_FILES.items():
@@ -84,26 +77,20 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def parse_l4t(release: str) -> str:
-    """Parse `36.4.0` out of `# R36 (release), REVISION: 4.0, GCID: ...`; raises NoData."""
-    found = re.match(r"# R(\d{1,4}) \(release\), REVISION: ([\d.]{1,20})", release, re.ASCII)
-    if found is None:
-        raise NoData(f"{release[:60]!r} is no release of L4T", lack="invalid")
-    return f"{found[1]}.{found[2]}"
+    """Parse `36.4.0` from `# R36 (release), REVISION: 4.0, GCID: ...`; raises NoData."""
+    match = re.match(r"# R(\d{1,4}) \(release\), REVISION: ([\d.]{1,20})", release, re.ASCII)
+    if match is None:
+        raise NoData(f"{release[:60]!r} is not an L4T release", lack="invalid")
+    return f"{match[1]}.{match[2]}"
 
 
 def find_version(library: str) -> str:
-    """Return the version of an installed library, without importing it; empty where it is not installed."""
+    """Return the version of an installed library without importing it; empty if not installed."""
     return installed_version(*PACKAGES[library])
 
 
 def find_missing_isa(root: Path, library: str, profile: Profile) -> str:
-    """Return the instruction set that a library wants and this CPU does not have; empty for none.
-
-    Args:
-        root: The board's root folder.
-        library: Name of the library, such as `torch`.
-        profile: The firmware profile, which names what the library wants.
-    """
+    """Return the instruction set that a library needs (by the profile) and this CPU lacks; empty for none."""
     token = profile.cpu.isa.get(library, "")
     try:
         lines = re.findall(r"^(?:Features|flags)\s*:(.*)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
@@ -120,46 +107,45 @@ def smoke_test(
     interpreter: Interpreter | None = None,
     device: str = "cpu",
 ) -> Verdict:
-    """Run a library's smoke test in a child process, and return how that ended.
+    """Run a library's smoke test in a child process.
 
     Args:
-        library: Name of the library, such as `torch`.
         timeout_s: Seconds after which the child is killed.
-        board: Id of the profile of this board.
-        interpreter: Python that loads it, None for the one that loads what `setup` installed.
-        device: What torch computes with, as `[trainer]` names it.
+        board: Profile id of this board.
+        interpreter: Python that imports the library; None for the one that `setup` installed into.
+        device: Torch device, as in `[trainer]`.
     """
     module = "device_agent.hardware.library_smoke_test"
     python = interpreter or find_interpreter()
-    with tempfile.TemporaryDirectory() as scratch:  # torch 2.10 makes a folder for what it might compile
+    with tempfile.TemporaryDirectory() as scratch:  # torch 2.10 creates a folder for its compiler cache
         environment = python.environment({"TORCHINDUCTOR_CACHE_DIR": scratch})
-        ended = run_command(python.command(module, library, device), timeout_s, environment)
-    state, finding = _judge(ended.exit_code, ended.stderr, timeout_s)
-    result = _parse_result(ended.stdout) if state == "usable" else _Tried()
-    number = result.version or find_version(library)
+        completed = run_command(python.command(module, library, device), timeout_s, environment)
+    state, finding = _classify_exit(completed.exit_code, completed.stderr, timeout_s)
+    report = _parse_result(completed.stdout) if state == "usable" else _SmokeTestReport()
+    number = report.version or find_version(library)
     return Verdict(
-        library=library, state=state, version=number, board=board, finding=result.done or finding, lack=result.lack
+        library=library, state=state, version=number, board=board, finding=report.done or finding, lack=report.lack
     )
 
 
-class _Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """Result that a smoke test prints."""
+class _SmokeTestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON line that a smoke test prints."""
 
     version: str = ""
     done: str = ""
     lack: str = ""
 
 
-def _parse_result(printed: str) -> _Tried:
+def _parse_result(output: str) -> _SmokeTestReport:
     try:
-        return msgspec.json.decode((printed.strip().splitlines() or [""])[-1], type=_Tried)
+        return msgspec.json.decode((output.strip().splitlines() or [""])[-1], type=_SmokeTestReport)
     except msgspec.MsgspecError:
-        return _Tried()
+        return _SmokeTestReport()
 
 
-def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryState, str]:
-    """Return state and finding of a child, by its exit code and the last line of its standard error."""
-    known: dict[int | None, tuple[LibraryState, str]] = {
+def _classify_exit(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryState, str]:
+    """Derive state and finding from a child's exit code and the last line of its standard error."""
+    outcomes: dict[int | None, tuple[LibraryState, str]] = {
         0: ("usable", "imports and computes"),
         None: ("timeout", f"no end after {timeout_s:g} s"),
         EXIT_MISSING: ("missing", "not installed"),
@@ -167,16 +153,16 @@ def _judge(code: int | None, stderr: str, timeout_s: float) -> tuple[LibraryStat
         -signal.SIGKILL: ("out_of_memory", "runs out of memory, or was killed by hand"),
         -signal.SIGILL: ("sigill", "dies of an instruction that this CPU does not have (SIGILL)"),
     }
-    if code in known:
-        return known[code]
-    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no word")[:200]
+    if code in outcomes:
+        return outcomes[code]
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no message")[:200]
     if code is not None and code < 0:
         return "broken", f"dies of signal {-code} ({signal.strsignal(-code)}): {last}"
     return "broken", f"ends with exit code {code}: {last}"
 
 
 def load_verdicts(state_dir: Path, board: str) -> dict[str, Verdict]:
-    """Load the verdicts on the versions that are installed now, on a board of this kind, by library."""
+    """Load the stored verdicts, by library, that apply to the installed versions on this board."""
     return {
         library: verdict
         for library, verdict in read_verdicts(state_dir).items()
@@ -188,7 +174,7 @@ def load_verdicts(state_dir: Path, board: str) -> dict[str, Verdict]:
 
 
 def store_verdict(state_dir: Path, verdict: Verdict) -> None:
-    """Store a verdict that will stand; where the disk does not take it, the next start tries again."""
+    """Store a lasting verdict; if the disk refuses, the next start tests again."""
     if verdict.state not in LASTING_STATES:
         return
     verdicts = read_verdicts(state_dir) | {verdict.library: verdict}
@@ -197,7 +183,7 @@ def store_verdict(state_dir: Path, verdict: Verdict) -> None:
 
 
 def read_verdicts(state_dir: Path) -> dict[str, Verdict]:
-    """Return all verdicts that were stored, by library, of whatever version and board; none where nothing was."""
+    """Read all stored verdicts by library, for any version and board."""
     try:
         return msgspec.json.decode((state_dir / CACHE_NAME).read_bytes(), type=dict[str, Verdict])
     except (OSError, msgspec.MsgspecError):
@@ -205,7 +191,7 @@ def read_verdicts(state_dir: Path) -> dict[str, Verdict]:
 
 
 def verdict_facts(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    """Return verdicts as facts of a report: the version of what is usable, and else what it is: `2.10.0 sigill`."""
+    """Format verdicts as facts of a report: the version, with the state unless usable, as in `2.10.0 sigill`."""
     return {
         library: verdict.version if verdict.state == "usable" else f"{verdict.version} {verdict.state}".strip()
         for library, verdict in verdicts.items()

@@ -1,4 +1,4 @@
-"""Temperature probe: thermal zones by type, hwmon chips of CPUs that are no zone, a Raspberry Pi's firmware last."""
+"""Temperature probe: thermal zones, CPU chips under hwmon, Raspberry Pi firmware."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shared.protocol.measurements import Absent, Lack, Reading
 
 ZONE_FOLDER = "sys/class/thermal"
 HOTTEST_CELSIUS = "thermal.hottest_celsius"
-MOST_TOLD = 64
-"""Thermometers that are told, the hottest; servers with thousands of zones made reports of 400 kB."""
+MAX_SENSORS = 64
+"""Most sensors in a report, hottest first; a server with thousands of zones made reports of 400 kB."""
 CPU_CHIPS = ("coretemp", "cpu_thermal", "k10temp", "zenpower")
 """Drivers of CPU sensors under hwmon; many other chips are fans, disks and network cards."""
 
 CONSTANT_ZONES = re.compile(r"pmic[-_]die", re.IGNORECASE)
-"""The power chip of many Jetsons: its driver says 100 celsius as long as no alarm is raised, whatever the board."""
+"""Power chip of many Jetsons: its driver reports a constant 100 °C unless an alarm is raised."""
 
-MAX_WORD = 60
+MAX_NAME_CHARS = 60
 POWER_CHIPS = re.compile(r"pmic", re.IGNORECASE)
-"""Zones of power chips, of which many know thresholds only; they are told, and are not the hottest of a board."""
+"""Power chips, many of which only report thresholds: they are reported, but never count as the hottest."""
 
 
 class Sensor(NamedTuple):
-    """A thermometer: type of a zone or name of a chip, where it was read, degrees Celsius or why there are none."""
+    """Temperature sensor: zone type or chip name, source, and degrees Celsius or the error."""
 
     kind: str
     source: str
@@ -42,27 +42,24 @@ class Sensor(NamedTuple):
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `thermal.<type>_celsius` of everything that has a temperature, and `thermal.hottest_celsius` of them all.
+    """Read `thermal.<type>_celsius` of every sensor, and the maximum as `thermal.hottest_celsius`.
 
-    Zones are told apart by type, since their numbers change with every boot; a type met again gets a number, as in
-    `x86_pkg_temp-2`. A zone whose type nobody can read says nothing. Where a thermometer does not answer, the hottest
-    is that of the others, and its source says so.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    Zones are named by type, since their numbers change at every boot; a repeated type gets a suffix, as in
+    `x86_pkg_temp-2`. If a sensor is unreadable, the maximum is over the others, and its source says so.
 
     Raises:
-        NoData: The board has no thermometer.
+        NoData: The board has no temperature sensor.
     """
     zones = list(_read_zones(root))
-    known = {zone.kind.replace("-", "_") for zone in zones}  # the kernel shows many a zone as a chip, too
-    sensors = zones + [chip for chip in _read_chips(root, profile) if chip.kind not in known]
+    zone_kinds = {zone.kind.replace("-", "_") for zone in zones}  # the kernel shows many zones as hwmon chips too
+    sensors = zones + [chip for chip in _read_chips(root, profile) if chip.kind not in zone_kinds]
     ignored = profile.thermal.ignore
-    sensors = [one for one in sensors if one.kind not in ignored and not CONSTANT_ZONES.fullmatch(one.kind)]
+    sensors = [sensor for sensor in sensors if sensor.kind not in ignored and not CONSTANT_ZONES.fullmatch(sensor.kind)]
     accept = profile.thermal.accept_celsius
-    sensors = [one._replace(celsius=_refuse_implausible(one.celsius, one.source, accept)) for one in sensors]
-    if "firmware" in profile.cpu.sources and not any(isinstance(one.celsius, float) for one in sensors):
+    sensors = [
+        sensor._replace(celsius=_refuse_implausible(sensor.celsius, sensor.source, accept)) for sensor in sensors
+    ]
+    if "firmware" in profile.cpu.sources and not any(isinstance(sensor.celsius, float) for sensor in sensors):
         sensors.append(_ask_firmware(root))
     if not sensors:
         raise NoData(f"{root / ZONE_FOLDER}: no thermal zone, and no hwmon chip {', '.join(CPU_CHIPS)}")
@@ -82,25 +79,27 @@ def _collect_readings(sensors: list[Sensor], profile: Profile, at: float) -> Pro
             role = profile.thermal.zones.get(kind)
             place = f"{source} ({role})" if role else source
             readings[name] = Reading(value=value, unit="celsius", source=place, quality="measured", at=at)
-    hot = [one for name, one in readings.items() if not POWER_CHIPS.search(name)]
+    hot = [reading for name, reading in readings.items() if not POWER_CHIPS.search(name)]
     if hot:
         readings[HOTTEST_CELSIUS] = _choose_hottest(hot, len(lacking))
     else:
-        lack: Lack = next((one.lack for one in lacking.values()), "not_present")
-        lacking[HOTTEST_CELSIUS] = describe_absence(NoData("no thermometer of known place answers", lack=lack))
+        lack: Lack = next((absence.lack for absence in lacking.values()), "not_present")
+        lacking[HOTTEST_CELSIUS] = describe_absence(NoData("no usable sensor answers", lack=lack))
     return _keep_hottest(readings, lacking)
 
 
 def _keep_hottest(readings: dict[str, Reading], lacking: dict[str, Absent]) -> ProbeResult:
-    """Leave out the coolest thermometers, and the last of those that do not answer, beyond a bound; say so."""
+    """Limit the report to the hottest sensors and as many unreadable ones, and state the number left out."""
     ranked = sorted(readings, key=lambda name: (name != HOTTEST_CELSIUS, -readings[name].value))
-    told, absent = set(ranked[: MOST_TOLD + 1]), dict(sorted(lacking.items(), key=_is_hottest)[:MOST_TOLD])
+    names, absent = set(ranked[: MAX_SENSORS + 1]), dict(sorted(lacking.items(), key=_is_hottest)[:MAX_SENSORS])
     facts = {}
-    if len(told) + len(absent) < len(readings) + len(lacking):
+    if len(names) + len(absent) < len(readings) + len(lacking):
         count = len({*readings, *lacking} - {HOTTEST_CELSIUS})
-        facts["thermal"] = f"{count} thermometers, of which at most {MOST_TOLD} that answer and as many others are told"
-    kept = {name: one for name, one in readings.items() if name in told}
-    return ProbeResult(readings=kept, absent=absent, facts=facts)
+        facts["thermal"] = (
+            f"{count} thermometers, of which at most {MAX_SENSORS} that answer and as many others are told"
+        )
+    hottest = {name: reading for name, reading in readings.items() if name in names}
+    return ProbeResult(readings=hottest, absent=absent, facts=facts)
 
 
 def _is_hottest(entry: tuple[str, Absent]) -> bool:
@@ -116,26 +115,26 @@ def _choose_hottest(readings: list[Reading], lacking: int) -> Reading:
 
 
 def _choose_name(kind: str, counts: Counter[str]) -> str:
-    """Return the name of a type's reading, and count it; of a type that is there already, with a number."""
-    word = re.sub(r"[^\w.-]+", "-", kind[:MAX_WORD]) or "unnamed"
-    counts[word] += 1
-    while counts[word] > 1:
-        numbered = f"{word}-{counts[word]}"
+    """Return a unique reading name for a sensor type, and count it."""
+    label = re.sub(r"[^\w.-]+", "-", kind[:MAX_NAME_CHARS]) or "unnamed"
+    counts[label] += 1
+    while counts[label] > 1:
+        numbered = f"{label}-{counts[label]}"
         if not counts[numbered]:
             counts[numbered] += 1
             return f"thermal.{numbered}_celsius"
-        counts[word] += 1
-    return f"thermal.{word}_celsius"
+        counts[label] += 1
+    return f"thermal.{label}_celsius"
 
 
 def _refuse_implausible(celsius: float | NoData, source: str, accept: tuple[float, float]) -> float | NoData:
     if isinstance(celsius, NoData):
         return celsius
     if celsius == 0:
-        return NoData(f"{source}: exactly 0 celsius is what a sensor that is off or dead reads", lack="invalid")
+        return NoData(f"{source}: 0 celsius exactly: the sensor is off or dead", lack="invalid")
     if accept[0] <= celsius <= accept[1]:
         return celsius
-    return NoData(f"{source}: {celsius:g} celsius is none that a board has", lack="invalid")
+    return NoData(f"{source}: {celsius:g} celsius is out of range ({accept[0]:g} to {accept[1]:g})", lack="invalid")
 
 
 def _read_zones(root: Path) -> Iterator[Sensor]:
@@ -143,7 +142,7 @@ def _read_zones(root: Path) -> Iterator[Sensor]:
         try:
             kind = read_text(zone / "type")
         except NoData as error:
-            cause = f"{zone.name} is of a type that nobody can read: {error}"
+            cause = f"the type of {zone.name} cannot be read: {error}"
             yield Sensor(zone.name, zone.name, NoData(cause, lack=error.lack))
             continue
         if kind:
@@ -153,9 +152,9 @@ def _read_zones(root: Path) -> Iterator[Sensor]:
 
 
 def _read_chips(root: Path, profile: Profile) -> Iterator[Sensor]:
-    """Yield one temperature a chip: that of its hottest input, and none where one of them does not answer.
+    """Yield the hottest input of each chip, or an error if an input is unreadable.
 
-    An input that is dead, as many of a k10temp are, is passed over.
+    Dead inputs, of which a k10temp has many, are skipped.
     """
     try:
         chips = find_chips(root, CPU_CHIPS)
@@ -165,7 +164,7 @@ def _read_chips(root: Path, profile: Profile) -> Iterator[Sensor]:
     for chip, name in chips.folders:
         yield Sensor(name, chip.name, _read_chip(chip, profile.thermal.accept_celsius))
     if chips.refusal:
-        yield Sensor("hwmon", "hwmon", chips.refusal)  # one that does not say what it is may be a thermometer
+        yield Sensor("hwmon", "hwmon", chips.refusal)  # an unidentified chip may be a temperature sensor
 
 
 def _read_chip(chip: Path, accept: tuple[float, float]) -> float | NoData:
@@ -173,11 +172,11 @@ def _read_chip(chip: Path, accept: tuple[float, float]) -> float | NoData:
         inputs = [_read_celsius(path) for path in list_folder(chip, "temp*_input")]
     except NoData as error:
         return error
-    if refusals := [one for one in inputs if isinstance(one, NoData)]:
+    if refusals := [value for value in inputs if isinstance(value, NoData)]:
         return refusals[0]
-    judged = [_refuse_implausible(one, chip.name, accept) for one in inputs]
-    dead = next((one for one in judged if isinstance(one, NoData)), NoData(f"{chip}: no temp*_input"))
-    return max((one for one in judged if isinstance(one, float)), default=dead)
+    checked = [_refuse_implausible(value, chip.name, accept) for value in inputs]
+    dead = next((value for value in checked if isinstance(value, NoData)), NoData(f"{chip}: no temp*_input"))
+    return max((value for value in checked if isinstance(value, float)), default=dead)
 
 
 def _read_celsius(path: Path) -> float | NoData:

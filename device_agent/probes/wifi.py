@@ -1,4 +1,7 @@
-"""Wi-Fi probe: PHY rate and signal. The rate is that of the radio's last frame: a bound of goodput, seldom near it."""
+"""Wi-Fi probe: PHY rate, signal strength and expected throughput.
+
+The PHY rate is that of the last frame: an upper bound of the goodput, seldom close to it.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,14 @@ from shared.protocol.measurements import Absent, Quality, Reading
 
 MAX_BITS_PER_S = 1e11
 SIGNAL_DBM = (-120.0, 0.0)
-"""Some drivers count signal on a scale of their own, upwards from 0."""
+"""Some drivers use another scale, upwards from 0."""
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `wifi.<if>_phy_bits_per_s`, `wifi.<if>_signal_dbm`, and the driver's expected throughput, if there is one.
+    """Read `wifi.<if>_phy_bits_per_s`, `wifi.<if>_signal_dbm`, and `wifi.<if>_expected_bits_per_s` if there is one.
 
-    The rate of the physical layer is measured, by the radio, and is what its name says; what a transfer reaches is
-    `link.*`. An interface that sends nothing keeps its lowest rates, so that it may be far below, too. What the driver
-    expects (`wifi.<if>_expected_bits_per_s`) is modelled.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    The PHY rate is measured by the radio; an idle interface stays at its lowest rates. The expected throughput is the
+    driver's model. The rate that transfers reach is `link.*`.
 
     Raises:
         NoData: The board has no radio.
@@ -39,27 +37,27 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
     ]
     if not radios:
         raise NoData(f"{root / INTERFACES}: no wireless interface")
-    found = [_read_radio(root, name, at) for name in radios]
+    results = [_read_radio(root, name, at) for name in radios]
     return ProbeResult(
-        readings={key: value for one in found for key, value in one.readings.items()},
-        absent={key: value for one in found for key, value in one.absent.items()},
+        readings={key: value for result in results for key, value in result.readings.items()},
+        absent={key: value for result in results for key, value in result.absent.items()},
     )
 
 
 def _read_radio(root: Path, name: str, at: float) -> ProbeResult:
     lacking: dict[str, Absent] = {}
     try:
-        said = parse_link(run_tool(root, "iw", "dev", name, "link"), name)
+        output = parse_link(run_tool(root, "iw", "dev", name, "link"), name)
     except NoData as error:
         lacking[f"wifi.{name}_phy_bits_per_s"] = describe_absence(error)
-        said = ""
+        output = ""
     else:
-        said += "\n" + _read_station(root, name)
+        output += "\n" + _read_station(root, name)
     figures: list[tuple[str, float | None, Quality]] = [
-        ("phy_bits_per_s", parse_bits_per_s(r"tx bitrate:[ \t]*(\d{1,9}(?:\.\d{1,9})?) MBit/s", said), "measured"),
+        ("phy_bits_per_s", parse_bits_per_s(r"tx bitrate:[ \t]*(\d{1,9}(?:\.\d{1,9})?) MBit/s", output), "measured"),
         (
             "expected_bits_per_s",
-            parse_bits_per_s(r"expected throughput:[ \t]*(\d{1,9}(?:\.\d{1,9})?)Mbps", said),
+            parse_bits_per_s(r"expected throughput:[ \t]*(\d{1,9}(?:\.\d{1,9})?)Mbps", output),
             "modelled",
         ),
     ]
@@ -68,49 +66,51 @@ def _read_radio(root: Path, name: str, at: float) -> ProbeResult:
         for key, value, quality in figures
         if value is not None
     }
-    if said and f"wifi.{name}_phy_bits_per_s" not in readings:
-        lacking[f"wifi.{name}_phy_bits_per_s"] = Absent(lack="not_present", cause=f"the driver of {name} tells no rate")
+    if output and f"wifi.{name}_phy_bits_per_s" not in readings:
+        lacking[f"wifi.{name}_phy_bits_per_s"] = Absent(
+            lack="not_present", cause=f"the driver of {name} reports no rate"
+        )
     try:
-        readings[f"wifi.{name}_signal_dbm"] = _read_signal(root, name, said, at)
+        readings[f"wifi.{name}_signal_dbm"] = _read_signal(root, name, output, at)
     except NoData as error:
         lacking[f"wifi.{name}_signal_dbm"] = describe_absence(error)
     return ProbeResult(readings=readings, absent=lacking)
 
 
 def parse_link(answer: str, name: str) -> str:
-    """Return the answer of `iw dev <if> link` for a connection; raises NoData without one, which is no error to iw."""
+    """Return the output of `iw dev <if> link`; raises NoData if not connected, for which iw exits with 0."""
     if answer.strip().startswith("Not connected"):
         raise NoData(f"{name} is not connected")
     return answer
 
 
-def parse_bits_per_s(pattern: str, said: str) -> float | None:
-    """Parse the first rate in a text, given there in megabits a second; None without one."""
-    found = re.search(pattern, said, re.ASCII)
-    rate = float(found[1]) * 1e6 if found else 0.0
+def parse_bits_per_s(pattern: str, text: str) -> float | None:
+    """Parse the first rate in a text (Mbit/s) into bit/s; None without one."""
+    match = re.search(pattern, text, re.ASCII)
+    rate = float(match[1]) * 1e6 if match else 0.0
     return rate if 0 < rate <= MAX_BITS_PER_S else None
 
 
 def _read_station(root: Path, name: str) -> str:
-    """Read the driver's statistics of the access point; some drivers have none."""
+    """Read the driver's station statistics; empty for drivers without them."""
     try:
         return run_tool(root, "iw", "dev", name, "station", "dump")
     except NoData:
         return ""
 
 
-def _read_signal(root: Path, name: str, said: str, at: float) -> Reading:
-    """Read the signal from iw's answer, else from the table that older kernels keep. Raises NoData."""
-    found, source = re.search(r"signal:[ \t]*(-?\d{1,4})(?: \[[^\]]{0,80}\])? dBm", said, re.ASCII), "iw"
-    if found is None:
+def _read_signal(root: Path, name: str, output: str, at: float) -> Reading:
+    """Read the signal from iw's output, else from /proc/net/wireless of older kernels; raises NoData."""
+    match, source = re.search(r"signal:[ \t]*(-?\d{1,4})(?: \[[^\]]{0,80}\])? dBm", output, re.ASCII), "iw"
+    if match is None:
         table, source = read_text(root / "proc/net/wireless"), "/proc/net/wireless"
-        found = re.search(
+        match = re.search(
             rf"^[ \t]*{re.escape(name)}:[ \t]*\S+[ \t]+\S+[ \t]+(-?\d{{1,4}})\.?(?=[ \t]|$)",
             table,
             re.ASCII | re.MULTILINE,
         )
-    if found is None:
-        raise NoData(f"nothing tells the signal of {name}")
-    if not SIGNAL_DBM[0] <= float(found[1]) < SIGNAL_DBM[1]:
-        raise NoData(f"{source}: {found[1]} is no signal in dBm", lack="invalid")
-    return Reading(value=float(found[1]), unit="dbm", source=source, quality="measured", at=at)
+    if match is None:
+        raise NoData(f"no source for the signal of {name}")
+    if not SIGNAL_DBM[0] <= float(match[1]) < SIGNAL_DBM[1]:
+        raise NoData(f"{source}: {match[1]} is not a signal in dBm", lack="invalid")
+    return Reading(value=float(match[1]), unit="dbm", source=source, quality="measured", at=at)

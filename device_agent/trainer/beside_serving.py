@@ -8,8 +8,8 @@ from typing import NamedTuple
 from device_agent.config import TrainerConfig
 from device_agent.profile.schema import Profile
 
-TOLD = "the agent's file"
-USUAL = "usual for every board"
+FROM_CONFIG = "the agent's file"
+FROM_DEFAULT = "usual for every board"
 
 
 class TrainerShare(NamedTuple):
@@ -39,22 +39,22 @@ def choose_share(config: TrainerConfig, profile: Profile, present: Collection[in
         serves: Whether the board serves models too.
     """
     usual = profile.inference
-    nice, cpus = (usual.trainer_nice, _unspared(usual.spared_cpus, present)) if serves else (0, ())
+    nice, cpus = (usual.trainer_nice, _select_cpus(usual.spared_cpus, present)) if serves else (0, ())
     return TrainerShare(
         nice=nice if config.nice is None else config.nice,
         cpus=cpus if config.cpus is None else tuple(sorted(config.cpus)),
-        nice_from=TOLD if config.nice is not None else origin_of(profile, "trainer_nice"),
-        cpus_from=TOLD if config.cpus is not None else origin_of(profile, "spared_cpus"),
+        nice_from=FROM_CONFIG if config.nice is not None else origin_of(profile, "trainer_nice"),
+        cpus_from=FROM_CONFIG if config.cpus is not None else origin_of(profile, "spared_cpus"),
     )
 
 
 def origin_of(profile: Profile, key: str) -> str:
     """Return where a figure of a profile's `[inference]` is from, in words."""
-    found = profile.inference.origin.get(key, "")
-    return f"{profile.id}: {found}" if found else USUAL
+    origin = profile.inference.origin.get(key, "")
+    return f"{profile.id}: {origin}" if origin else FROM_DEFAULT
 
 
-def _unspared(count: int, present: Collection[int]) -> tuple[int, ...]:
+def _select_cpus(count: int, present: Collection[int]) -> tuple[int, ...]:
     """Return the CPUs behind the first ones, which are spared; none, for all, where no other one would be left."""
     return tuple(sorted(present)[count:]) if count else ()
 

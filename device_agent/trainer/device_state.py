@@ -28,8 +28,10 @@ def read(path: Path) -> tuple[State, Memory]:
     except CorruptFile as error:
         raise TaskFailed(f"{error}; set aside as {file.set_aside(path).name}, the next task starts afresh") from error
     memory = {key.removeprefix(_CODEC): leaf for key, leaf in both.tree.items() if key.startswith(_CODEC)}
-    own = {key.removeprefix(_ALGORITHM): leaf for key, leaf in both.tree.items() if key.startswith(_ALGORITHM)}
-    return State(own, both.facts), memory or None
+    algorithm_state = {
+        key.removeprefix(_ALGORITHM): leaf for key, leaf in both.tree.items() if key.startswith(_ALGORITHM)
+    }
+    return State(algorithm_state, both.facts), memory or None
 
 
 def write(path: Path, state: State, memory: Memory) -> None:

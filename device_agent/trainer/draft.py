@@ -27,7 +27,7 @@ from shared.tensors.tree import State, Tree, tensor_bytes
 log = logging.getLogger("trainer")
 
 
-def taken_back(result: Result) -> Result:
+def move_result_to_cpu(result: Result) -> Result:
     """Return a result on the CPU."""
     return replace(result, tree=to_device(result.tree, CPU), coverage=to_device(result.coverage, CPU))
 
@@ -44,14 +44,14 @@ def write_result(job: Job, state: State, memory: Memory, result: Result) -> Tran
         Unwritable: The disk takes nothing more.
     """
     log.debug("phase encoding")
-    payload, memory = build(CODECS, _told_codec(job.task), "codec").encode(result.tree, memory)
+    payload, memory = build(CODECS, _select_codec(job.task), "codec").encode(result.tree, memory)
     changes = not job.task.assignment.measures_statistics  # else the state before the round, for its repetition, stays
     if changes and (state.tree or state.facts or memory or Path(job.state).exists()):
         device_state.write(Path(job.draft) / outbox.STATE, state_to_device(state, CPU), memory)
     return write_payload(job, payload)
 
 
-def _told_codec(task: Task) -> Spec:
+def _select_codec(task: Task) -> Spec:
     """Return how an update travels: as the plan says, and by `topk` as large a share of it as the device was told."""
     sent = task.assignment.allocation.sent
     if sent is None or task.codec.name != "topk":
@@ -59,7 +59,7 @@ def _told_codec(task: Task) -> Spec:
     return msgspec.structs.replace(task.codec, options={**task.codec.options, "share": sent})
 
 
-def write_own(job: Job, tree: Tree) -> None:
+def write_personal_model(job: Job, tree: Tree) -> None:
     """Write the model of the device's own, for the board to serve; `write_update` makes it durable.
 
     Raises:
@@ -67,8 +67,8 @@ def write_own(job: Job, tree: Tree) -> None:
     """
     leaves = {name: leaf.contiguous() for name, leaf in to_device(tree, CPU).items()}
     contents = compute_own_digest({name: tensor_bytes(leaf) for name, leaf in leaves.items()})
-    own = OwnModel(model=job.task.model, run=job.task.run, round=job.task.round, contents=contents)
-    data = safetensors.torch.save(leaves, {OWN: msgspec.json.encode(own).decode()})
+    metadata = OwnModel(model=job.task.model, run=job.task.run, round=job.task.round, contents=contents)
+    data = safetensors.torch.save(leaves, {OWN: msgspec.json.encode(metadata).decode()})
     path = Path(job.draft) / outbox.OWN
     with explain_disk_errors(path):
         path.write_bytes(data)

@@ -46,39 +46,39 @@ tens of times as much."""
 REMEDY = f"install it ({install_command('infer')}), or take evaluation.runtime out of the plan"
 
 
-class Watched(NamedTuple):
-    """How a task is watched while it is done.
+class TaskMonitor(NamedTuple):
+    """How a task is monitor while it is done.
 
     Attributes:
-        measured: Measures a block of computing.
+        measure_block: Measures a block of computing.
         is_superseded: Whether the task is given up.
         threads: Of ONNX Runtime; 0 for one.
     """
 
-    measured: Callable[[], AbstractContextManager[BlockCost]]
+    measure_block: Callable[[], AbstractContextManager[BlockCost]]
     is_superseded: Callable[[], bool]
     threads: int = 0
 
 
-def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], watched: Watched) -> None:
+def evaluate_by_graph(job: Job, held_out: Callable[[Data], HeldOut], monitor: TaskMonitor) -> None:
     """Evaluate what came with a task, and leave the update in its draft, durably; do not commit it.
 
     Args:
         job: The task, with the path of its graph.
         held_out: Reads the examples that the device holds back.
-        watched: How it is measured, and whether it is given up.
+        monitor: How it is measured, and whether it is given up.
 
     Raises:
         Superseded: The task is given up.
         FieldFleetError: Graph, parameters or examples cannot be used, or ONNX Runtime is not installed.
     """
     task, metrics = job.task, dict[str, float]()
-    with watched.measured() as spent:
+    with monitor.measure_block() as usage:
         if job.data.is_labelled:
             inputs, labels = held_out(with_classes(job.data, task.assignment.classes))
             if len(labels):
-                metrics = _evaluate(job, inputs, labels, watched)
-    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=0)
+                metrics = _evaluate(job, inputs, labels, monitor)
+    cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=0)
     update = Update(
         run=task.run,
         round=task.round,
@@ -99,23 +99,25 @@ def read_examples(data: Data) -> HeldOut:
     Raises:
         ConfigError: They cannot be used.
     """
-    found = read_held_out(data)
-    return found.inputs, found.labels
+    held_out = read_held_out(data)
+    return held_out.inputs, held_out.labels
 
 
-def _evaluate(job: Job, inputs: NDArray[np.float32], labels: NDArray[np.int64], watched: Watched) -> dict[str, float]:
+def _evaluate(
+    job: Job, inputs: NDArray[np.float32], labels: NDArray[np.int64], monitor: TaskMonitor
+) -> dict[str, float]:
     graph = graphs.decode(to_file.view(Path(job.graph)))
     require_fit(graph, inputs, labels, job.data.path or job.data.source)
-    session = open_session(graph, read_floats(Path(job.params), graph.parameters), watched.threads)
+    session = open_session(graph, read_floats(Path(job.params), graph.parameters), monitor.threads)
     hits, loss_sum = 0, 0.0
     batch_size = max(1, min(BATCH_SIZE, BATCH_BYTES // inputs[0].nbytes))
     for begin in range(0, len(labels), batch_size):
-        if watched.is_superseded():
+        if monitor.is_superseded():
             raise Superseded("a newer task has come")
-        some, right = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
-        [logits] = session.run([graph.output.name], {graph.input.name: some})
-        hits += int((logits.argmax(1) == right).sum())
-        loss_sum += _cross_entropy(logits, right)
+        batch, targets = inputs[begin : begin + batch_size], labels[begin : begin + batch_size]
+        [logits] = session.run([graph.output.name], {graph.input.name: batch})
+        hits += int((logits.argmax(1) == targets).sum())
+        loss_sum += _cross_entropy(logits, targets)
     count = len(labels)
     return {"eval_accuracy": hits / count, "eval_loss": loss_sum / count, "eval_examples": float(count)}
 
@@ -138,10 +140,10 @@ def require_fit(graph: EvaluationGraph, inputs: NDArray[np.float32], labels: NDA
     Raises:
         ConfigError: They do not fit.
     """
-    shape, wanted, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape[-1]
-    if shape != wanted:
+    shape, expected, outputs = inputs.shape[1:], graph.input.shape[1:], graph.output.shape[-1]
+    if shape != expected:
         raise ConfigError(
-            f"{place}: model: the run's graph takes examples of shape {wanted}, not {shape}; correct its options, "
+            f"{place}: model: the run's graph takes examples of shape {expected}, not {shape}; correct its options, "
             "or this device's [data]"
         )
     if (most := int(labels.max())) >= outputs:
@@ -199,15 +201,15 @@ def open_session(graph: EvaluationGraph, parameters: Floats, threads: int = 0) -
     options.log_severity_level = 4  # what goes wrong is raised
     options.enable_cpu_mem_arena = False  # it keeps what the largest batch took, and each task opens a session anew
     options.add_session_config_entry("session.disable_prepacking", "1")  # a second copy of every weight
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(one) for one in parameters.values()]
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in parameters.values()]
     options.add_external_initializers(list(parameters), values)
     try:
         return onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its C++ code, by no common class
-        raise _refusal(error, graph, onnxruntime.__version__) from error
+        raise _explain_refusal(error, graph, onnxruntime.__version__) from error
 
 
-def _refusal(error: Exception, graph: EvaluationGraph, version: str) -> ConfigError | WireError:
+def _explain_refusal(error: Exception, graph: EvaluationGraph, version: str) -> ConfigError | WireError:
     """Return what to say where ONNX Runtime opens no session."""
     problem: Any = str(error).partition("\n")[0]
     if "opset" in problem or "IR version" in problem or "ir_version" in problem:

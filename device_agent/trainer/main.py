@@ -161,9 +161,9 @@ class PipeExchange:
         message = Step(step, sum(part.nbytes for part in parts))
         try:
             for data in (memoryview(frame(message)), *parts):
-                rest = data.cast("B")
-                while rest:
-                    rest = rest[self.out.write(rest) :]
+                remaining = data.cast("B")
+                while remaining:
+                    remaining = remaining[self.out.write(remaining) :]
         except BrokenPipeError as error:
             raise AgentGone from error
         return self.reader.wait_for_answer()
@@ -184,7 +184,7 @@ def main() -> None:
     options = parser.parse_args()
     processes.configure(options.log_level)
     processes.end_on_thread_failure()
-    _give_way(options.nice, options.cpus)
+    _limit_cpu_use(options.nice, options.cpus)
     registry.allow(options.models)
     logger.debug("phase importing pid=%d", os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent decides
@@ -204,7 +204,7 @@ def main() -> None:
         serve(reader, out, options.threads, (options.device, limit))
 
 
-def _give_way(nice: int, cpus: Sequence[int]) -> None:
+def _limit_cpu_use(nice: int, cpus: Sequence[int]) -> None:
     """Leave the processor to others, as this process and its threads to come are told; before torch counts CPUs.
 
     Args:
@@ -256,9 +256,9 @@ def serve_evaluations(reader: MessageReader, out: BinaryIO, threads: int) -> Non
     """
 
     def do(job: Job, meter: ProcessMeter) -> None:
-        from device_agent.trainer.evaluation import Watched, evaluate_by_graph, read_examples  # noqa: PLC0415
+        from device_agent.trainer.evaluation import TaskMonitor, evaluate_by_graph, read_examples  # noqa: PLC0415
 
-        evaluate_by_graph(job, read_examples, Watched(meter.task, reader.cancelled.is_set, threads))
+        evaluate_by_graph(job, read_examples, TaskMonitor(meter.task, reader.cancelled.is_set, threads))
 
     _do_jobs(reader, out, do, lambda _error: False)
 
@@ -288,7 +288,7 @@ def _do_jobs(
             answer = Failed("superseded")
             logger.debug("phase failed")
         except (FieldFleetError, MemoryError, *registry.FAULTS) as error:
-            answer, broken = Failed(_failure_cause(error, job)), is_broken(error)
+            answer, broken = Failed(_describe_failure(error, job)), is_broken(error)
             logger.debug("phase failed")
         except AgentGone:
             return  # in the middle of a split session; whoever comes after it begins the task anew
@@ -307,15 +307,15 @@ def _prepare_workspace(threads: int, device: str, limit: int) -> Callable[[], Wo
     from device_agent.trainer.workspace import Workspace  # noqa: PLC0415
     from shared.tensors.placement import choose_device  # noqa: PLC0415
 
-    found = None if threads else Threads(count_usable_cpus(), torch.set_num_threads, perf_counter)
+    tuner = None if threads else Threads(count_usable_cpus(), torch.set_num_threads, perf_counter)
     torch.set_num_threads(threads or count_usable_cpus())
-    workspace = cache(lambda: Workspace(device=choose_device(device, limit), threads=found))
+    workspace = cache(lambda: Workspace(device=choose_device(device, limit), threads=tuner))
     with suppress(ConfigError):
         workspace()
     return workspace
 
 
-def _failure_cause(error: Exception, job: Job) -> str:
+def _describe_failure(error: Exception, job: Job) -> str:
     """Return what the server is told of an error, and log it; where in the code a disk was full helps nobody.
 
     It asks no more for what an operator must edit, but a file that is away may come back.

@@ -45,7 +45,7 @@ LOCK_POLL_S = 0.1
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 """Of the trainer's environment, where nobody set them: threads of GNU's and Intel's OpenMP that wait for others sleep
 and leave the processor to whoever works. They are read when torch is loaded."""
-NO_ROOM = (
+NO_TORCH = (
     "ConfigError: this board has no torch, or its trainer.trains is false: it only evaluates, in plans with "
     'evaluation.runtime = "onnx"'
 )
@@ -176,9 +176,9 @@ class TrainerProcess:
         self._stop_idle_timer()
         light = task is not None and task.assignment.graph is not None
         if not light and not self.trains:
-            raise TaskFailed(NO_ROOM)
+            raise TaskFailed(NO_TORCH)
         if self._is_light and not light:
-            self._dismiss()
+            self._end_process()
         if not self._process or self._process.returncode is not None:
             await self._start(light=light)
         self._start_idle_timer()
@@ -244,9 +244,9 @@ class TrainerProcess:
 
     async def _last_message(self, process: Process, conversation: Conversation) -> Done | Failed | TrainerDied:
         """Return the child's last word on its job; that it died is one too."""
-        return await conversation.run() or TrainerDied(await self._cause_of_death(process))
+        return await conversation.run() or TrainerDied(await self._describe_exit(process))
 
-    async def _cause_of_death(self, process: Process) -> str:
+    async def _describe_exit(self, process: Process) -> str:
         code = await process.wait()
         if self._process is process:
             self._process = None
@@ -258,7 +258,7 @@ class TrainerProcess:
 
     async def close(self) -> None:
         """End the child now, if there is one."""
-        self._dismiss()
+        self._end_process()
         await asyncio.gather(*self._ending)
 
     def _stop_idle_timer(self) -> None:
@@ -271,13 +271,13 @@ class TrainerProcess:
 
         def end() -> None:
             log.info("trainer idle for %.0f s, ending it", self.idle_s)
-            self._dismiss()
+            self._end_process()
 
         self._stop_idle_timer()
         if self._process:
             self._idle = asyncio.get_running_loop().call_later(self.idle_s, end)
 
-    def _dismiss(self) -> None:
+    def _end_process(self) -> None:
         """Part with the child at once, so that no job is given to it any more; its end takes its time."""
         self._stop_idle_timer()
         process, self._process = self._process, None

@@ -38,8 +38,8 @@ class SplitTraining:
         carried: Bytes of frames that the steps took, up and down, as their driver says; None where nobody counts them.
     """
 
-    def __init__(self, session: Session, task: Task, spent: BlockCost, device: torch.device = CPU) -> None:
-        self._session, self._task, self._spent, self._device = session, task, spent, device
+    def __init__(self, session: Session, task: Task, usage: BlockCost, device: torch.device = CPU) -> None:
+        self._session, self._task, self._usage, self._device = session, task, usage, device
         self._codec = build(CODECS, task.cut_codec, "codec")
         self.step = 1
         self.up: list[memoryview] | None = None
@@ -48,9 +48,9 @@ class SplitTraining:
         self.missed = 0
         self._compute(None)
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def time_exchange(self) -> AbstractContextManager[None]:
         """Count what passes in a block as exchange, not as computing."""
-        return self._spent.measure_exchange()
+        return self._usage.measure_exchange()
 
     def advance(self, answer: memoryview | Missed) -> None:
         """Take the server's answer to the open step, and compute the next one's payload.

@@ -81,21 +81,21 @@ def time_steps(
     train(Steps(batches, WARM_STEPS))
     count, blocks = 1, _time_blocks(train, batches, meter, 1, PAIR)
     for _ in range(TRIES):
-        took_s = min(one.compute_s or 0.0 for one in blocks)
+        took_s = min(block.compute_s or 0.0 for block in blocks)
         if not 0 < took_s < ENOUGH * seconds / BLOCKS or count == MAX_STEPS:
             break
         count = min(math.ceil(count * seconds / BLOCKS / took_s), MAX_STEPS)
         blocks = _time_blocks(train, batches, meter, count, PAIR)
     blocks += _time_blocks(train, batches, meter, count, BLOCKS - PAIR)
-    seconds_each = statistics.median(one.compute_s or 0.0 for one in blocks) / count
-    watts = _ratio([(one.joules, one.compute_s) for one in blocks])
+    seconds_each = statistics.median(block.compute_s or 0.0 for block in blocks) / count
+    watts = _ratio([(block.joules, block.compute_s) for block in blocks])
     return StepCost(
         steps=count * BLOCKS,
         seconds=seconds_each,
         joules=None if watts is None else watts * seconds_each,
         idle_w=blocks[0].idle_w,
-        cycles=_median([one.cycles for one in blocks], count),
-        hertz=_median([one.mean_hertz for one in blocks], 1),
+        cycles=_median([block.cycles for block in blocks], count),
+        hertz=_median([block.mean_hertz for block in blocks], 1),
         weights=weights,
         flops=flops,
         provenance=blocks[0].provenance,
@@ -134,20 +134,20 @@ def _time_blocks(
 ) -> list[BlockCost]:
     blocks = []
     for _ in range(times):
-        with meter() as spent:
+        with meter() as usage:
             train(Steps(batches, count))
-        blocks.append(spent)
+        blocks.append(usage)
     return blocks
 
 
 def _ratio(pairs: list[tuple[float | None, float | None]]) -> float | None:
     """Return the mean watts of all blocks; None unless all of them were measured."""
     joules, seconds = [pair[0] for pair in pairs], [pair[1] or 0.0 for pair in pairs]
-    if any(one is None for one in joules) or not sum(seconds):
+    if any(value is None for value in joules) or not sum(seconds):
         return None
-    return sum(one or 0.0 for one in joules) / sum(seconds)
+    return sum(value or 0.0 for value in joules) / sum(seconds)
 
 
 def _median(figures: list[float | None], count: int) -> float | None:
-    known = [one for one in figures if one is not None]
-    return statistics.median(known) / count if known else None
+    values = [value for value in figures if value is not None]
+    return statistics.median(values) / count if values else None

@@ -22,8 +22,14 @@ from torch import nn
 
 from device_agent.measurement.task_meter import BlockCost
 from device_agent.trainer import device_state
-from device_agent.trainer.draft import taken_back, write_own, write_payload, write_result, write_update
-from device_agent.trainer.evaluation import HeldOut, Watched, evaluate_by_graph
+from device_agent.trainer.draft import (
+    move_result_to_cpu,
+    write_payload,
+    write_personal_model,
+    write_result,
+    write_update,
+)
+from device_agent.trainer.evaluation import HeldOut, TaskMonitor, evaluate_by_graph
 from device_agent.trainer.interface import Job
 from device_agent.trainer.split_training import SplitTraining
 from device_agent.trainer.step_timing import passing, time_steps
@@ -109,18 +115,18 @@ class TrainingTask:
         Raises:
             ConfigError: The method trains on labels, and the device's own file says that there are none.
         """
-        own, name = self.job.data, self.job.task.algorithm.name
-        place = own.path or own.source
-        if self.algorithm.reads_labels and not own.is_labelled:
+        data, name = self.job.data, self.job.task.algorithm.name
+        place = data.path or data.source
+        if self.algorithm.reads_labels and not data.is_labelled:
             raise ConfigError(f'{place}: labels = "none", and algorithm {name!r} trains on labels; take that out')
-        if not self.algorithm.reads_labels and own.is_labelled:
+        if not self.algorithm.reads_labels and data.is_labelled:
             unread = (
                 f"{place}: its labels are not read, algorithm {name!r} trains without any; with "
                 'data.labels = "none" in this device\'s file it does not look for names of classes either'
             )
             self.workspace.warn_once(Path(self.job.state).parent, unread)
-            own = own.drop_labels()
-        return with_classes(own, self.job.task.assignment.classes)
+            data = data.drop_labels()
+        return with_classes(data, self.job.task.assignment.classes)
 
     @cached_property
     def evaluation_data(self) -> Data | None:
@@ -129,10 +135,10 @@ class TrainingTask:
         Of a method that trains without labels these are read for a task that evaluates alone, which is the plan's to
         ask for; no label leaves the device.
         """
-        job, own = self.job, self.job.data
-        if not job.task.evaluate or not own.is_labelled or (job.task.train and not self.algorithm.reads_labels):
+        job, data = self.job, self.job.data
+        if not job.task.evaluate or not data.is_labelled or (job.task.train and not self.algorithm.reads_labels):
             return None
-        return with_classes(own, job.task.assignment.classes)
+        return with_classes(data, job.task.assignment.classes)
 
     def held_out_arrays(self, data: Data) -> HeldOut:
         """Return the examples that the device holds back, in the memory of the workspace's."""
@@ -150,16 +156,16 @@ class TrainingTask:
         return describe(self.workspace.device)
 
     @contextmanager
-    def measured(self) -> Iterator[BlockCost]:
+    def measure(self) -> Iterator[BlockCost]:
         """Measure a block, of which all is computed when it is left, not only given to a GPU."""
-        with self.measure_block() as spent:
-            yield spent
+        with self.measure_block() as usage:
+            yield usage
             synchronize(self.workspace.device)
 
     def measure_statistics(self, tree: Tree) -> tuple[Tree, dict[str, float]]:
         """Return parameters with running statistics of as many of the device's batches as it is told, and how many."""
-        some = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
-        tree, count = measure_several(self.model.layers, tree, (one for one, _ in some))
+        batches = islice(self.batches(epochs=1), self.job.task.assignment.batches_to_measure)
+        tree, count = measure_several(self.model.layers, tree, (inputs for inputs, _ in batches))
         return tree, {STATISTICS_BATCHES: float(count)}
 
 
@@ -196,7 +202,7 @@ def perform_task(task: TrainingTask, *, exchange: StepExchange | None = None, tr
         exchange: Carries the steps of a split session; None for any other.
         trained: What a training came to that was done already; None to train here.
     """
-    with explain_exhausted_memory(task.workspace.device, task.workspace.release), _single_example_explained():
+    with explain_exhausted_memory(task.workspace.device, task.workspace.release), _explain_single_example():
         if task.workspace.threads and (task.job.task.train or task.job.task.measure_s):
             _choose_threads(task, task.workspace.threads)
         _perform(task, exchange, trained)
@@ -211,7 +217,7 @@ def _choose_threads(task: TrainingTask, threads: Threads) -> None:
         return
     try:
         inputs, _ = next(iter(task.batches(epochs=1)))
-        layers = _bottom(task.job, build_blank(request.model)) if task.algorithm.split else task.model.layers
+        layers = _build_bottom(task.job, build_blank(request.model)) if task.algorithm.split else task.model.layers
         with passing(layers, inputs) as step:
             network = msgspec.json.encode((request.model, request.algorithm, request.assignment.is_split))
             key = network, tuple(inputs.shape), torch.__version__
@@ -220,7 +226,7 @@ def _choose_threads(task: TrainingTask, threads: Threads) -> None:
         log.debug("threads are not timed: %s", error)
 
 
-def _bottom(job: Job, model: Model) -> nn.Module:
+def _build_bottom(job: Job, model: Model) -> nn.Module:
     """Return the layers of which parameters came, with storage."""
     names = payloads.unpack(to_file.view(Path(job.params))).blobs.keys()
     layers = [layer for layer, _ in model.layers.named_children()]
@@ -232,7 +238,7 @@ def _bottom(job: Job, model: Model) -> nn.Module:
 
 
 @contextmanager
-def _single_example_explained() -> Iterator[None]:
+def _explain_single_example() -> Iterator[None]:
     """Turn the error of BatchNorm about a batch of one example into a ConfigError with the remedy."""
     try:
         yield
@@ -247,8 +253,8 @@ def _single_example_explained() -> Iterator[None]:
 
 def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result | None) -> None:
     if task.job.graph:
-        watched = Watched(task.measure_block, task.is_superseded, torch.get_num_threads())
-        evaluate_by_graph(task.job, task.held_out_arrays, watched)
+        monitor = TaskMonitor(task.measure_block, task.is_superseded, torch.get_num_threads())
+        evaluate_by_graph(task.job, task.held_out_arrays, monitor)
         return
     if not task.algorithm.split or _only_evaluates(task.job.task):
         if task.job.task.assignment.measures_statistics:
@@ -260,7 +266,7 @@ def _perform(task: TrainingTask, exchange: StepExchange | None, trained: Result 
         raise TaskFailed(f"algorithm {task.job.task.algorithm.name!r} trains in a split session: {ALONE}")
     with _split_training(task) as training:
         while training.up is not None:
-            with training.waiting():
+            with training.time_exchange():
                 answer = exchange(training.step, training.up)
             begun = perf_counter()
             training.advance(answer)
@@ -278,7 +284,7 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
     """Evaluate, train and time steps, as far as the task says so."""
     job, algorithm, metrics = task.job, task.algorithm, dict[str, float]()
     state, result, transfer, step = None, None, None, None
-    with task.measured() as spent, seed_torch(job.task.assignment.seed):
+    with task.measure() as usage, seed_torch(job.task.assignment.seed):
         start = read_parameters(job, task.workspace, algorithm)
         task.workspace.require_fit(job.task.model, task.evaluation_data or task.data, split=bool(algorithm.split))
         if not algorithm.personal:
@@ -286,15 +292,15 @@ def _perform_alone(task: TrainingTask, trained: Result | None) -> None:
         if job.task.train:
             state, result, transfer = _train(task, start, trained)
         if algorithm.personal and (job.task.evaluate or job.keeps_own):
-            metrics = _use_own(task, algorithm.personal, state, start)
+            metrics = _use_personal_model(task, algorithm.personal, state, start)
     if job.task.measure_s:
         with seed_torch(job.task.assignment.seed):
-            step = _measure(task, start)
-    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
+            step = _time_steps(task, start)
+    cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size if transfer else 0)
     write_update(job, result, transfer, metrics, cost, step, trained_on=task.trained_on)
 
 
-def _use_own(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> dict[str, float]:
+def _use_personal_model(task: TrainingTask, personal: Personal, state: State | None, start: Tree) -> dict[str, float]:
     """Evaluate the model of the device's own, and keep it where the board serves it.
 
     Args:
@@ -303,22 +309,22 @@ def _use_own(task: TrainingTask, personal: Personal, state: State | None, start:
         state: The device's after training; None where it did not train.
     """
     job = task.job
-    own = task.read_state()[0] if state is None else state
-    used, _ = task.measure_statistics(personal.parameters(task.model, own, start, job.task.assignment))
-    if job.keeps_own and (job.task.train or own.tree):  # before its first training it has none
-        write_own(job, used)
+    current = task.read_state()[0] if state is None else state
+    used, _ = task.measure_statistics(personal.parameters(task.model, current, start, job.task.assignment))
+    if job.keeps_own and (job.task.train or current.tree):  # before its first training it has none
+        write_personal_model(job, used)
     return _evaluate(task, used)
 
 
 def _perform_measurement(task: TrainingTask) -> None:
     """Measure running statistics of the parameters that came, and send them alone."""
     job = task.job
-    with task.measured() as spent, seed_torch(job.task.assignment.seed):
+    with task.measure() as usage, seed_torch(job.task.assignment.seed):
         tree, metrics = task.measure_statistics(read_parameters(job, task.workspace, task.algorithm))
-        own = {name: tree[name].to(CPU) for name in statistic_names(task.model.layers)}
-        result = Result(own, 1.0, 0, metrics=metrics)
+        statistics = {name: tree[name].to(CPU) for name in statistic_names(task.model.layers)}
+        result = Result(statistics, 1.0, 0, metrics=metrics)
         transfer = write_payload(job, build(CODECS, job.task.codec, "codec").encode(result.tree, None)[0])
-    cost = msgspec.structs.replace(spent.add_to(job.cost), bytes_up=transfer.size)
+    cost = msgspec.structs.replace(usage.add_to(job.cost), bytes_up=transfer.size)
     write_update(job, result, transfer, {}, cost, trained_on=task.trained_on)
 
 
@@ -354,12 +360,12 @@ def _train(task: TrainingTask, start: Tree, result: Result | None) -> tuple[Stat
     if result is None:
         outcome = task.algorithm.local(task.model, state, start, task.batches(), job.task.assignment)
         state, result = _require_whole(outcome, job.task)
-    result = taken_back(result)
+    result = move_result_to_cpu(result)
     require_finite(result.tree)
     return state, result, write_result(job, state, memory, result)
 
 
-def _measure(task: TrainingTask, start: Tree) -> StepCost:
+def _time_steps(task: TrainingTask, start: Tree) -> StepCost:
     """Time training steps; nothing of what they train is kept."""
     algorithm, model, assignment = task.algorithm, task.model, task.job.task.assignment
     state, _ = task.read_state()
@@ -367,9 +373,9 @@ def _measure(task: TrainingTask, start: Tree) -> StepCost:
     batch_size = min(assignment.hyper.batch_size, len(batches.examples))
     local = algorithm.resources.timed_step or algorithm.local
     return time_steps(
-        lambda some: _require_whole(local(model, state, start, some, assignment), task.job.task),
+        lambda subset: _require_whole(local(model, state, start, subset, assignment), task.job.task),
         batches,
-        task.measured,
+        task.measure,
         seconds=task.job.task.measure_s,
         weights=sum(leaf.numel() for leaf in model.layers.parameters()),
         flops=task.workspace.flops(task.job.task.model, batches.examples.inputs.shape[1:], batch_size),
@@ -388,8 +394,8 @@ def _evaluate(task: TrainingTask, tree: Tree) -> dict[str, float]:
     data = task.evaluation_data
     if data is None or not len(held_out := task.workspace.data(data)[1]):
         return {}
-    scored = score(task.model.layers.eval(), tree, held_out)
-    return {"eval_accuracy": scored.accuracy, "eval_loss": scored.loss, "eval_examples": float(len(held_out))}
+    result = score(task.model.layers.eval(), tree, held_out)
+    return {"eval_accuracy": result.accuracy, "eval_loss": result.loss, "eval_examples": float(len(held_out))}
 
 
 @contextmanager
@@ -408,7 +414,7 @@ def begin_split_training(
         FieldFleetError: The task, the data or the device's state cannot be used, or the disk takes no more.
     """
     task = TrainingTask(job, workspace, measure_block, is_superseded)
-    with _single_example_explained(), _split_training(task) as training:
+    with _explain_single_example(), _split_training(task) as training:
         yield training
 
 
@@ -417,7 +423,7 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
     job, task = work.job, work.job.task
     if task.evaluate or task.measure_s or not task.train:
         raise TaskFailed(f"algorithm {task.algorithm.name!r} does not evaluate or time steps in a session: {ALONE}")
-    with work.measured() as spent:
+    with work.measure() as usage:
         state, memory = work.read_state()
         start = read_parameters(job, work.workspace, work.algorithm)
         session = work.algorithm.local(work.model, state, start, work.batches(), task.assignment)
@@ -425,18 +431,18 @@ def _split_training(work: TrainingTask) -> Iterator[SplitTraining]:
         if isinstance(session, tuple):
             raise TaskFailed(f"algorithm {task.algorithm.name!r} is split, its device half is not: a fault of its own")
         try:
-            begun = SplitTraining(session, task, spent, work.workspace.device)
+            begun = SplitTraining(session, task, usage, work.workspace.device)
         except RuntimeError:
             work.workspace.require_fit(task.model, work.data, split=True)  # says so where the examples are the cause
             raise
         with closing(begun) as training:
             yield training
         assert training.outcome is not None, "a driver advances a training to its end"
-        state, result = training.outcome[0], taken_back(training.outcome[1])
+        state, result = training.outcome[0], move_result_to_cpu(training.outcome[1])
         with seed_torch(task.assignment.seed):
             transfer = write_result(job, state, memory, result)
     up, down = training.carried or (None, None)
     cost = msgspec.structs.replace(
-        spent.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
+        usage.add_to(job.cost), bytes_up=transfer.size, features_bytes=up, gradient_bytes=down
     )
     write_update(job, result, transfer, {MISSED_STEPS: float(training.missed)}, cost, trained_on=work.trained_on)

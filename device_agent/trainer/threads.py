@@ -21,7 +21,7 @@ from shared.runtime.durable import replace_file
 
 log = logging.getLogger("trainer")
 
-FILE, MOST_BYTES, MOST_KEPT = "threads.json", 1 << 16, 64
+FILE, MOST_BYTES, MAX_STORED = "threads.json", 1 << 16, 64
 STEPS, LEAST_STEPS, ENOUGH_S = 7, 2, 0.5
 """Timed steps of a number of threads: so many, or fewer, once they have taken `ENOUGH_S`."""
 GAIN = 1.03
@@ -44,25 +44,25 @@ class Choice(msgspec.Struct, frozen=True):
     step_s: float | None = None
 
 
-def candidates(cpus: int) -> list[int]:
+def list_candidates(cpus: int) -> list[int]:
     """Return the numbers of threads to try: powers of two, and all processors."""
     return sorted({*(1 << power for power in range(cpus.bit_length())), cpus})
 
 
-def fastest(counts: Sequence[int], seconds: Callable[[int], float]) -> tuple[int, dict[int, float]]:
+def find_fastest(counts: Sequence[int], seconds: Callable[[int], float]) -> tuple[int, dict[int, float]]:
     """Return the number of threads with the fastest steps, the least of about equal ones, and the seconds of each.
 
     Args:
         counts: Numbers of threads to try, in ascending order.
         seconds: Times a step with a number of threads.
     """
-    found = dict[int, float]()
+    seconds_by_count = dict[int, float]()
     for count in counts:
-        found[count] = seconds(count)
-        if found[count] > SLOWER * min(found.values()):
+        seconds_by_count[count] = seconds(count)
+        if seconds_by_count[count] > SLOWER * min(seconds_by_count.values()):
             break
-    best = min(found.values())
-    return next(count for count in found if found[count] <= GAIN * best), found
+    best = min(seconds_by_count.values())
+    return next(count for count in seconds_by_count if seconds_by_count[count] <= GAIN * best), seconds_by_count
 
 
 def has_drifted(before: float, now: float) -> bool:
@@ -84,7 +84,7 @@ class Threads:
     apply: Callable[[int], None]
     clock: Callable[[], float]
     _path: Path | None = None
-    _kept: dict[str, Choice] = field(default_factory=dict)
+    _choices: dict[str, Choice] = field(default_factory=dict)
     _key: str = ""
     _steps: list[float] = field(default_factory=list)
     _drifts: dict[str, int] = field(default_factory=dict)
@@ -101,17 +101,17 @@ class Threads:
             self.apply(1)
             return
         self._read(states / FILE)
-        told = msgspec.json.encode([self.cpus, *map(str, key)])
-        self._key, self._steps = hashlib.blake2b(told, digest_size=8).hexdigest(), []
-        known = self._kept.get(self._key)
-        if known is None or not 1 <= known.threads <= self.cpus or self._drifts.get(self._key, 0) >= TASKS:
+        key_bytes = msgspec.json.encode([self.cpus, *map(str, key)])
+        self._key, self._steps = hashlib.blake2b(key_bytes, digest_size=8).hexdigest(), []
+        choice = self._choices.get(self._key)
+        if choice is None or not 1 <= choice.threads <= self.cpus or self._drifts.get(self._key, 0) >= TASKS:
             step()  # once untimed: the first step of all loads code
-            count, seconds = fastest(candidates(self.cpus), lambda threads: self._time(threads, step))
-            told_s = ", ".join(f"{1e3 * one:.3g} ms with {threads}" for threads, one in seconds.items())
-            log.info("%d of %d threads: a step takes %s", count, self.cpus, told_s)
+            count, seconds = find_fastest(list_candidates(self.cpus), lambda threads: self._time(threads, step))
+            timings = ", ".join(f"{1e3 * step_s:.3g} ms with {threads}" for threads, step_s in seconds.items())
+            log.info("%d of %d threads: a step takes %s", count, self.cpus, timings)
             self._drifts.pop(self._key, None)
-            self._keep(Choice(count))
-        self.apply(self._kept[self._key].threads)
+            self._store(Choice(count))
+        self.apply(self._choices[self._key].threads)
 
     def note(self, seconds: float) -> None:
         """Record the seconds of one training step."""
@@ -119,13 +119,13 @@ class Threads:
 
     def end_task(self) -> None:
         """Compare the steps of the task with the stored seconds, and count the tasks that differ."""
-        steps, self._steps, known = self._steps[1:], [], self._kept.get(self._key)  # the first one allocates
-        if known is None or len(steps) < LEAST_STEPS:
+        steps, self._steps, choice = self._steps[1:], [], self._choices.get(self._key)  # the first one allocates
+        if choice is None or len(steps) < LEAST_STEPS:
             return
         now = median(steps)
-        if known.step_s is None:
-            self._keep(Choice(known.threads, now))
-        elif has_drifted(known.step_s, now):
+        if choice.step_s is None:
+            self._store(Choice(choice.threads, now))
+        elif has_drifted(choice.step_s, now):
             self._drifts[self._key] = self._drifts.get(self._key, 0) + 1
         else:
             self._drifts.pop(self._key, None)
@@ -142,18 +142,18 @@ class Threads:
         return median(took)
 
     def _seconds(self, step: Callable[[], None]) -> float:
-        begun = self.clock()
+        start = self.clock()
         step()
-        return self.clock() - begun
+        return self.clock() - start
 
-    def _keep(self, choice: Choice) -> None:
-        self._kept.pop(self._key, None)
-        self._kept[self._key] = choice
-        while len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
+    def _store(self, choice: Choice) -> None:
+        self._choices.pop(self._key, None)
+        self._choices[self._key] = choice
+        while len(self._choices) > MAX_STORED:
+            del self._choices[next(iter(self._choices))]
         if self._path:
             try:
-                replace_file(self._path, msgspec.json.encode(self._kept), durable=False)
+                replace_file(self._path, msgspec.json.encode(self._choices), durable=False)
             except OSError as error:
                 log.warning("%s cannot be written (%s): threads are timed again by the next trainer", self._path, error)
 
@@ -161,9 +161,9 @@ class Threads:
         """Read what an earlier trainer found; a file that is damaged is written anew."""
         if path == self._path:
             return
-        self._path, self._kept = path, {}
+        self._path, self._choices = path, {}
         try:
             with path.open("rb") as file:
-                self._kept = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, Choice])
+                self._choices = msgspec.json.decode(file.read(MOST_BYTES), type=dict[str, Choice])
         except (OSError, msgspec.MsgspecError):
             return

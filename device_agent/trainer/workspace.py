@@ -68,9 +68,9 @@ class Workspace:
             self.examples.clear()
             raise ConfigError(f"{spec.path}: is not there; put the examples back, or correct data.path")
         if key not in self.examples:
-            rest, held = split_holdout(self.read(spec), spec.holdout, seed=0)
-            train, validation = split_holdout(rest, spec.validation, seed=1)
-            self.examples = {key: (train, held, validation)}
+            remaining, evaluation = split_holdout(self.read(spec), spec.holdout, seed=0)
+            train, validation = split_holdout(remaining, spec.validation, seed=1)
+            self.examples = {key: (train, evaluation, validation)}
         return self.examples[key]
 
     def warn_once(self, states: Path, what: str) -> None:
@@ -92,8 +92,8 @@ class Workspace:
             is_superseded: Whether the task is given up; asked at every batch.
         """
         train, _, validation = self.data(spec)
-        held = validation.inputs.to(self.device), validation.labels.to(self.device)
-        return TaskBatches(train, assignment, is_superseded, held, self.device, self.threads)
+        validation_batch = validation.inputs.to(self.device), validation.labels.to(self.device)
+        return TaskBatches(train, assignment, is_superseded, validation_batch, self.device, self.threads)
 
     def model(self, spec: Spec) -> Model:
         """Return the network, built once; its parameters are whatever the last task left.
@@ -197,19 +197,19 @@ class TaskBatches:
         return self.examples.inputs.index_select(0, places.cpu()).to(self.device)
 
     def __iter__(self) -> Iterator[Batch]:
-        told, hyper = self.assignment, self.assignment.hyper
+        assignment, hyper = self.assignment, self.assignment.hyper
         for inputs, labels in batches(
             self.examples,
             batch_size=hyper.batch_size,
             epochs=hyper.local_epochs,
-            seed=told.seed,
-            merges_single=told.merges_single,
+            seed=assignment.seed,
+            merges_single=assignment.merges_single,
         ):
             self._require_current()
-            begun = perf_counter()
+            start = perf_counter()
             yield inputs.to(self.device), labels.to(self.device)
-            if self.threads and not told.is_split:  # whose steps wait for the server
-                self.threads.note(perf_counter() - begun)
+            if self.threads and not assignment.is_split:  # whose steps wait for the server
+                self.threads.note(perf_counter() - start)
 
     def _require_current(self) -> None:
         if self.is_superseded():

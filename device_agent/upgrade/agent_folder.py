@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from device_agent.upgrade.record import BUSY, FOLDER, PROOF, WANTED, Proof, Wanted
+from device_agent.upgrade.record import BUSY, FOLDER, PROOF, WANTED, Proof, UpgradeTarget
 from device_agent.upgrade.state_formats import KINDS
 from shared.errors import ConfigError, CorruptFile
 from shared.protocol.packages import MOST_SIGNED
@@ -49,13 +49,13 @@ def as_owner(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        about = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}; name the agent's file by --config") from error
     groups, group = os.getgroups(), os.getegid()
-    os.setgroups([about.st_gid])
-    os.setegid(about.st_gid)
-    os.seteuid(about.st_uid)
+    os.setgroups([status.st_gid])
+    os.setegid(status.st_gid)
+    os.seteuid(status.st_uid)
     try:
         yield
     finally:
@@ -70,33 +70,33 @@ class AgentFolder:
 
     state_dir: Path
 
-    def wanted(self) -> Wanted | None:
+    def read_target(self) -> UpgradeTarget | None:
         """Return which version the agent was told to take; None for none.
 
         Raises:
             CorruptFile: The file says no such thing.
             ConfigError: It cannot be read.
         """
-        return self._small(WANTED, Wanted)
+        return self._read_struct(WANTED, UpgradeTarget)
 
-    def proof(self) -> Proof | None:
+    def read_proof(self) -> Proof | None:
         """Return the proof of a running agent; None for none that can be read."""
         try:
-            return self._small(PROOF, Proof)
+            return self._read_struct(PROOF, Proof)
         except (ConfigError, CorruptFile):
             return None
 
-    def signed(self, version: str) -> bytes:
+    def read_manifest(self, version: str) -> bytes:
         """Return the signed manifest of a version that the agent fetched."""
-        return self._need(f"{version}{MANIFEST}", MOST_SIGNED)
+        return self._read_required(f"{version}{MANIFEST}", MOST_SIGNED)
 
-    def package(self, version: str, size: int) -> bytes:
+    def read_package(self, version: str, size: int) -> bytes:
         """Return the package of a version that the agent fetched.
 
         Args:
             size: Its bytes, by its manifest.
         """
-        return self._need(f"{version}{PACKAGE}", size)
+        return self._read_required(f"{version}{PACKAGE}", size)
 
     def is_busy(self) -> bool:
         """Tell whether the agent says that a task runs."""
@@ -113,7 +113,7 @@ class AgentFolder:
             os.close(descriptor)
         return False
 
-    def formats(self) -> WrittenFormats:
+    def read_formats(self) -> WrittenFormats:
         """Return the newest forms that were written there.
 
         Raises:
@@ -125,44 +125,44 @@ class AgentFolder:
 
     def set_aside(self, kinds: Collection[str], version: str) -> None:
         """Move what a version cannot read out of its way, and lower the forms; done twice, nothing more happens."""
-        written = self.formats()
+        written = self.read_formats()
         with as_owner(self.state_dir):
-            aside = self._aside(version)
+            aside = self._make_aside_folder(version)
             if not (aside / FILE).exists():
                 replace_file(aside / FILE, encode_formats(written.formats, written.version))
-            for name in _files_of(kinds):
+            for name in _list_files(kinds):
                 if (self.state_dir / name).exists() and not (aside / name).exists():
                     (self.state_dir / name).rename(aside / name)
-            left = {name: number for name, number in written.formats.items() if name not in kinds}
-            replace_file(self.state_dir / FILE, encode_formats(left, written.version))
+            remaining = {name: number for name, number in written.formats.items() if name not in kinds}
+            replace_file(self.state_dir / FILE, encode_formats(remaining, written.version))
             sync(aside)
 
     def bring_back(self, kinds: Collection[str], version: str) -> None:
         """Undo `set_aside`; what the version wrote meanwhile takes the place of what was aside, and is not deleted."""
         with as_owner(self.state_dir):
-            aside = self._aside(version)
-            for name in _files_of(kinds):
+            aside = self._make_aside_folder(version)
+            for name in _list_files(kinds):
                 if (aside / name).exists():
                     if (self.state_dir / name).exists():
-                        (self.state_dir / name).rename(_unused(aside / f"{name}.of-{version}"))
+                        (self.state_dir / name).rename(_find_free_name(aside / f"{name}.of-{version}"))
                     (aside / name).rename(self.state_dir / name)
             if (data := _read_bounded(aside / FILE, MOST_BYTES)) is not None:
                 replace_file(self.state_dir / FILE, data)
                 (aside / FILE).unlink()
             sync(self.state_dir)
 
-    def _aside(self, version: str) -> Path:
+    def _make_aside_folder(self, version: str) -> Path:
         folder = self.state_dir / FOLDER / f"{ASIDE}-{version}"
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         return folder
 
-    def _small(self, name: str, kind: type[T]) -> T | None:
+    def _read_struct(self, name: str, kind: type[T]) -> T | None:
         path = self.state_dir / FOLDER / name
         with as_owner(self.state_dir):
             data = _read_bounded(path, MOST_BYTES)
         return None if data is None else decode_small(data, kind, str(path))
 
-    def _need(self, name: str, most: int) -> bytes:
+    def _read_required(self, name: str, most: int) -> bytes:
         path = self.state_dir / FOLDER / name
         with as_owner(self.state_dir):
             data = _read_bounded(path, most)
@@ -171,15 +171,15 @@ class AgentFolder:
         return data
 
 
-def _files_of(kinds: Collection[str]) -> list[str]:
+def _list_files(kinds: Collection[str]) -> list[str]:
     return [name for kind in kinds if kind in KINDS for name in KINDS[kind].files]
 
 
-def _unused(path: Path) -> Path:
-    number, found = 1, path
-    while found.exists():
-        number, found = number + 1, path.with_name(f"{path.name}-{number}")
-    return found
+def _find_free_name(path: Path) -> Path:
+    number, candidate = 1, path
+    while candidate.exists():
+        number, candidate = number + 1, path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
 def _read_bounded(path: Path, most: int) -> bytes | None:

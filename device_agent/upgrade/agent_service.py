@@ -16,7 +16,7 @@ RUNNING = frozenset({"active", "activating", "reloading"})
 
 
 @dataclass(frozen=True)
-class ServiceSight:
+class ServiceStatus:
     """What is seen of a service.
 
     Attributes:
@@ -41,7 +41,7 @@ class AgentService(Protocol):
         """Have it begin, and do not wait; restarts are counted anew."""
         ...
 
-    def look(self) -> ServiceSight:
+    def read_status(self) -> ServiceStatus:
         """Return how it is."""
         ...
 
@@ -60,9 +60,9 @@ class SystemdService:
         run_command([*self.command, "reset-failed", self.unit], timeout_s=LOOK_S)
         run_command([*self.command, "start", "--no-block", self.unit], timeout_s=LOOK_S)
 
-    def look(self) -> ServiceSight:
-        words = ("show", self.unit, "--property=ActiveState,NRestarts")
-        said = run_command([*self.command, *words], timeout_s=LOOK_S).stdout
-        told = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-        state, restarts = told.get("ActiveState", ""), told.get("NRestarts", "")
-        return ServiceSight(state in RUNNING, state == "failed", int(restarts) if restarts.isdecimal() else 0)
+    def read_status(self) -> ServiceStatus:
+        arguments = ("show", self.unit, "--property=ActiveState,NRestarts")
+        output = run_command([*self.command, *arguments], timeout_s=LOOK_S).stdout
+        properties = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        state, restarts = properties.get("ActiveState", ""), properties.get("NRestarts", "")
+        return ServiceStatus(state in RUNNING, state == "failed", int(restarts) if restarts.isdecimal() else 0)

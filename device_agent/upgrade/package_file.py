@@ -23,24 +23,24 @@ def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator
     Raises:
         CorruptFile: It is damaged, or holds what no package of ours does.
     """
-    folders, seen, links = set[str](), set[str](), dict[str, str]()
+    folders, paths, links = set[str](), set[str](), dict[str, str]()
     for entry in read_entries(data, DATA):
         if entry.path == folder or entry.path.startswith(f"{folder}/"):
             path = entry.path[len(folder) + 1 :]
-            _check_place(path, entry, seen, folders)
+            _check_parent(path, entry, paths, folders)
             if entry.kind == "link":
                 links[path] = _check_link(path, entry.content.decode(), python)
             yield replace(entry, path=path)
     if "" not in folders:
         raise CorruptFile(f"the package has no folder {folder}: it is of another version, or none of the agent's")
-    _check_ways(links)
+    _check_chains(links)
 
 
-def _check_place(path: str, entry: PackedEntry, seen: set[str], folders: set[str]) -> None:
+def _check_parent(path: str, entry: PackedEntry, paths: set[str], folders: set[str]) -> None:
     """Refuse what is there twice, and what has no folder; take note of the others."""
-    if path in seen or (path and path.rpartition("/")[0] not in folders):
+    if path in paths or (path and path.rpartition("/")[0] not in folders):
         raise package_error(f"{quote_name(entry.path)} is there twice, or its folder is not")
-    seen.add(path)
+    paths.add(path)
     if entry.kind == "folder":
         folders.add(path)
     elif not path:
@@ -60,12 +60,12 @@ def _check_link(path: str, target: str, python: Container[str]) -> str:
     while climbs < len(parts) and parts[climbs] == "..":
         climbs += 1
     above, names = path.split("/")[:-1], parts[climbs:]
-    if climbs > len(above) or any(one in ("", ".", "..") for one in names):
+    if climbs > len(above) or any(name in ("", ".", "..") for name in names):
         raise package_error(f"{quote_name(path)} leads out of its folder, or not straight, to {quote_name(target)}")
     return "/".join([*above[: len(above) - climbs], *names])
 
 
-def _check_ways(links: Mapping[str, str]) -> None:
+def _check_chains(links: Mapping[str, str]) -> None:
     """Refuse links that lead through links: where those end is nobody's to see."""
     for path, target in links.items():
         parts = target.split("/")

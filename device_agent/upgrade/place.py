@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.hardware.tools import run_command
-from device_agent.upgrade.record import HOME, Wanted
+from device_agent.upgrade.record import HOME, UpgradeTarget
 
 ROOTS = Path("/etc/fieldfleet/upgrades.pem")
 STATE_DIR = Path("/var/lib/fieldfleet")
@@ -20,7 +20,7 @@ START_S = 60.0
 
 
 @dataclass(frozen=True)
-class UpgradePlace:
+class UpgradeEnvironment:
     """Where an upgrade finds everything.
 
     Attributes:
@@ -56,9 +56,9 @@ class UpgradeRequest:
         lose: Whether state files that it cannot read are set aside.
     """
 
-    wanted: Wanted
-    signed: Callable[[], bytes]
-    package: Callable[[int], bytes]
+    target: UpgradeTarget
+    read_manifest: Callable[[], bytes]
+    read_package: Callable[[int], bytes]
     by_hand: bool = False
     force: bool = False
     lose: bool = False
@@ -66,9 +66,9 @@ class UpgradeRequest:
 
 def find_fault(folder: Path) -> str:
     """Return why a version does not even start, or could not be upgraded from; empty where it does, and could."""
-    asked = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
-    done = run_command([str(folder / "bin/python3"), *asked], timeout_s=START_S)
-    if done.exit_code == 0:
+    arguments = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
+    result = run_command([str(folder / "bin/python3"), *arguments], timeout_s=START_S)
+    if result.exit_code == 0:
         return ""
-    said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it says nothing"]
-    return f"version {folder.name} does not start: {said[0][:200]}"
+    lines = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["it says nothing"]
+    return f"version {folder.name} does not start: {lines[0][:200]}"

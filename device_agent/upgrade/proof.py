@@ -37,7 +37,7 @@ def open_folder(state_dir: Path) -> Path:
 
 
 @dataclass
-class Proving:
+class TrialReporter:
     """What a running version owes the updater.
 
     Attributes:
@@ -50,14 +50,14 @@ class Proving:
     state_dir: Path
     version: str
     look_s: float = LOOK_S
-    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    report_accepted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Prove this version if it is on trial; once it is not, raise the forms of state files to its own."""
         try:
             record = self._trial()
             if record:
-                await self.heard.wait()
+                await self.report_accepted.wait()
                 self._prove(record.nonce)
                 log.info("version %s is connected and was heard: the updater is told", self.version)
             while self._trial():  # noqa: ASYNC110 - another process ends it
@@ -77,7 +77,7 @@ class Proving:
 
 
 @contextmanager
-def hold_busy(state_dir: Path) -> Iterator[None]:
+def mark_busy(state_dir: Path) -> Iterator[None]:
     """Say that a task runs while the block lasts, by a lock that falls with the process; a full disk says nothing."""
     descriptor = -1
     try:

@@ -39,7 +39,7 @@ MOST_DEPLOYMENT, MOST_ATTEMPT = 128, 1 << 31
 READABLE = 0o644
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class UpgradeTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Which version the agent was told to take.
 
     Attributes:
@@ -115,15 +115,15 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": 
     reason: str = ""
     serials: dict[str, int] = {}
     failed: tuple[FailedRelease, ...] = ()
-    passed_over: Wanted | None = None
+    passed_over: UpgradeTarget | None = None
     format: int = FORMAT
 
-    def is_of(self, wanted: Wanted) -> bool:
+    def is_of(self, target: UpgradeTarget) -> bool:
         """Tell whether this is the record of just that wish."""
-        return (self.to, self.deployment, self.attempt) == (wanted.version, wanted.deployment, wanted.attempt)
+        return (self.to, self.deployment, self.attempt) == (target.version, target.deployment, target.attempt)
 
 
-class _Form(msgspec.Struct):
+class _RecordFormat(msgspec.Struct):
     format: int
 
 
@@ -145,7 +145,7 @@ def read_upgrade(home: Path) -> UpgradeRecord:
         return UpgradeRecord()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    form = decode_small(data, _Form, str(path)).format
+    form = decode_small(data, _RecordFormat, str(path)).format
     if form > FORMAT:
         raise ConfigError(f"{path}: of format {form}, and this version reads up to {FORMAT}: install a newer one")
     return decode_small(data, UpgradeRecord, str(path))
@@ -163,10 +163,10 @@ def write_upgrade(home: Path, record: UpgradeRecord) -> None:
 
 def find_home() -> Path | None:
     """Return the folder of versions, of which this process runs one; None in a checkout or a container of one's own."""
-    told = os.environ.get(HOME_VARIABLE, "")
-    home = Path(told) if told else Path(sys.prefix).resolve().parent
+    override = os.environ.get(HOME_VARIABLE, "")
+    home = Path(override) if override else Path(sys.prefix).resolve().parent
     link = home / CURRENT
-    return home if link.is_symlink() and (told or link.resolve().parent == home.resolve()) else None
+    return home if link.is_symlink() and (override or link.resolve().parent == home.resolve()) else None
 
 
 def running_version(home: Path) -> str:

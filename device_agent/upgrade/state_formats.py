@@ -25,35 +25,35 @@ KINDS: Mapping[str, StateKind] = {
     "clocks": StateKind(("clocks.json",), "how clocks and power mode were before the agent changed them"),
 }
 
-OTHERWISE = "give up what it wrote by `device-agent upgrade install FILE.deb --lose`"
+LOSE_REMEDY = "give up what it wrote by `device-agent upgrade install FILE.deb --lose`"
 
 
-def find_losses(written: Mapping[str, int], known: Mapping[str, int]) -> dict[str, str]:
+def find_losses(written: Mapping[str, int], supported: Mapping[str, int]) -> dict[str, str]:
     """Return the kinds that a version of the agent cannot read, and what is lost with each.
 
     Args:
         written: The newest forms in its folder, by kind.
-        known: Those that the version writes.
+        supported: Those that the version writes.
     """
-    return state_formats.find_losses(written, known, KINDS)
+    return state_formats.find_losses(written, supported, KINDS)
 
 
-def check_formats(state_dir: Path, known: Mapping[str, int] = FORMATS) -> None:
+def check_formats(state_dir: Path, supported: Mapping[str, int] = FORMATS) -> None:
     """Refuse to work in a folder that a newer version wrote in so that this one cannot read it.
 
     Args:
-        known: What this version writes.
+        supported: What this version writes.
 
     Raises:
         ConfigError: It did: what would be lost, and which version to take.
     """
-    require_readable(state_dir, known, KINDS, OTHERWISE)
+    require_readable(state_dir, supported, KINDS, LOSE_REMEDY)
 
 
-def raise_formats(state_dir: Path, version: str, known: Mapping[str, int] = FORMATS) -> bool:
+def raise_formats(state_dir: Path, version: str, supported: Mapping[str, int] = FORMATS) -> bool:
     """Write down that this version writes here; returns whether a form was raised.
 
     Raises:
         Unwritable: The disk takes nothing more.
     """
-    return state_formats.raise_formats(state_dir, version, known)
+    return state_formats.raise_formats(state_dir, version, supported)

@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 MOST_ROOTS = 64 << 10
 
 
-def find_root(shown: bytes, pin: str) -> bytes:
+def find_root(certificates: bytes, pin: str) -> bytes:
     """Return the certificate among others that has a fingerprint, PEM.
 
     Args:
@@ -26,10 +26,10 @@ def find_root(shown: bytes, pin: str) -> bytes:
     from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
 
     try:
-        found = [one.public_bytes(Encoding.PEM) for one in x509.load_pem_x509_certificates(shown)]
+        pems = [certificate.public_bytes(Encoding.PEM) for certificate in x509.load_pem_x509_certificates(certificates)]
     except ValueError as error:
         raise ConfigError(f"the site's certificates cannot be read: {error}; join anew by a new token") from error
-    root = next((one for one in found if pin_of(one) == pin), None)
+    root = next((pem for pem in pems if compute_pin(pem) == pin), None)
     if root is None:
         raise ConfigError(
             f"the root with the fingerprint {pin[:16]}… is not among the site's; join anew by a new token"
@@ -37,7 +37,7 @@ def find_root(shown: bytes, pin: str) -> bytes:
     return root
 
 
-def pin_of(pem: bytes) -> str:
+def compute_pin(pem: bytes) -> str:
     """Return the SHA-256 of a certificate's DER, hexadecimal."""
     from cryptography import x509  # noqa: PLC0415 - see the file's beginning
     from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
@@ -45,7 +45,7 @@ def pin_of(pem: bytes) -> str:
     return hashlib.sha256(x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)).hexdigest()
 
 
-def trusted_pins(path: Path) -> list[str]:
+def read_trusted_pins(path: Path) -> list[str]:
     """Return the fingerprints of the roots in a file; none where there is no file.
 
     Raises:
@@ -56,9 +56,9 @@ def trusted_pins(path: Path) -> list[str]:
 
     try:
         with path.open("rb") as file:
-            found = x509.load_pem_x509_certificates(file.read(MOST_ROOTS))
+            certificates = x509.load_pem_x509_certificates(file.read(MOST_ROOTS))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}; write it anew, `sudo device-agent upgrade trust`") from error
-    return [hashlib.sha256(one.public_bytes(Encoding.DER)).hexdigest() for one in found]
+    return [hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest() for certificate in certificates]

@@ -27,19 +27,19 @@ from device_agent.upgrade import verdict
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.agent_service import AgentService
 from device_agent.upgrade.package_file import unpack_package
-from device_agent.upgrade.place import UpgradePlace, UpgradeRequest, find_fault
+from device_agent.upgrade.place import UpgradeEnvironment, UpgradeRequest, find_fault
 from device_agent.upgrade.record import (
     CURRENT,
     RECORD,
     UPDATER,
     Proof,
     UpgradeRecord,
-    Wanted,
+    UpgradeTarget,
     read_upgrade,
     write_upgrade,
 )
 from device_agent.upgrade.state_formats import find_losses
-from device_agent.upgrade.verdict import TrialSight
+from device_agent.upgrade.verdict import TrialObservation
 from device_agent.upgrade.versions import Versions, is_older
 from shared.errors import ConfigError, CorruptFile, FieldFleetError
 from shared.protocol.packages import MOST_BUSY_S, Build, PackageManifest, find_build, read_signed, verify
@@ -67,7 +67,7 @@ class Updater:
         look_s: Seconds between two looks at a trial.
     """
 
-    place: UpgradePlace
+    environment: UpgradeEnvironment
     service: AgentService
     find_fault: Callable[[Path], str] = find_fault
     clock: Clock = monotonic
@@ -76,97 +76,97 @@ class Updater:
 
     def __post_init__(self) -> None:
         """Make what is used at every step."""
-        self.versions, self.agent = Versions(self.place.home), AgentFolder(self.place.state_dir)
+        self.versions, self.agent = Versions(self.environment.home), AgentFolder(self.environment.state_dir)
 
-    def settle(self) -> UpgradeRecord:
+    def resume(self) -> UpgradeRecord:
         """Bring to an end what an earlier process left half done, but for a trial, which begins to be watched anew.
 
         Raises:
             ConfigError: The record is of a newer version.
             Unwritable: The disk takes nothing more.
         """
-        self.record = self._read()
-        self.versions.sweep()
+        self.record = self._read_record()
+        self.versions.remove_partial()
         if self.record.state in PENDING:
             with suppress(OSError):  # on a full disk what was laid has to go before anything can be written
-                self.versions.tidy({self.record.from_, self.record.previous})
-            self._follow("superseded", "it was cut off before it was tried")
+                self.versions.remove_unused({self.record.from_, self.record.previous})
+            self._record_event("superseded", "it was cut off before it was tried")
         elif verdict.is_going_back(self.record):
             self._go_back()
         elif self.record.state == "trial":
             self._resume_trial()
-        self._tidy()
+        self._remove_unused()
         return self.record
 
-    def _read(self) -> UpgradeRecord:
+    def _read_record(self) -> UpgradeRecord:
         try:
-            return read_upgrade(self.place.home)
+            return read_upgrade(self.environment.home)
         except CorruptFile as error:
             log.warning("%s: it is set aside, and what runs goes on", error)
-            path = self.place.home / RECORD
+            path = self.environment.home / RECORD
             path.rename(unused_name(path))
             return UpgradeRecord()
 
     def _write(self, record: UpgradeRecord) -> None:
         if record != self.record:
-            write_upgrade(self.place.home, record)
+            write_upgrade(self.environment.home, record)
             self.record = record
 
-    def _follow(self, event: Event, reason: str = "", **change: object) -> None:
+    def _record_event(self, event: Event, reason: str = "", **change: object) -> None:
         self._write(verdict.advance(self.record, event, reason, **change))
         log.info("version %s: %s%s", self.record.to, self.record.state, f": {reason}" if reason else "")
 
     def _resume_trial(self) -> None:
-        boot = self.place.boot_id.read_text().strip()
+        boot = self.environment.boot_id.read_text().strip()
         is_reboot = boot != self.record.boot
-        self._write(verdict.count_resumed(self.record, boot))
+        self._write(verdict.count_restart(self.record, boot))
         current = self.versions.current()
         if current == self.record.from_ and self.record.from_ != self.record.to:
             self._switch(self.record.to)
-        elif found := verdict.judge(self.record, TrialSight(current)):
-            self._end_trial(*found)
-        elif not is_reboot and not self.service.look().runs:
+        elif outcome := verdict.judge_trial(self.record, TrialObservation(current)):
+            self._end_trial(*outcome)
+        elif not is_reboot and not self.service.read_status().runs:
             self.service.start()
 
-    async def finish(self) -> UpgradeRecord:
+    async def watch_trial(self) -> UpgradeRecord:
         """Watch what is on trial to its end."""
-        began = self.clock()
+        start = self.clock()
         while self.record.state == "trial":
-            if found := verdict.judge(self.record, self._look(self.clock() - began)):
-                self._end_trial(*found)
+            if outcome := verdict.judge_trial(self.record, self._observe(self.clock() - start)):
+                self._end_trial(*outcome)
             else:
                 await asyncio.sleep(self.look_s)
-        self._tidy()
+        self._remove_unused()
         return self.record
 
-    def _look(self, seconds: float) -> TrialSight:
-        seen = self.service.look()
-        proof = self.agent.proof()
+    def _observe(self, seconds: float) -> TrialObservation:
+        status = self.service.read_status()
+        proof = self.agent.read_proof()
         is_proven = proof == Proof(version=self.record.to, nonce=self.record.nonce)
-        return TrialSight(self.versions.current(), seconds, is_proven, seen.restarts, seen.has_failed)
+        return TrialObservation(self.versions.current(), seconds, is_proven, status.restarts, status.has_failed)
 
     def _end_trial(self, event: Event, reason: str) -> None:
         if event == "passed":  # the new version writes in forms of its own once it reads that, and not before
-            self._follow("passed", readable=self._forms())
+            self._record_event("passed", readable=self._read_formats())
             self.versions.switch(UPDATER, self.record.to)
         elif event == "back":  # somebody else saw to what runs
-            self._follow("back", reason)
+            self._record_event("back", reason)
         else:
-            self._write(verdict.condemn(self.record, reason))
+            self._write(verdict.mark_going_back(self.record, reason))
             self._go_back()
 
     def _go_back(self) -> None:
         """Have the version before run again, of which a record says that it is to."""
-        record, goal = self.record, verdict.goal_of(self.record)
+        record, goal = self.record, verdict.find_goal(self.record)
         if self.versions.current() in (record.to, goal):
             self._switch(goal, back=True)
             self.versions.switch(UPDATER, goal)
-        self._follow("worse" if record.state == "trial" else "back", record.reason)
+        self._record_event("worse" if record.state == "trial" else "back", record.reason)
 
     def _switch(self, version: str, *, back: bool = False) -> None:
         """Have another version run; its agent begins anew, since nobody knows what was cut off before."""
-        if not self.versions.is_there(version):
-            raise ConfigError(f"{self.place.home / version} is gone: install a package, `apt install ./FILE.deb`")
+        if not self.versions.is_installed(version):
+            raise ConfigError(f"{self.environment.home / version} is gone: install a package, `apt install ./FILE.deb`")
         self.service.stop()
         try:
             self._move_state(version, back=back)
@@ -186,13 +186,13 @@ class Updater:
         except (FieldFleetError, OSError) as error:
             log.warning("state files stay where they are: %s", error)
 
-    def _tidy(self) -> None:
+    def _remove_unused(self) -> None:
         if self.record.state == "committed" and self.versions.current() == self.record.to != self.versions.updater():
             self.versions.switch(UPDATER, self.record.to)  # cut off between the record and this
-        kept = verdict.kept_versions(self.record, self.versions.current())
-        self._write(replace(self.record, serials=verdict.known_serials(self.record.serials, kept)))
+        retained = verdict.select_retained(self.record, self.versions.current())
+        self._write(replace(self.record, serials=verdict.filter_serials(self.record.serials, retained)))
         with suppress(OSError):  # what cannot be removed costs room alone
-            self.versions.tidy(kept)
+            self.versions.remove_unused(retained)
 
     def go_back(self, reason: str) -> UpgradeRecord:
         """Go back to the version before, from a trial or from one that was kept.
@@ -203,71 +203,71 @@ class Updater:
         record = self.record
         goal = record.from_ if record.state == "trial" else record.previous
         is_ours = record.state in ("trial", "committed") and self.versions.current() == record.to
-        if not is_ours or not self.versions.is_there(goal):
+        if not is_ours or not self.versions.is_installed(goal):
             raise ConfigError("there is no version before the one that runs: install its package, `apt install`")
         self._require_readable(goal)
-        self._write(verdict.condemn(record, reason))
+        self._write(verdict.mark_going_back(record, reason))
         self._go_back()
-        self._tidy()
+        self._remove_unused()
         return self.record
 
     def _require_readable(self, goal: str) -> None:
         """Refuse to go back from a version that was kept to one that could not read what it has written."""
         if self.record.state != "committed":
             return
-        if losses := find_losses(self._forms(), self.record.readable):
-            kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
-            told = f"version {goal} cannot read what was written here since it ran, and would lose ({kept})"
-            raise ConfigError(f"{told}; {SET_ASIDE}")
+        if losses := find_losses(self._read_formats(), self.record.readable):
+            loss_text = "; ".join(f"{name}: {what}" for name, what in losses.items())
+            problem = f"version {goal} cannot read what was written here since it ran, and would lose ({loss_text})"
+            raise ConfigError(f"{problem}; {SET_ASIDE}")
 
-    def _forms(self) -> dict[str, int]:
+    def _read_formats(self) -> dict[str, int]:
         """Return the newest forms that lie in the agent's folder; none where nobody can tell."""
         try:
-            return self.agent.formats().formats
+            return self.agent.read_formats().formats
         except FieldFleetError as error:
             log.warning("%s", error)
             return {}
 
-    def _take_back(self, wanted: Wanted) -> UpgradeRecord:
+    def _go_back_on_request(self, target: UpgradeTarget) -> UpgradeRecord:
         """Go back to the version before since the gateway says so, if that can be."""
         try:
-            self._require_readable(wanted.version)
+            self._require_readable(target.version)
         except ConfigError as error:
-            self._write(verdict.take_wish(self.record, wanted, self.versions.current()))
-            self._follow("refused", str(error))
-            self._tidy()
+            self._write(verdict.begin_upgrade(self.record, target, self.versions.current()))
+            self._record_event("refused", str(error))
+            self._remove_unused()
             return self.record
-        self._write(replace(self.record, deployment=wanted.deployment, attempt=wanted.attempt))
-        return self.go_back(f"{wanted.deployment or 'the gateway'} goes back to version {wanted.version}")
+        self._write(replace(self.record, deployment=target.deployment, attempt=target.attempt))
+        return self.go_back(f"{target.deployment or 'the gateway'} goes back to version {target.version}")
 
-    async def take(self, request: UpgradeRequest) -> UpgradeRecord:
+    async def install(self, request: UpgradeRequest) -> UpgradeRecord:
         """Take a version, if it may be, and return what became of it; nothing is on trial before.
 
         Args:
             request: Which, and what of it.
         """
-        wanted, current = request.wanted, self.versions.current()
-        if not request.by_hand and verdict.is_done(self.record, wanted, current):
+        target, current = request.target, self.versions.current()
+        if not request.by_hand and verdict.is_handled(self.record, target, current):
             return self.record
-        is_back = wanted.version == self.record.previous and self.record.state == "committed"
-        if is_back and not request.by_hand and self.versions.is_there(wanted.version):
-            return self._take_back(wanted)
-        passed_over = self._wish() if request.by_hand else self.record.passed_over
-        self._write(verdict.take_wish(self.record, wanted, current))
-        if wanted.version == current:
-            self._follow("known", from_=self.record.previous, passed_over=passed_over)
+        is_back = target.version == self.record.previous and self.record.state == "committed"
+        if is_back and not request.by_hand and self.versions.is_installed(target.version):
+            return self._go_back_on_request(target)
+        passed_over = self._read_target() if request.by_hand else self.record.passed_over
+        self._write(verdict.begin_upgrade(self.record, target, current))
+        if target.version == current:
+            self._record_event("known", from_=self.record.previous, passed_over=passed_over)
             return self.record
         try:
             self._prepare(request)
         except (FieldFleetError, OSError) as error:
-            self._follow("refused", str(error))
-            self._tidy()
+            self._record_event("refused", str(error))
+            self._remove_unused()
             return self.record
-        if found := await self._await_pause(request):
-            self._follow(*found)
+        if outcome := await self._await_pause(request):
+            self._record_event(*outcome)
         else:
             self._begin_trial(passed_over)
-        return await self.finish()
+        return await self.watch_trial()
 
     def _prepare(self, request: UpgradeRequest) -> None:
         """Have a version lie beside the one that runs, as far as it is one for this board.
@@ -276,36 +276,36 @@ class Updater:
             FieldFleetError: It is not; the message says why.
             OSError: A disk or a file refuses.
         """
-        wanted = request.wanted
-        if not self.versions.is_there(self.record.from_):
-            told = f"{self.place.home / CURRENT} leads to no version"
-            raise ConfigError(f"{told}: install the package, `apt install ./FILE.deb`")
-        if not request.by_hand and (failed := verdict.find_failure(self.record, wanted)):
+        target = request.target
+        if not self.versions.is_installed(self.record.from_):
+            problem = f"{self.environment.home / CURRENT} leads to no version"
+            raise ConfigError(f"{problem}: install the package, `apt install ./FILE.deb`")
+        if not request.by_hand and (failed := verdict.find_failure(self.record, target)):
             raise ConfigError(f"it failed here before: {failed}")
-        manifest = verify(read_signed(request.signed()), self._roots())
-        if manifest.version != wanted.version:
-            raise ConfigError(f"the manifest is of version {manifest.version}, and {wanted.version} is wanted")
-        build = find_build(manifest, self.place.arch, self.place.python)
+        manifest = verify(read_signed(request.read_manifest()), self._read_roots())
+        if manifest.version != target.version:
+            raise ConfigError(f"the manifest is of version {manifest.version}, and {target.version} is wanted")
+        build = find_build(manifest, self.environment.arch, self.environment.python)
         package = self._read_package(request, build)
-        self._follow("fetched")
+        self._record_event("fetched")
         losses = self._check_board(request, manifest)
         serials = self.record.serials | {manifest.version: manifest.serial}
-        self._follow("verified", serials=serials, lost=tuple(losses))
-        self._lay(manifest.version, build, package)
-        self._follow("staged")
+        self._record_event("verified", serials=serials, lost=tuple(losses))
+        self._unpack(manifest.version, build, package)
+        self._record_event("staged")
 
-    def _roots(self) -> bytes:
+    def _read_roots(self) -> bytes:
         try:
-            with self.place.roots.open("rb") as file:
+            with self.environment.roots.open("rb") as file:
                 return file.read(MOST_ROOTS)
         except FileNotFoundError as error:
-            told = f"{self.place.roots} is not there, so that no package can be believed"
-            raise ConfigError(f"{told}: `sudo device-agent upgrade trust` on a board that has joined") from error
+            problem = f"{self.environment.roots} is not there, so that no package can be believed"
+            raise ConfigError(f"{problem}: `sudo device-agent upgrade trust` on a board that has joined") from error
 
     def _read_package(self, request: UpgradeRequest, build: Build) -> bytes:
         if build.size > MOST_PACKAGE:
             raise ConfigError(f"{build.file} has {build.size} bytes, more than {MOST_PACKAGE}")
-        package = request.package(build.size)
+        package = request.read_package(build.size)
         if len(package) != build.size or hashlib.sha256(package).hexdigest() != build.sha256:
             raise CorruptFile(f"the package is not {build.file}, which its site signed: its SHA-256 or size is another")
         return package
@@ -315,57 +315,61 @@ class Updater:
         serials = self.record.serials  # of what dpkg laid nobody knows one
         runs = serials.get(self.record.from_)
         is_before = runs is None and is_older(manifest.version, self.record.from_)
-        losses = find_losses(self.agent.formats().formats, manifest.formats)
-        kept = "; ".join(f"{name}: {what}" for name, what in losses.items())
+        losses = find_losses(self.agent.read_formats().formats, manifest.formats)
+        loss_text = "; ".join(f"{name}: {what}" for name, what in losses.items())
         if (is_before or manifest.serial < (runs or max(serials.values(), default=0))) and not request.by_hand:
-            told = f"version {manifest.version} is older than {self.record.from_}, which runs"
-            lost, lose = (f", and would lose ({kept})", " --lose") if losses else ("", "")
-            raise ConfigError(f"{told}{lost}; at the board: `sudo device-agent upgrade install FILE.deb{lose}`")
+            problem = f"version {manifest.version} is older than {self.record.from_}, which runs"
+            lost, lose = (f", and would lose ({loss_text})", " --lose") if losses else ("", "")
+            raise ConfigError(f"{problem}{lost}; at the board: `sudo device-agent upgrade install FILE.deb{lose}`")
         if losses and not request.lose:
-            told = f"version {manifest.version} cannot read what was written here, and would lose ({kept})"
-            raise ConfigError(f"{told}; {SET_ASIDE}")
-        if request.by_hand and not request.force and not self.service.look().runs:
+            problem = f"version {manifest.version} cannot read what was written here, and would lose ({loss_text})"
+            raise ConfigError(f"{problem}; {SET_ASIDE}")
+        if request.by_hand and not request.force and not self.service.read_status().runs:
             raise ConfigError("the agent's service does not run, so that nothing can be proven: start it first")
         return losses
 
-    def _lay(self, version: str, build: Build, package: bytes) -> None:
-        versions, home = self.versions, self.place.home
-        laid = versions.package_of(version)
-        if not versions.is_there(version) or laid not in ("", build.sha256):
+    def _unpack(self, version: str, build: Build, package: bytes) -> None:
+        versions, home = self.versions, self.environment.home
+        digest = versions.read_digest(version)
+        if not versions.is_installed(version) or digest not in ("", build.sha256):
             if version == self.record.previous:
                 self._write(replace(self.record, previous=""))
             folder = f"{PACKED_HOME}/{version}"
-            size = sum(len(one.content) for one in unpack_package(package, folder, self.place.interpreters))
+            size = sum(len(entry.content) for entry in unpack_package(package, folder, self.environment.interpreters))
             versions.require_room(size)
-            versions.lay(version, build.sha256, unpack_package(package, folder, self.place.interpreters))
+            versions.install(version, build.sha256, unpack_package(package, folder, self.environment.interpreters))
         if fault := self.find_fault(home / version):
             raise ConfigError(fault)
 
     async def _await_pause(self, request: UpgradeRequest) -> tuple[Event, str] | None:
         """Wait until the agent runs and no task does; return what becomes of a version that is not tried, and why."""
         until = self.clock() + MOST_BUSY_S
-        while not request.force and (fault := self._find_hindrance()):
-            if not request.by_hand and self._wish() not in (request.wanted, None):
+        while not request.force and (fault := self._find_blocker()):
+            if not request.by_hand and self._read_target() not in (request.target, None):
                 return "superseded", "another one is wanted by now"
             if self.clock() >= until:
                 return "refused", f"{fault} for {MOST_BUSY_S:g} s; {FORCE}"
             await asyncio.sleep(self.look_s)
         return None
 
-    def _find_hindrance(self) -> str:
+    def _find_blocker(self) -> str:
         if self.agent.is_busy():
             return "a task has run here"
-        return "" if self.service.look().runs else "the agent's service has not run, so that nothing could be proven,"
+        return (
+            ""
+            if self.service.read_status().runs
+            else "the agent's service has not run, so that nothing could be proven,"
+        )
 
-    def _wish(self) -> Wanted | None:
+    def _read_target(self) -> UpgradeTarget | None:
         """Return what the agent was told to take; None for nothing that can be read."""
         try:
-            return self.agent.wanted()
+            return self.agent.read_target()
         except FieldFleetError:
             return None
 
-    def _begin_trial(self, passed_over: Wanted | None) -> None:
-        boot = self.place.boot_id.read_text().strip()
+    def _begin_trial(self, passed_over: UpgradeTarget | None) -> None:
+        boot = self.environment.boot_id.read_text().strip()
         self.versions.switch(UPDATER, self.record.from_)
-        self._follow("switched", nonce=secrets.token_hex(16), boot=boot, boots=1, passed_over=passed_over)
+        self._record_event("switched", nonce=secrets.token_hex(16), boot=boot, boots=1, passed_over=passed_over)
         self._switch(self.record.to)

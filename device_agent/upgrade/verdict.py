@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from device_agent.upgrade.record import UpgradeRecord, Wanted
+from device_agent.upgrade.record import UpgradeRecord, UpgradeTarget
 from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event, FailedRelease, next_phase
 from shared.runtime.text_table import printable_text
 
@@ -21,7 +21,7 @@ MOST_BOOTS, MOST_STARTS = 3, 2
 
 
 @dataclass(frozen=True)
-class TrialSight:
+class TrialObservation:
     """What is seen of a version on trial.
 
     Attributes:
@@ -39,31 +39,31 @@ class TrialSight:
     has_failed: bool = False
 
 
-def judge(record: UpgradeRecord, sight: TrialSight) -> tuple[Event, str] | None:
+def judge_trial(record: UpgradeRecord, observation: TrialObservation) -> tuple[Event, str] | None:
     """Return what a trial comes to, and why; None while it goes on.
 
     Args:
-        sight: What is seen of it.
+        observation: What is seen of it.
     """
-    if sight.current != record.to:
-        return "back", f"version {sight.current} was put in its place meanwhile"
-    if fault := _find_fault(record, sight):
+    if observation.current != record.to:
+        return "back", f"version {observation.current} was put in its place meanwhile"
+    if fault := _find_fault(record, observation):
         return "worse", fault
-    if sight.is_proven:
+    if observation.is_proven:
         return "passed", ""
-    if sight.seconds >= record.probation_s:
+    if observation.seconds >= record.probation_s:
         return "worse", f"version {record.to} was not connected and heard within {record.probation_s:g} s"
     return None
 
 
-def _find_fault(record: UpgradeRecord, sight: TrialSight) -> str:
+def _find_fault(record: UpgradeRecord, observation: TrialObservation) -> str:
     """Return what speaks against a version, proven or not."""
-    starts = record.starts + sight.restarts
+    starts = record.starts + observation.restarts
     if record.boots > MOST_BOOTS:
         return f"the board was started {record.boots} times before version {record.to} had proven itself"
     if starts > MOST_STARTS:
         return f"it began anew {starts} times before version {record.to} had proven itself"
-    return f"version {record.to} does not run: its service gave up" if sight.has_failed else ""
+    return f"version {record.to} does not run: its service gave up" if observation.has_failed else ""
 
 
 def is_going_back(record: UpgradeRecord) -> bool:
@@ -71,28 +71,28 @@ def is_going_back(record: UpgradeRecord) -> bool:
     return bool(record.reason) and record.state in ("trial", "committed")
 
 
-def goal_of(record: UpgradeRecord) -> str:
+def find_goal(record: UpgradeRecord) -> str:
     """Return the version that is to run by a record; empty where it says nothing of it."""
     if is_going_back(record):
         return record.from_ if record.state == "trial" else record.previous
     return {"trial": record.to, "committed": record.to}.get(record.state, "")
 
 
-def is_done(record: UpgradeRecord, wanted: Wanted, current: str) -> bool:
+def is_handled(record: UpgradeRecord, target: UpgradeTarget, current: str) -> bool:
     """Tell whether just this wish was fulfilled, refused or passed over before, or is being seen to.
 
     Args:
         current: The version that runs.
     """
-    if wanted == record.passed_over:
+    if target == record.passed_over:
         return True
-    wish = wanted.deployment, wanted.attempt
+    wish = target.deployment, target.attempt
     if record.state == "rolled-back" and (record.from_, record.deployment, record.attempt) == (current, *wish):
-        return wanted.version in (record.to, current)
-    return record.is_of(wanted) and record.state not in ("none", "superseded")
+        return target.version in (record.to, current)
+    return record.is_of(target) and record.state not in ("none", "superseded")
 
 
-def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRecord:
+def begin_upgrade(record: UpgradeRecord, target: UpgradeTarget, current: str) -> UpgradeRecord:
     """Return a record once a version is wanted; what is pending is superseded.
 
     Args:
@@ -104,11 +104,11 @@ def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRec
         record,
         state=next_phase(state, "offered"),
         from_=current,
-        to=wanted.version,
-        previous=_kept_previous(record, current),
-        deployment=wanted.deployment,
-        attempt=wanted.attempt,
-        probation_s=wanted.probation_s,
+        to=target.version,
+        previous=_select_previous(record, current),
+        deployment=target.deployment,
+        attempt=target.attempt,
+        probation_s=target.probation_s,
         nonce="",
         boots=0,
         starts=0,
@@ -118,7 +118,7 @@ def take_wish(record: UpgradeRecord, wanted: Wanted, current: str) -> UpgradeRec
     )
 
 
-def _kept_previous(record: UpgradeRecord, current: str) -> str:
+def _select_previous(record: UpgradeRecord, current: str) -> str:
     return record.previous if record.previous != current else ""
 
 
@@ -136,18 +136,18 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
         change |= {"from_": record.previous, "previous": ""}
     if event == "worse":
         failure = FailedRelease(release=record.to, attempt=record.attempt, reason=reason)
-        others = [one for one in record.failed if one.release != record.to]
+        others = [earlier for earlier in record.failed if earlier.release != record.to]
         change |= {"failed": (*others, failure)[-MOST_REMEMBERED:]}
     state = next_phase(record.state, event)
     return msgspec.structs.replace(record, state=state, reason=reason, **change)
 
 
-def condemn(record: UpgradeRecord, reason: str) -> UpgradeRecord:
+def mark_going_back(record: UpgradeRecord, reason: str) -> UpgradeRecord:
     """Return a record by which the version that runs goes back, whoever reads it; its state changes once it has."""
     return msgspec.structs.replace(record, reason=printable_text(reason[:REASON_CHARS]) or "no reason was given")
 
 
-def count_resumed(record: UpgradeRecord, boot: str) -> UpgradeRecord:
+def count_restart(record: UpgradeRecord, boot: str) -> UpgradeRecord:
     """Return the record of a trial of which somebody begins to watch anew.
 
     Args:
@@ -158,27 +158,29 @@ def count_resumed(record: UpgradeRecord, boot: str) -> UpgradeRecord:
     return msgspec.structs.replace(record, starts=record.starts + 1)
 
 
-def find_failure(record: UpgradeRecord, wanted: Wanted) -> str:
+def find_failure(record: UpgradeRecord, target: UpgradeTarget) -> str:
     """Return why a version failed here before, at this attempt or a later one; empty where it did not."""
-    same = (one for one in record.failed if one.release == wanted.version and one.attempt >= wanted.attempt)
-    return next((one.reason for one in same), "")
+    same = (
+        failure for failure in record.failed if failure.release == target.version and failure.attempt >= target.attempt
+    )
+    return next((failure.reason for failure in same), "")
 
 
 def next_attempt(record: UpgradeRecord, version: str) -> int:
     """Return the attempt by which somebody at the board tries a version, whatever became of it before."""
-    return max((one.attempt for one in record.failed if one.release == version), default=0) + 1
+    return max((failure.attempt for failure in record.failed if failure.release == version), default=0) + 1
 
 
-def kept_versions(record: UpgradeRecord, current: str) -> frozenset[str]:
+def select_retained(record: UpgradeRecord, current: str) -> frozenset[str]:
     """Return the versions that stay on the disk.
 
     Args:
         current: The version that runs.
     """
     trial = {record.from_, record.to} if record.state in PENDING | {"trial"} else set[str]()
-    return frozenset({current, record.previous, goal_of(record), *trial} - {""})
+    return frozenset({current, record.previous, find_goal(record), *trial} - {""})
 
 
-def known_serials(serials: Mapping[str, int], kept: frozenset[str]) -> dict[str, int]:
+def filter_serials(serials: Mapping[str, int], retained: frozenset[str]) -> dict[str, int]:
     """Return the numbers of the versions that stay on the disk."""
-    return {version: number for version, number in serials.items() if version in kept}
+    return {version: number for version, number in serials.items() if version in retained}

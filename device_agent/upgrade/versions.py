@@ -29,10 +29,10 @@ _WORDS = re.compile(r"([^0-9]*)([0-9]*)")
 
 def is_older(version: str, than: str) -> bool:
     """Tell whether a version comes before another, in the order of deb-version(7)."""
-    return _order(version) < _order(than)
+    return _sort_key(version) < _sort_key(than)
 
 
-def _order(version: str) -> list[list[tuple[list[int], int]]]:
+def _sort_key(version: str) -> list[list[tuple[list[int], int]]]:
     """Return what versions are compared by: letters and numbers in turn, those behind the last hyphen last."""
     upstream, hyphen, revision = version.rpartition("-")
     parts = (upstream, revision or "0") if hyphen else (version, "0")
@@ -64,18 +64,18 @@ class Versions:
         path = self.home / link
         return path.readlink().name if path.is_symlink() else ""
 
-    def is_there(self, version: str) -> bool:
+    def is_installed(self, version: str) -> bool:
         """Tell whether a version is here, whole."""
         return bool(VERSION.fullmatch(version)) and (self.home / version).is_dir()
 
-    def package_of(self, version: str) -> str:
+    def read_digest(self, version: str) -> str:
         """Return the SHA-256 of the package that a version was laid from; empty where dpkg laid it."""
         try:
             return (self.home / version / MARK).read_text()
         except OSError:
             return ""
 
-    def sweep(self) -> None:
+    def remove_partial(self) -> None:
         """Remove halves of versions that an earlier process left."""
         for name in (NEW, GONE):
             shutil.rmtree(self.home / name, ignore_errors=True)
@@ -91,7 +91,7 @@ class Versions:
             needs = (size + SPARE_BYTES) // MIB
             raise ConfigError(f"{self.home}: it takes {needs} MiB and {free // MIB} MiB are free; make room there")
 
-    def lay(self, version: str, sha256: str, entries: Iterable[PackedEntry]) -> None:
+    def install(self, version: str, sha256: str, entries: Iterable[PackedEntry]) -> None:
         """Lay a version beside the others; when this returns, all of it is on the disk.
 
         Args:
@@ -102,10 +102,10 @@ class Versions:
             Unwritable: The disk takes nothing more.
         """
         new, final = self.home / NEW, self.home / version
-        self.sweep()
+        self.remove_partial()
         with explain_disk_errors(new):
             for entry in entries:
-                _lay_entry(new / entry.path, entry)
+                _write_entry(new / entry.path, entry)
             compileall.compile_dir(new, quiet=2, stripdir=str(new), prependdir=str(final))
             (new / MARK).write_text(sha256)
             os.sync()  # each file alone would take a thousand waits
@@ -113,7 +113,7 @@ class Versions:
                 final.rename(self.home / GONE)
             new.rename(final)
             sync(self.home)
-        self.sweep()
+        self.remove_partial()
 
     def switch(self, link: str, version: str) -> None:
         """Have a link lead to a version; when this returns, it does so after a power cut too.
@@ -124,7 +124,7 @@ class Versions:
         Raises:
             ConfigError: It is not.
         """
-        if not self.is_there(version):
+        if not self.is_installed(version):
             raise ConfigError(
                 f"{self.home / version} is gone; `sudo apt install --reinstall` of the package mends that"
             )
@@ -135,17 +135,17 @@ class Versions:
             part.replace(self.home / link)
             sync(self.home)
 
-    def tidy(self, kept: Iterable[str]) -> None:
+    def remove_unused(self, retained: Iterable[str]) -> None:
         """Remove the versions that we laid and that nobody needs any more; what dpkg laid stays."""
-        kept = {*kept, self.current(), self.updater()}
+        retained = {*retained, self.current(), self.updater()}
         for path in sorted(self.home.iterdir()):
             is_ours = VERSION.fullmatch(path.name) and path.is_dir() and (path / MARK).is_file()
-            if is_ours and path.name not in kept:
+            if is_ours and path.name not in retained:
                 path.rename(self.home / GONE)
-                self.sweep()
+                self.remove_partial()
 
 
-def _lay_entry(path: Path, entry: PackedEntry) -> None:
+def _write_entry(path: Path, entry: PackedEntry) -> None:
     if entry.kind == "folder":
         path.mkdir(mode=FOLDER_MODE)
         path.chmod(FOLDER_MODE)

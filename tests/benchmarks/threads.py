@@ -21,7 +21,7 @@ from serving_beside import training_job
 
 from device_agent.exchange.outbox import Outbox
 from device_agent.trainer.process import TrainerProcess
-from device_agent.trainer.threads import candidates
+from device_agent.trainer.threads import list_candidates
 from shared.protocol.messages import Spec
 from shared.runtime.cpus import count_usable_cpus
 
@@ -58,7 +58,7 @@ async def at_once(trainers: Sequence[Trainer], network: Spec, epochs: int) -> fl
 async def measured(folder: Path, name: str, turns: int) -> list[Figure]:
     """Measure a network alone, several times at once, and beside busy loops."""
     network, epochs = NETWORKS[name]
-    counts = [*candidates(count_usable_cpus()), FOUND]
+    counts = [*list_candidates(count_usable_cpus()), FOUND]
     alone = {count: Trainer(folder / f"alone-{count}", count) for count in counts}
     several = [Trainer(folder / f"several-{number}", FOUND) for number in range(AT_ONCE)]
     beside = Trainer(folder / "beside", FOUND)

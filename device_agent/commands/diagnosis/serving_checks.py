@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from device_agent.commands.diagnosis.checks import AVAILABLE_MEMORY, MIB, Check
 from device_agent.inference.settings import InferenceSettings
 from device_agent.profile.schema import Profile
-from device_agent.trainer.beside_serving import TOLD, USUAL, TrainerShare, format_share, origin_of
+from device_agent.trainer.beside_serving import FROM_CONFIG, FROM_DEFAULT, TrainerShare, format_share, origin_of
 from shared.protocol.units import format_figure
 from shared.protocol.update import UpdateRecord
 from shared.runtime.extras import install_command
@@ -149,9 +149,11 @@ def describe_settings(
         configured: Whether the agent's file sets the value, by key of `[serve]`.
         share: The trainer's share of the processor; None without training.
     """
-    origins = {key: TOLD if configured.get(key) else origin_of(profile, key) for key in ("threads", "spin_us", "arena")}
+    origins = {
+        key: FROM_CONFIG if configured.get(key) else origin_of(profile, key) for key in ("threads", "spin_us", "arena")
+    }
     spins = f"spinning for {settings.spin_us} us ({origins['spin_us']})" if settings.spin_us else "no spinning"
-    arena = origins["arena"] if origins["arena"] != USUAL else "on from 1 GiB of memory"
+    arena = origins["arena"] if origins["arena"] != FROM_DEFAULT else "on from 1 GiB of memory"
     parts = [
         f"threads {settings.threads} ({origins['threads']})",
         spins,

@@ -9,7 +9,7 @@ from device_agent.commands.diagnosis.checks import Check
 from device_agent.identity.credentials import CURRENT, FOLDER, read_membership
 from device_agent.upgrade.place import ROOTS
 from device_agent.upgrade.record import UpgradeRecord, read_upgrade
-from device_agent.upgrade.trusted_roots import trusted_pins
+from device_agent.upgrade.trusted_roots import read_trusted_pins
 from device_agent.upgrade.verdict import is_going_back
 from device_agent.upgrade.versions import Versions
 from shared.errors import ConfigError, CorruptFile
@@ -35,7 +35,7 @@ def examine_upgrade(home: Path | None, state_dir: Path, roots: Path = ROOTS) -> 
         yield Check(name="upgrade", state="bad", finding=str(error), remedy="`sudo systemctl start fieldfleet-upgrade`")
     try:
         membership = read_membership(state_dir / FOLDER / CURRENT)
-        yield check_trust(trusted_pins(roots), membership.root if membership else "")
+        yield check_trust(read_trusted_pins(roots), membership.root if membership else "")
     except ConfigError as error:
         yield Check(name="packages", state="warn", finding=str(error), remedy="`sudo device-agent upgrade trust`")
 

@@ -1,4 +1,4 @@
-"""Battery sensor: what a machine draws from its own battery, which is all of it, but only while no charger is there."""
+"""Battery sensor: total power of a machine while it runs on battery."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SUPPLY_TYPES = frozenset(
     {"Battery", "UPS", "Mains", "USB", "USB_DCP", "USB_CDP", "USB_ACA", "USB_C", "USB_PD", "USB_PD_DRP", "BrickID"}
     | {"Wireless", "Unknown"}
 )
-"""All that the kernel's class has (include/linux/power_supply.h); another word is none, and may hide a battery."""
+"""All types of the kernel's class (include/linux/power_supply.h); an unknown one might be a battery."""
 MOST_AMPERES = 200.0
 MICRO = 1e-6
 
 
 def open_sensor(root: Path) -> RailReader:
-    """Return a reader of all batteries of the machine; raises NoData where there is none, or may be one more."""
+    """Open all batteries of the machine; raises NoData if there is none, or a supply cannot be identified."""
     batteries = {supply.name: supply for supply in list_folder(root / SUPPLIES) if _is_machine_battery(supply)}
     if not batteries:
         raise NoData(f"no battery of this machine below {root / SUPPLIES}")
@@ -38,17 +38,17 @@ def open_sensor(root: Path) -> RailReader:
             except NoData as error:
                 lacks[name] = describe_absence(error)
         if not watts and not lacks:
-            raise NoData("no battery is discharging: what the machine draws comes from its charger", lack="busy")
-        return Rails(watts=watts, lacks=lacks, whole=(*watts, *lacks))
+            raise NoData("no battery is discharging: the machine runs on its charger", lack="busy")
+        return Rails(watts=watts, lacks=lacks, total_labels=(*watts, *lacks))
 
     return ask
 
 
 def _is_machine_battery(supply: Path) -> bool:
-    """Tell a battery of the machine from a charger, and from that of a mouse, whose scope is `Device`.
+    """Distinguish a battery of the machine from a charger, and from a mouse's battery (scope `Device`).
 
     Raises:
-        NoData: It does not say what it is: without one of several batteries, the rest is not what the machine draws.
+        NoData: The supply cannot be identified; without one of its batteries, a machine's total is unknown.
     """
     try:
         kind = read_text(supply / "type")
@@ -57,7 +57,7 @@ def _is_machine_battery(supply: Path) -> bool:
             return False
         raise
     if kind not in SUPPLY_TYPES:
-        raise NoData(f"{supply}/type: {kind[:40]!r} is no kind of supply", lack="invalid")
+        raise NoData(f"{supply}/type: {kind[:40]!r} is not a known supply type", lack="invalid")
     if kind != "Battery":
         return False
     try:
@@ -69,15 +69,15 @@ def _is_machine_battery(supply: Path) -> bool:
 
 
 def _is_discharging(supply: Path) -> bool:
-    """Return whether the machine draws from a battery; raises NoData where it does not say so."""
+    """Check that a battery discharges; raises NoData for an unknown status."""
     status = read_text(supply / "status")
     if status != DISCHARGING and status not in RESTING:
-        raise NoData(f"{supply}/status: {status[:40]!r} is no word about its direction", lack="invalid")
+        raise NoData(f"{supply}/status: {status[:40]!r} is not a known status", lack="invalid")
     return status == DISCHARGING
 
 
 def _read_watts(supply: Path) -> float:
-    """Read watts; drivers differ in the sign, and the direction is known from the status."""
+    """Read watts without sign: drivers differ in it, and the direction is known from the status."""
     try:
         return abs(read_number(supply / "power_now", MICRO))
     except NoData as error:

@@ -1,4 +1,4 @@
-"""Power meter on the network, such as a smart plug: all the board takes from the wall, its power supply included.
+"""HTTP power meters such as smart plugs: power at the wall, power supply included.
 
 Shelly: https://shelly-api-docs.shelly.cloud (Gen2 `Switch`, `PM1`, `EM1` and `EM.GetStatus`, Gen1 `/meter/0` and
 `/emeter/0`); Tasmota: `Status 8`.
@@ -24,53 +24,53 @@ TIMEOUT_S = 2.0
 MAX_BYTES = 1 << 16
 WALL_W = (0.0, 1e5)
 UNCERTAINTY_W = 1.0
-"""Of such a plug at the few watts of a board."""
+"""Uncertainty of a smart plug at the few watts of a board."""
 HTTP_OK, UNAUTHORISED = 200, 401
 LOGIN_REMEDY = "if it wants a password, set `user` and `password_file` of [board.meter]"
 
 
 class ShellyStatus(msgspec.Struct):
-    """Answer of a Gen2 switch (`output` says whether it is on) or of a PM1, which has no switch."""
+    """Response of a Gen2 switch (`output`: on or off) or of a PM1, which has no switch."""
 
     apower: float
     output: bool = True
 
 
 class ShellyEm1Status(msgspec.Struct):
-    """Answer of one channel of a Gen2 energy meter; with errors its figures are not to be used."""
+    """Response of one channel of a Gen2 energy meter; invalid if it reports errors."""
 
     act_power: float
     errors: list[str] = []
 
 
 class ShellyEmStatus(msgspec.Struct):
-    """Answer of a Gen2 energy meter of three phases."""
+    """Response of a three-phase Gen2 energy meter; invalid if it reports errors."""
 
     total_act_power: float
     errors: list[str] = []
 
 
 class ShellyGen1Status(msgspec.Struct):
-    """Answer of a Gen1 meter."""
+    """Response of a Gen1 meter."""
 
     power: float
     is_valid: bool = True
 
 
 class TasmotaEnergy(msgspec.Struct):
-    """Energy table of one Tasmota outlet; of several it sends a list, which is refused: they feed others too."""
+    """Energy table of a Tasmota with one outlet; several outlets send lists, which fail to decode on purpose."""
 
     Power: float
 
 
 class TasmotaSensors(msgspec.Struct):
-    """Sensor table of a Tasmota's answer."""
+    """Sensor table of a Tasmota's response."""
 
     ENERGY: TasmotaEnergy
 
 
 class TasmotaStatus(msgspec.Struct):
-    """Answer to `Status 8`, or the refusal of a Tasmota that has a password."""
+    """Response to `Status 8`, or the refusal of a Tasmota that has a password."""
 
     StatusSNS: TasmotaSensors | None = None
     WARNING: str = ""
@@ -80,7 +80,7 @@ def _parse_switch(data: bytes) -> float:
     answer = msgspec.json.decode(data, type=ShellyStatus)
     if not answer.output:
         raise NoData(
-            "the meter's switch is off, so that its watts are of earlier, or of another load: is it this board's?",
+            "the meter's switch is off, so its figure is stale or of another load; check that it feeds this board",
             lack="invalid",
         )
     return answer.apower
@@ -106,7 +106,7 @@ def _refuse_errors(errors: list[str]) -> None:
 def _parse_shelly_gen1(data: bytes) -> float:
     answer = msgspec.json.decode(data, type=ShellyGen1Status)
     if not answer.is_valid:
-        raise NoData("the meter says that its figure is not valid", lack="invalid")
+        raise NoData("the meter reports is_valid = false", lack="invalid")
     return answer.power
 
 
@@ -127,28 +127,26 @@ METER_KINDS: Mapping[str, tuple[str, Callable[[bytes], float]]] = {
     "shelly1-em": ("/emeter/0", _parse_shelly_gen1),
     "tasmota": ("/cm?cmnd=Status%208", _parse_tasmota),
 }
-"""Path and reader of each kind's answer."""
+"""Request path and response parser of each kind."""
 
 
 def parse_watts(kind: str, data: bytes) -> float:
-    """Parse the watts in a meter's answer; raises NoData where there are none."""
+    """Parse the watts in a meter's response; raises NoData."""
     try:
         return validate_watts(METER_KINDS[kind][1](data), WALL_W)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise NoData(f"no answer of a {kind} meter: {error}", lack="invalid") from error
+        raise NoData(f"not a response of a {kind} meter: {error}", lack="invalid") from error
 
 
 def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S, login: Login | None = None) -> bytes:
-    """Fetch a URL: at most 64 KiB, in at most about `timeout_s`, past all proxies, redirected nowhere.
+    """Fetch an http or https URL without proxies or redirects; at most 64 KiB.
 
     Args:
-        url: Its scheme is http or https.
-        clock: Monotonic seconds.
-        timeout_s: Seconds for the whole answer.
-        login: For a server that asks for one.
+        timeout_s: Seconds for the whole exchange, connection to last byte.
+        login: Credentials to use if the server asks for them.
 
     Raises:
-        NoData: It does not answer so.
+        NoData: The server did not answer in time with status 200.
     """
     until = clock() + timeout_s
     status, data, challenge = _get(url, clock, until, {})
@@ -166,25 +164,27 @@ def fetch(url: str, clock: Clock, timeout_s: float = TIMEOUT_S, login: Login | N
 
 def _get(url: str, clock: Clock, until: float, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
     """Return status, body and `WWW-Authenticate` of one request; raises NoData."""
-    import http.client  # noqa: PLC0415 - only boards with such a meter shall pay for it
+    import http.client  # noqa: PLC0415 - only needed on boards with such a meter
 
     parts, data = urlsplit(url), b""
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     try:
         with closing(connect(parts.hostname or "", parts.port, timeout=max(0.01, until - clock()))) as connection:
             connection.request("GET", f"{parts.path}?{parts.query}".rstrip("?"), headers=dict(headers))
-            with connection.getresponse() as answer:  # it may hold the socket by itself
+            with connection.getresponse() as answer:  # the response may own the socket
                 while len(data) <= MAX_BYTES and clock() < until and (part := answer.read1(MAX_BYTES)):
                     data += part
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoData(f"{parts.hostname}: {str(error) or type(error).__name__}", lack="busy") from error
     if len(data) > MAX_BYTES or clock() >= until:
-        raise NoData(f"{parts.hostname}: no end after {len(data)} bytes, or out of time", lack="invalid")
+        raise NoData(
+            f"{parts.hostname}: response incomplete after {len(data)} bytes, too long or too slow", lack="invalid"
+        )
     return answer.status, data, answer.headers.get("WWW-Authenticate", "")
 
 
 class HttpMeter:
-    """Source that asks the meter at every read; see `PowerSource`."""
+    """Power source that queries the meter at every read; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "instant"
     uncertainty_w, cost_s = UNCERTAINTY_W, 0.05
@@ -198,7 +198,7 @@ class HttpMeter:
     def read(self) -> Reading:
         login = read_login(self._config.user, self._config.password_file)
         url = self._url
-        if login and self._config.kind == "tasmota":  # which asks for no login, and takes it in the query alone
+        if login and self._config.kind == "tasmota":  # Tasmota takes credentials only in the query
             url += f"&user={quote(login.user, safe='')}&password={quote(login.password, safe='')}"
         data = fetch(url, self._clock, TIMEOUT_S, login)
         return Reading(

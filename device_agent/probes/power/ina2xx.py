@@ -1,6 +1,6 @@
-"""INA219 and kin: I2C power monitors that somebody added to the board (kernel: Documentation/hwmon/ina2xx.rst).
+"""INA219 family: I2C power monitors added to a board (Documentation/hwmon/ina2xx.rst).
 
-Their power register has no sign: the direction is that of the current. Such a chip may also be at a UPS's battery.
+The power register is unsigned, so the sign is taken from the current. Such a chip may also sit at a UPS's battery.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ MILLI, MICRO = 1e-3, 1e-6
 
 
 def open_sensor(root: Path) -> RailReader:
-    """Return a reader of all such chips; raises NoData where there is none.
+    """Open all chips of the family; raises NoData if there is none.
 
-    A chip alone is the total by itself, unless there is a chip that does not say what it is.
+    A single chip measures the total, unless there is an unidentified chip too.
     """
-    there = find_chips(root, CHIPS)
-    chips = _choose_labels(there, root)
-    if not chips:
-        raise there.refusal or NoData(f"no {min(CHIPS)} or one of its kin below {root / CHIP_FOLDER}")
-    whole = tuple(chips) if len(chips) == 1 and there.refusal is None else ()
+    chips = find_chips(root, CHIPS)
+    folders = _choose_labels(chips, root)
+    if not folders:
+        raise chips.refusal or NoData(f"no {min(CHIPS)} or similar chip below {root / CHIP_FOLDER}")
+    total_labels = tuple(folders) if len(folders) == 1 and chips.refusal is None else ()
 
     def ask(labels: Collection[str] | None) -> Rails:
         watts: dict[str, float] = {}
         volts: dict[str, float] = {}
         lacks: dict[str, Absent] = {}
-        for label in chips if labels is None else chips.keys() & set(labels):
+        for label in folders if labels is None else folders.keys() & set(labels):
             try:
-                watts[label], bus = _read_chip(chips[label])
+                watts[label], bus = _read_chip(folders[label])
             except NoData as error:
                 lacks[label] = describe_absence(error)
             else:
                 volts |= {} if bus is None else {label: bus}
-        return Rails(watts=watts, lacks=lacks, whole=whole, volts=volts)
+        return Rails(watts=watts, lacks=lacks, total_labels=total_labels, volts=volts)
 
     return ask
 
 
 def _read_chip(chip: Path) -> tuple[float, float | None]:
-    """Return watts with the sign of the current, and volts of the bus, None where the chip has none; raises NoData."""
+    """Return watts with the sign of the current, and bus volts (None if not measured); raises NoData."""
     volts = _read_optional(chip / "in1_input", VOLTS)
     amperes = _read_optional(chip / "curr1_input", AMPERES)
     try:
@@ -62,7 +62,7 @@ def _read_chip(chip: Path) -> tuple[float, float | None]:
 
 
 def _read_optional(path: Path, bounds: tuple[float, float]) -> float | None:
-    """Return a figure in thousandths, None where there is no such file; raises NoData where it does not answer."""
+    """Read milliunits; None if there is no such file. Raises NoData if it is unreadable."""
     try:
         return read_within(path, bounds, MILLI)
     except NoData as error:
@@ -72,15 +72,15 @@ def _read_optional(path: Path, bounds: tuple[float, float]) -> float | None:
 
 
 def _choose_labels(chips: Chips, root: Path) -> dict[str, Path]:
-    """Return folders by label: the device tree's word, else the chip's name, with its address where that is shared."""
-    found = [(_read_label(folder, name), folder) for folder, name in chips.folders]
-    labels = [label for label, _ in found]
+    """Return folders by unique label: from the device tree, else the chip's name, plus its address if ambiguous."""
+    labelled = [(_read_label(folder, name), folder) for folder, name in chips.folders]
+    labels = [label for label, _ in labelled]
     addresses = find_addresses(root) if len(set(labels)) < len(labels) else {}
     return {
         label if labels.count(label) == 1 else f"{label}-{addresses.get(folder.name, folder.name)}": Path(
             os.path.realpath(folder)
         )
-        for label, folder in found
+        for label, folder in labelled
     }
 
 

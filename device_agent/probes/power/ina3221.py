@@ -1,7 +1,7 @@
-"""INA3221, of a Jetson or added: three rails a chip, matched by their labels, since numbers of devices change.
+"""INA3221 sensor: three power rails per chip, matched by label.
 
-JetPack 5 and newer have the kernel's hwmon driver (Documentation/hwmon/ina3221.rst): millivolts and milliamperes, no
-power. JetPack 4 has one of NVIDIA's own below iio, with power in milliwatts.
+JetPack 5 and newer use the kernel's hwmon driver (Documentation/hwmon/ina3221.rst): millivolts and milliamperes, no
+power. JetPack 4 has NVIDIA's driver below iio, with power in milliwatts. Device numbers change between boots.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ DRIVER, IIO = "sys/bus/i2c/drivers/ina3221", "sys/bus/i2c/drivers/ina3221x"
 CHIP = "ina3221"
 UNCONNECTED = frozenset({"", "NC"})
 CHANNELS = 3
-"""in4 to in7 and curr4 of hwmon are shunt voltages and sums across channels, parts and wholes together."""
-
+"""Ignored: in4 to in7 and curr4 of hwmon, which are shunt voltages and sums over channels."""
 
 MILLI = 1e-3
 NO_BOUNDS: Bounds = (-math.inf, math.inf)
 
 
 class Channel(msgspec.Struct, frozen=True):
-    """One rail: files in thousandths whose product is its power, each with the bounds of what it can hold."""
+    """Rail: files in milliunits whose product is its power, each with its plausible range."""
 
     files: tuple[tuple[Path, Bounds], ...]
 
 
 def open_sensor(root: Path) -> RailReader:
-    """Return a reader of all rails of all chips; raises NoData where there is none."""
+    """Open all rails of all chips; raises NoData if there is none."""
     rails: dict[str, Channel] = {}
     twice: set[str] = set()
     chips = find_chips(root, (CHIP,))
@@ -63,9 +62,9 @@ def open_sensor(root: Path) -> RailReader:
 
 
 def _find_hwmon_channels(folders: Sequence[Path], root: Path) -> Iterator[tuple[str, Channel]]:
-    """Yield labels and channels of the kernel's driver; the same chips lie below its folder and below the class.
+    """Yield labels and channels of the kernel's driver.
 
-    A module that somebody added has channels without labels, which get the chip's name and their number.
+    Added modules have no labels; their channels are labelled by chip name and channel number.
     """
     addresses = find_addresses(root) if len(folders) > 1 else {}
     for folder in folders:
@@ -81,7 +80,7 @@ def _find_hwmon_channels(folders: Sequence[Path], root: Path) -> Iterator[tuple[
 
 
 def _read_label(path: Path) -> str | None:
-    """Return a channel's label; None where the driver knows none."""
+    """Return a channel's label; None if the driver has none."""
     try:
         return read_text(path)
     except NoData as error:
@@ -89,7 +88,7 @@ def _read_label(path: Path) -> str | None:
 
 
 def _is_answering(channel: Channel) -> bool:
-    """Return whether a channel is in use: the driver refuses to read one that is disabled."""
+    """Check that a channel is enabled: the driver refuses to read a disabled one."""
     try:
         _read_watts(channel)
     except NoData:
@@ -116,8 +115,8 @@ def _text_or_empty(path: Path) -> str:
 def _read_watts(channel: Channel) -> float:
     watts = 1.0
     for path, (low, high) in channel.files:
-        value = parse_number(read_text(path).partition(" ")[0], path) * MILLI  # some drivers put the unit behind it
+        value = parse_number(read_text(path).partition(" ")[0], path) * MILLI  # some drivers append the unit
         if not low <= value <= high:
-            raise NoData(f"{path}: {value:g} V or A is nothing that a rail has", lack="invalid")
+            raise NoData(f"{path}: {value:g} V or A is out of range ({low:g} to {high:g})", lack="invalid")
         watts *= value
     return watts

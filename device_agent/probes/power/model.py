@@ -1,4 +1,4 @@
-"""Power model of a board without a sensor: watts from how busy its CPUs are, how fast they run, and what it sends."""
+"""Power model for boards without a sensor: watts from CPU load, clock and traffic."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from shared.runtime.clock import Clock
 SHORTEST_S = 0.1
 """The kernel counts CPU time in hundredths of a second."""
 PERIOD_S = 1.0
-"""A mean over each period: no energy between two reads is lost, and reading clocks costs more than reading a sensor."""
+"""Longer than a sensor's period: the model gives means, which lose no energy, and reading clocks is expensive."""
 RADIO_BITS_PER_S = 20e6
-"""What counts as full rate of an interface that does not tell its speed, as radios do not."""
+"""Assumed full rate of interfaces that report no speed, such as radios."""
 
 
 def compute_watts(
     model: PowerModel, *, busy_cores: float, hertz: float, sending: float = 0.0, receiving: float = 0.0
 ) -> float:
-    """Compute the watts of a board, between those of an idle one and the most that it can draw.
+    """Compute the watts of a board, clamped to idle_w and max_w.
 
     P = idle_w + busy_cores * core_w(f) + tx_w * sending + rx_w * receiving,
     core_w(f) = core_joules_per_cycle * max_hertz * (f / max_hertz) ** exponent.
 
     Args:
-        busy_cores: Mean number of cores that compute.
-        sending: Share of the full rate, 0 to 1.
+        busy_cores: Mean number of busy cores.
+        sending: Ratio to the full rate, 0 to 1; likewise `receiving`.
     """
     core_w: float = model.core_joules_per_cycle * model.max_hertz * (hertz / model.max_hertz) ** model.exponent
     power = model.idle_w + busy_cores * core_w + model.tx_w * sending + model.rx_w * receiving
@@ -39,10 +39,10 @@ def compute_watts(
 
 
 class BoardState:
-    """Cumulative state of a board at a moment: busy CPU seconds, clock, and bytes of its network."""
+    """Snapshot of busy CPU seconds, clock and network counters."""
 
     def __init__(self, root: Path, profile: Profile, at: float, *, radio: bool) -> None:
-        """Read it; raises NoData."""
+        """Read the board; raises NoData."""
         self.at = at
         self.busy_s = cputime.read(root, profile, at).readings["cputime.busy_seconds"].value
         cpu = cpufreq.read(root, profile, at)
@@ -57,16 +57,15 @@ def _read_traffic(root: Path, profile: Profile, at: float) -> Mapping[str, Readi
     try:
         return network.read(root, profile, at).readings
     except NoData:
-        return {}  # nothing to send with is nothing sent
+        return {}  # no interface, no traffic
 
 
 def compute_share(before: Mapping[str, Reading], after: Mapping[str, Reading], direction: str, seconds: float) -> float:
-    """Return the share of its full rate at which the busiest interface moved bytes: bridges count the same ones.
+    """Return the highest utilisation (0 to 1) of an interface; not a sum, since bridges count the same bytes.
 
     Args:
-        before: Readings of the network probe.
-        after: Those of a later moment.
-        direction: `sent` or `received`.
+        before: Earlier readings of the network probe.
+        direction: `sent` or `received`, as in the names of the readings.
     """
     shares = [0.0]
     for name in after.keys() & before.keys():
@@ -78,25 +77,21 @@ def compute_share(before: Mapping[str, Reading], after: Mapping[str, Reading], d
 
 
 class ModelSource:
-    """Source of mean watts between two reads; see `PowerSource`."""
+    """Power source that models the mean watts between two reads; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "mean"
 
     def __init__(
         self, root: Path, profile: Profile, clock: Clock, *, model: PowerModel | None, calibrated: bool
     ) -> None:
-        """Check that CPU time and clock can be read.
-
-        Raises:
-            NoData: They cannot, or the board has no model.
-        """
+        """Check that CPU time and clock are readable; raises NoData if not, or without a model."""
         if model is None:
             raise NoData(f"profile {profile.id} has no power model")
         self._root, self._profile, self._clock, self._model = root, profile, clock, model
         self._before: BoardState | None = None
-        began = clock()
+        start = clock()
         self._state()
-        self.cost_s, self.period_s = clock() - began, max(PERIOD_S, 1 / profile.power.sample_hz)
+        self.cost_s, self.period_s = clock() - start, max(PERIOD_S, 1 / profile.power.sample_hz)
         origin = "calibrated model" if calibrated else "model"
         source = f"{origin}: {model.provenance}" if model.provenance else origin
         self.provenance = Provenance(source=source, quality="modelled", uncertainty=model.uncertainty)
@@ -107,7 +102,7 @@ class ModelSource:
         seconds = now.at - before.at if before else 0.0
         if before is None or seconds < SHORTEST_S:
             self._before = before or now
-            raise NoData("a model of busy CPUs needs a second read, somewhat later", lack="busy")
+            raise NoData("the power model needs a second read, somewhat later", lack="busy")
         self._before = now
         value = compute_watts(
             self._model,

@@ -1,4 +1,7 @@
-"""Power chip of a Raspberry Pi 5: twelve rails that the firmware reads; what hangs on 5 V itself is not in them."""
+"""PMIC of a Raspberry Pi 5: twelve rails, read by the firmware.
+
+Devices fed directly from the 5 V input are not included.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ RAIL_LINE = re.compile(
     re.ASCII | re.MULTILINE,
 )
 FALSE_ABOVE_A = {"3V3_DAC": 0.1, "3V3_ADC": 0.1}
-"""Firmware of 2023 says 0.61 A of a channel that carries microamperes."""
+"""Firmware of 2023 reports 0.61 A for a channel that carries microamperes."""
 RAIL_NAMES = {"0V8_SYS": "0V8_SW"}
-"""What the same firmware calls a rail."""
+"""Rail name in the same firmware, and its current name."""
 
 
 def open_sensor(root: Path) -> RailReader:
-    """Return a reader that asks the firmware for all rails at once, which takes it about 23 ms."""
+    """Open the sensor; a read asks the firmware for all rails at once and takes about 23 ms."""
 
     def ask(labels: Collection[str] | None) -> Rails:
         return parse_rails(firmware.ask(root, QUESTION))
@@ -32,10 +35,9 @@ def open_sensor(root: Path) -> RailReader:
 
 
 def parse_rails(answer: str) -> Rails:
-    """Parse the rails that have both a current and a voltage. Paired by name: the numbers in brackets do not match.
+    """Parse the rails that have both a current and a voltage; raises NoData if none has.
 
-    Raises:
-        NoData: No rail has both.
+    Currents and voltages are paired by name, since the numbers in brackets do not match.
     """
     figures: dict[str, dict[str, float]] = {"A": {}, "V": {}}
     for name, suffix, _, figure, unit in RAIL_LINE.findall(answer):
@@ -44,10 +46,12 @@ def parse_rails(answer: str) -> Rails:
     amperes, volts = figures["A"], figures["V"]
     paired = [name for name in amperes if name in volts]
     if not paired:
-        raise NoData(f"{QUESTION} answers without one rail of current and voltage: {answer[:60]!r}", lack="invalid")
+        raise NoData(f"{QUESTION}: no rail with current and voltage in {answer[:60]!r}", lack="invalid")
     false = {name for name in paired if amperes[name] > FALSE_ABOVE_A.get(name, float("inf"))}
     return Rails(
         watts={name: amperes[name] * volts[name] for name in paired if name not in false},
-        lacks={name: Absent(lack="invalid", cause=f"{amperes[name]:g} A cannot be: old firmware") for name in false},
-        whole=tuple(name for name in paired if name not in false),
+        lacks={
+            name: Absent(lack="invalid", cause=f"{amperes[name]:g} A is implausible: old firmware") for name in false
+        },
+        total_labels=tuple(name for name in paired if name not in false),
     )

@@ -1,4 +1,4 @@
-"""Sum power rails into a total: never one together with another that already contains it."""
+"""Sum power rails into a total without double counting."""
 
 from __future__ import annotations
 
@@ -18,43 +18,42 @@ NAME_CHIP = 'name the chip that measures it in [board.meter] (kind = "chip")'
 
 
 class Rails(msgspec.Struct, frozen=True, kw_only=True):
-    """Watts of a sensor's rails now.
+    """One measurement of a sensor's rails.
 
     Attributes:
-        watts: By label; negative where the current flows backwards.
-        lacks: Rails that are there and do not answer, by label.
-        whole: Labels that together are all the sensor is there for, where it knows so without a profile.
-        volts: By label, where the sensor says them.
+        watts: By label; negative if the current flows backwards.
+        lacks: Existing rails that cannot be read, by label.
+        total_labels: Rails that make the total, if the sensor knows this without a profile.
+        volts: By label, if the sensor measures voltage.
     """
 
     watts: dict[str, float]
     lacks: dict[str, Absent] = {}
-    whole: tuple[str, ...] = ()
+    total_labels: tuple[str, ...] = ()
     volts: dict[str, float] = {}
 
 
 RailReader: TypeAlias = Callable[[Collection[str] | None], Rails]
-"""Asks a sensor for some of its rails, or with None for all of them; raises NoData."""
+"""Reads the rails with the given labels, or with None all of a sensor; raises NoData."""
 
 
 def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[str, ...]:
     """Choose the labels whose sum is the total.
 
     Args:
-        power: The profile's table of power.
         rails: All rails of the sensor.
-        by_profile: Whether only the profile can know the sensor's rails; a meter that was added to the board, and
-            that the profile does not name, is the total by itself.
+        by_profile: True if only the profile knows the meaning of the sensor's rails; an added meter that the profile
+            does not name measures the total itself.
 
     Raises:
-        NoData: Nothing says which rails make the total, or they would count something twice.
+        NoData: It is unknown which rails make the total, or they would count something twice.
     """
     named = bool(power.total) and set(power.total) <= rails.watts.keys() | rails.lacks.keys()
-    labels = power.total if power.total and (by_profile or named) else rails.whole
+    labels = power.total if power.total and (by_profile or named) else rails.total_labels
     if not labels:
-        known = ", ".join(sorted(rails.watts)) or "none"
+        available = ", ".join(sorted(rails.watts)) or "none"
         remedy = f"{NAME_PROFILE}, or {NAME_CHIP}" if by_profile else NAME_CHIP
-        raise NoData(f"nothing says which of the rails ({known}) make the total: {remedy}", lack="invalid")
+        raise NoData(f"it is unknown which of the rails ({available}) make the total; {remedy}", lack="invalid")
     if not (by_profile or named):
         refuse_other_supply(labels, rails, power.supply_v)
     if twice := find_double_count(labels, {rail.label: rail.child_of for rail in power.rails}):
@@ -63,21 +62,21 @@ def choose_summands(power: Power, rails: Rails, *, by_profile: bool) -> tuple[st
 
 
 def find_double_count(labels: Sequence[str], parents: Mapping[str, str]) -> str:
-    """Return a label that is there twice, or together with a rail that contains it; empty where there is none."""
-    for place, label in enumerate(labels):
-        if label in labels[:place]:
+    """Return a label that is listed twice, or together with a rail that contains it; else empty."""
+    for index, label in enumerate(labels):
+        if label in labels[:index]:
             return label
-        seen, above = {label}, parents.get(label, "")
-        while above and above not in seen:
-            if above in labels:
+        visited, ancestor = {label}, parents.get(label, "")
+        while ancestor and ancestor not in visited:
+            if ancestor in labels:
                 return label
-            seen.add(above)
-            above = parents.get(above, "")
+            visited.add(ancestor)
+            ancestor = parents.get(ancestor, "")
     return ""
 
 
 def sum_rails(labels: Sequence[str], rails: Rails) -> float:
-    """Sum these rails in watts; raises NoData where one of them is missing, never a smaller sum."""
+    """Sum rails in watts; raises NoData if one is missing, instead of returning a smaller sum."""
     for label in labels:
         if label not in rails.watts:
             lack = rails.lacks.get(label, Absent(lack="not_present", cause="the sensor has no such rail"))
@@ -86,14 +85,13 @@ def sum_rails(labels: Sequence[str], rails: Rails) -> float:
 
 
 def refuse_other_supply(labels: Sequence[str], rails: Rails, supply_v: tuple[float, float]) -> None:
-    """Refuse a chip that does not measure the board's supply, such as one at the battery of a UPS.
+    """Refuse an added chip that does not measure the board's supply, such as one at the battery of a UPS.
 
     Args:
-        labels: Of an added chip that would be the total.
-        supply_v: Least and most volts at the board's input.
+        supply_v: Voltage range of the board's input.
 
     Raises:
-        NoData: The current flows backwards, or the voltage is another one.
+        NoData: The current flows backwards, or the voltage is out of range.
     """
     for label in labels:
         if rails.watts.get(label, 0.0) < 0:
@@ -112,34 +110,30 @@ def refuse_other_supply(labels: Sequence[str], rails: Rails, supply_v: tuple[flo
 
 
 def refuse_implausible(rails: Rails, power: Power) -> Rails:
-    """Return rails without those whose watts cannot be, each a lack then.
+    """Turn rails with implausible watts into lacks.
 
-    A rail that the profile names only delivers; on another one, such as that of a battery, current may flow either way.
+    Rails named by the profile only deliver power; on others, such as a battery's, current may flow either way.
     """
     least_w = dict.fromkeys((rail.label for rail in power.rails), LEAST_RAIL_W)
     most_w = power.valid_w[1]
-    untrue = {
-        label: Absent(lack="invalid", cause=f"{watts:g} W is nothing that a rail of this board carries")
+    implausible = {
+        label: Absent(lack="invalid", cause=f"{watts:g} W is implausible for a rail of this board")
         for label, watts in rails.watts.items()
         if not least_w.get(label, -most_w) <= watts <= most_w
     }
-    if not untrue:
+    if not implausible:
         return rails
-    kept = {label: watts for label, watts in rails.watts.items() if label not in untrue}
-    return msgspec.structs.replace(rails, watts=kept, lacks=rails.lacks | untrue)
+    plausible = {label: watts for label, watts in rails.watts.items() if label not in implausible}
+    return msgspec.structs.replace(rails, watts=plausible, lacks=rails.lacks | implausible)
 
 
 def correct_watts(watts: float, power: Power) -> float:
-    """Correct the total of a sensor that does not see everything: gain * watts + offset_w."""
+    """Correct the total of a sensor that misses part of the board: gain * watts + offset_w."""
     return power.gain * watts + power.offset_w
 
 
 def validate_watts(watts: float, bounds_w: tuple[float, float]) -> float:
-    """Return a total that can be true; a board that reads this draws something, so zero never is.
-
-    Raises:
-        NoData: It is zero or less, not finite, or out of bounds.
-    """
+    """Return a plausible total unchanged; raises NoData if it is not positive, not finite or out of bounds."""
     low, high = bounds_w
     if not (0 < watts < math.inf and low <= watts <= high):
         raise NoData(f"{watts:g} W is not within {low:g} to {high:g} W", lack="invalid")

@@ -1,6 +1,6 @@
-"""RAPL energy counters of an x86 package, its memory and sometimes the whole machine (kernel: admin-guide/powercap).
+"""RAPL energy counters of x86 packages, memory and, on some machines, the whole system.
 
-Counters wrap; since CVE-2020-8694 only root may read them, unless a rule says otherwise.
+Kernel: admin-guide/pm/powercap. Counters wrap; since CVE-2020-8694 only root may read them by default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.runtime.clock import Clock
 
 POWERCAP_FOLDER = "sys/class/powercap"
 CONTROL_TYPES = ("intel-rapl", "intel-rapl-mmio")
-"""The second repeats packages of the first."""
+"""The second repeats packages of the first and is only a fallback."""
 
 REMEDY = (
     "to let the agent's user read it: make a group `powercap` with that user in it, and a file in /etc/tmpfiles.d with "
@@ -36,17 +36,16 @@ HIDDEN = (
 MICRO = 1e-6
 RANGE_JOULES = (1.0, 1e15)
 SHORTEST_S = 0.05
-"""Counters tick once a millisecond: of a shorter time they say little."""
+"""Counters tick once a millisecond, so shorter intervals are inaccurate."""
 MAX_OVER_LIMIT = 3.0
-"""A counter set back to zero while the machine slept looks like one that wrapped; no package exceeds its short-term
-limit so far."""
+"""A counter reset by suspend looks like a wrap; it is detected by watts above this multiple of the short-term limit."""
 
 Part = Literal["machine", "package", "memory", "inside"]
-"""Memory lies outside of its package; what else lies below a package is inside of it."""
+"""Memory is outside its package's counter; other subzones of a package are inside."""
 
 
 class Zone(msgspec.Struct, frozen=True, kw_only=True):
-    """One counter: it goes to `range_joules` and starts again at zero; `limit_w` is infinite where none is known."""
+    """Counter that wraps at `range_joules`; `limit_w` is infinite if unknown."""
 
     folder: Path
     part: Part
@@ -55,27 +54,27 @@ class Zone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_zones(root: Path) -> dict[str, Zone]:
-    """Find zones by name, those below a package with its name before their own; raises NoData where there is none."""
+    """Find zones by name, with the package's name as prefix of its subzones; raises NoData if there is none."""
     _refuse_hidden(root)
     for control in CONTROL_TYPES:
-        found: dict[str, Zone] = {}
+        zones: dict[str, Zone] = {}
         for key in _find_ids(root / POWERCAP_FOLDER, control):
             folder = root / POWERCAP_FOLDER / f"{control}:{key}"
             name, top = read_text(folder / "name"), key.partition(":")[0]
             label = name if top == key else f"{read_text(folder.with_name(f'{control}:{top}') / 'name')}-{name}"
-            found[f"{label}-{key}" if label in found else label] = Zone(
+            zones[f"{label}-{key}" if label in zones else label] = Zone(
                 folder=folder,
                 part=_classify(name, is_top=top == key),
                 range_joules=read_within(folder / "max_energy_range_uj", RANGE_JOULES, MICRO),
                 limit_w=_read_limit(folder),
             )
-        if found:
-            return found
+        if zones:
+            return zones
     raise NoData(f"no RAPL zone below {root / POWERCAP_FOLDER}")
 
 
 def _refuse_hidden(root: Path) -> None:
-    """Raise NoData where links lead to counters that a container's runtime hides."""
+    """Raise NoData if a container runtime hides the counters behind dangling links."""
     for link in list_folder(root / POWERCAP_FOLDER, "intel-rapl*"):
         try:
             list_folder(link)
@@ -83,23 +82,23 @@ def _refuse_hidden(root: Path) -> None:
         except NoData as error:
             raise NoData(f"{error}: {HIDDEN}", lack="denied") from error
         if hidden:
-            raise NoData(f"{link} leads nowhere: {HIDDEN}", lack="denied")
+            raise NoData(f"{link} is a dangling link: {HIDDEN}", lack="denied")
 
 
 def _find_ids(folder: Path, control: str) -> list[str]:
-    """Return the zones' ids, each before those below it: hexadecimal, such as `a` and `a:0`."""
-    keys = [one.name.removeprefix(f"{control}:") for one in list_folder(folder, f"{control}:*")]
+    """Return zone ids such as `a` and `a:0` (hexadecimal), parents first."""
+    keys = [path.name.removeprefix(f"{control}:") for path in list_folder(folder, f"{control}:*")]
     return sorted((key for key in keys if re.fullmatch(r"[0-9a-f]+(:[0-9a-f]+)?", key)), key=lambda key: key.split(":"))
 
 
 def _classify(name: str, *, is_top: bool) -> Part:
-    """Return what a zone counts; raises NoData for one that is nobody's part, without which no sum is a whole."""
+    """Classify a zone by name; raises NoData for an unknown top-level zone, since the total would be incomplete."""
     if is_top:
         if name == "psys":
             return "machine"
         if name.startswith("package"):
             return "package"
-        raise NoData(f"RAPL: {name[:40]!r} is no zone that makes a part of the total", lack="invalid")
+        raise NoData(f"RAPL: {name[:40]!r} is not a known top-level zone", lack="invalid")
     return "memory" if name == "dram" else "inside"
 
 
@@ -111,7 +110,7 @@ def _read_limit(zone: Path) -> float:
 
 
 def read_joules(zone: Zone) -> float:
-    """Read a zone's counter; raises NoData, with the remedy where it is denied."""
+    """Read a zone's counter; raises NoData, with a remedy if access is denied."""
     try:
         return read_within(zone.folder / "energy_uj", (0, zone.range_joules), MICRO)
     except NoData as error:
@@ -122,27 +121,22 @@ def read_joules(zone: Zone) -> float:
 def subtract_joules(before: float, after: float, zone: Zone, seconds: float) -> float:
     """Return the joules between two readings of a counter that may have wrapped once.
 
-    Args:
-        before: Joules of the earlier reading.
-        after: Joules of the later one.
-
     Raises:
-        NoData: So much cannot be; or the time is so long that it may have wrapped twice.
+        NoData: The power is implausible: the counter was reset.
     """
-    spent = after - before if after >= before else zone.range_joules - before + after
-    if spent < 0 or spent > zone.limit_w * seconds:
-        raise NoData(f"{spent:g} J in {seconds:g} s cannot be: the counter was set back", lack="invalid")
-    return spent
+    joules = after - before if after >= before else zone.range_joules - before + after
+    if joules < 0 or joules > zone.limit_w * seconds:
+        raise NoData(f"{joules:g} J in {seconds:g} s is implausible: the counter was reset", lack="invalid")
+    return joules
 
 
 def choose_total(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machine: bool) -> tuple[str, ...]:
-    """Choose the zones that make the total: the machine's if it holds what its packages take, else packages and memory.
+    """Choose the zones that make the total: the machine's counter, else packages and memory.
 
-    Never a package together with what is inside of it. Machines with a counter of the whole machine may have a wrong
-    one: it then shows less than the packages.
+    A machine's counter that shows less than its packages is wrong, and ignored.
 
     Args:
-        machine: Whether a counter of the whole machine may be chosen.
+        machine: True if a counter of the whole machine may be chosen.
     """
     packages = sum(watts.get(name, 0.0) for name, zone in zones.items() if zone.part == "package")
     for name, zone in zones.items():
@@ -152,20 +146,18 @@ def choose_total(watts: Mapping[str, float], zones: Mapping[str, Zone], *, machi
 
 
 def read_once(root: Path, at: float, scope: str) -> ProbeResult:
-    """Read `power.<zone>_joules` of every zone, all they counted since the last wrap; the total takes two reads.
+    """Read `power.<zone>_joules` (since the last wrap) of every zone; the total needs two reads and is absent.
 
     Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
-        scope: What the profile's total covers.
+        scope: `power.scope` of the profile's total.
 
     Raises:
-        NoData: There is no zone, or none of those that make a total answers.
+        NoData: There is no zone, or none is readable.
     """
-    found = find_zones(root)
+    zones = find_zones(root)
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
-    for name, zone in found.items():
+    for name, zone in zones.items():
         try:
             value = read_joules(zone)
         except NoData as error:
@@ -178,44 +170,40 @@ def read_once(root: Path, at: float, scope: str) -> ProbeResult:
     if not readings:
         raise refusal
     missing["power.total_watts"] = Absent(lack="busy", cause="counters need two reads")
-    machine = any(zone.part == "machine" for zone in found.values())
+    machine = any(zone.part == "machine" for zone in zones.values())
     return ProbeResult(readings=readings, absent=missing, facts={"power.scope": "machine" if machine else scope})
 
 
 class RaplSource:
-    """Source of mean watts between two reads; see `PowerSource`."""
+    """Power source of the mean watts between two reads; see `PowerSource`."""
 
     kind: Literal["instant", "mean"] = "mean"
 
     def __init__(self, root: Path, power: Power, clock: Clock, *, period_s: float) -> None:
-        """Find the zones.
-
-        Raises:
-            NoData: There are none, or they are not ours to read.
-        """
+        """Find the zones; raises NoData if there are none, or they are unreadable."""
         self._power, self._clock, self.period_s = power, clock, period_s
         self.uncertainty_w = power.uncertainty_w
         self._zones = {name: zone for name, zone in find_zones(root).items() if zone.part != "inside"}
         self._machine = True
         self._before: tuple[float, dict[str, float]] | None = None
-        began = clock()
+        start = clock()
         self._read_counters()
-        self.cost_s = clock() - began
+        self.cost_s = clock() - start
         self._choose({})
 
     def read(self) -> Reading:
-        at, shown = self._clock(), self._read_counters()
+        at, counters = self._clock(), self._read_counters()
         if self._before is None:
-            self._before = at, shown
+            self._before = at, counters
             raise NoData("counters need a second read", lack="busy")
         since, before = self._before
         seconds = at - since
         if seconds < SHORTEST_S:
-            raise NoData(f"{seconds:g} s are too short for counters", lack="busy")
-        self._before = at, shown
+            raise NoData(f"{seconds:g} s between reads is too short for energy counters", lack="busy")
+        self._before = at, counters
         self._refuse_wraps(seconds)
         watts = {
-            name: subtract_joules(before[name], shown[name], zone, seconds) / seconds
+            name: subtract_joules(before[name], counters[name], zone, seconds) / seconds
             for name, zone in self._zones.items()
         }
         self._choose(watts)
@@ -235,16 +223,16 @@ class RaplSource:
         return {name: read_joules(zone) for name, zone in self._zones.items()}
 
     def _refuse_wraps(self, seconds: float) -> None:
-        """Refuse a time in which a counter may have wrapped more than once; raises NoData."""
+        """Raise NoData if a counter may have wrapped more than once."""
         for name, zone in self._zones.items():
             if seconds * min(zone.limit_w, self._power.valid_w[1]) >= zone.range_joules:
-                raise NoData(f"{name}: read {seconds:g} s ago, and may have wrapped twice since", lack="invalid")
+                raise NoData(f"{name}: may have wrapped twice in {seconds:g} s since the last read", lack="invalid")
 
     def _choose(self, watts: Mapping[str, float]) -> None:
-        """Take what makes the total; a counter of the whole machine that was wrong once is not asked again."""
+        """Choose the zones of the total; a machine's counter that was wrong once is never used again."""
         self._names = choose_total(watts, self._zones, machine=self._machine)
         if not self._names:
-            raise NoData("RAPL without a package", lack="invalid")
+            raise NoData("RAPL: no package zone", lack="invalid")
         self._machine = self._zones[self._names[0]].part == "machine"
         quality: Quality = "corrected" if (self._power.gain, self._power.offset_w) != (1, 0) else "measured"
         source = f"rapl {'+'.join(self._names)}"

@@ -1,4 +1,4 @@
-"""Power probe: the best source of the profile that answers, rails apart, the total without double counting."""
+"""Power probe and power sources: rails, and the total from the profile's best source."""
 
 from __future__ import annotations
 
@@ -40,32 +40,31 @@ OPENERS: Mapping[str, Callable[[Path], RailReader]] = {
     "tegrastats": tegrastats.open_sensor,
 }
 ADDED_SENSORS = ("ina2xx", "ina3221")
-"""Whose chips people add to a board; `[board.meter]` may name one."""
+"""Chips that people add to a board; `[board.meter]` may name one."""
 RAIL_SENSORS = ("ina3221", "pmic", "ina2xx", "battery")
-"""Sensors whose rails are read also where another one has the total; tegrastats, a process, reads the same chips."""
+"""Sensors whose rails are always read, even if another source gives the total."""
 BUILT_IN_SENSORS = frozenset({"ina3221", "pmic", "tegrastats"})
-"""Sensors whose rails only the profile can know, and which its correction is for; the others measure what flows into
-the board, from outside."""
+"""Sensors whose rails and correction are described by the profile; the others measure the board's input."""
 
 SHORTEST_PERIOD_S = {"battery": 5.0, "tegrastats": 5.0}
-"""A battery's chip says something new every few seconds; tegrastats is a process of its own for every line."""
+"""A battery's chip updates every few seconds; tegrastats starts a process per read."""
 
 MAX_NAMED_RAILS = 3
-"""So many rails a source's name lists; more are counted."""
+"""Most rails listed by name in a source's description."""
 
 TOTAL_WATTS = "power.total_watts"
 
 
 class PowerSource(Protocol):
-    """Read the board's total power, again and again, keeping what is needed between two reads.
+    """Stateful reader of the board's total power.
 
     Attributes:
-        kind: `instant`: watts at the moment of the read; `mean`: mean watts since the read before (energy counters;
-            their first read raises NoData with lack `busy`).
-        provenance: Source, quality and uncertainty of every figure it gives, as a share.
-        uncertainty_w: The part of its uncertainty that is the same at every load, in watts; 0 for none.
-        period_s: Pause between reads that the profile recommends.
-        cost_s: What one read costs about, in seconds.
+        kind: `instant`: watts at the time of the read; `mean`: mean watts since the previous read, the first of which
+            raises NoData with lack `busy`.
+        provenance: Source, quality and relative uncertainty of its readings.
+        uncertainty_w: Load-independent part of the uncertainty, in watts.
+        period_s: Recommended pause between reads.
+        cost_s: Approximate duration of a read.
     """
 
     kind: Literal["instant", "mean"]
@@ -75,40 +74,40 @@ class PowerSource(Protocol):
     cost_s: float
 
     def read(self) -> Reading:
-        """Return watts now. Raises NoData."""
+        """Read the total watts; raises NoData."""
         ...
 
 
 class SensorSource:
-    """Source that reads the rails that make the total, and no others."""
+    """Power source that reads only the rails that make the total."""
 
     kind: Literal["instant", "mean"] = "instant"
 
     def __init__(self, name: str, root: Path, power: Power, clock: Clock) -> None:
-        """Find the sensor and read it; raises NoData where it gives no total."""
+        """Find the sensor and read it once; raises NoData if it gives no total."""
         self._name, self._power, self.clock = name, power, clock
         self.uncertainty_w = power.uncertainty_w
         self._ask = open_sensor(name, root, power)
         self._labels = _choose_labels(name, power, self._ask(None))
         self.provenance = describe_total(name, power, self._labels)
         self.period_s = max(sample_period_s(power), SHORTEST_PERIOD_S.get(name, 0.0))
-        began = clock()
+        start = clock()
         self.read()
-        self.cost_s = clock() - began
+        self.cost_s = clock() - start
 
     def read(self) -> Reading:
         return compute_total(self._name, self._power, self._ask(self._labels), self.clock())
 
 
 class ChipSource:
-    """Source that reads the one chip, or channel, that `[board.meter]` names; whatever its voltage."""
+    """Power source that reads the chip or channel named by `[board.meter]`, at any voltage."""
 
     kind: Literal["instant", "mean"] = "instant"
     uncertainty_w, cost_s = 0.0, 0.0
 
     def __init__(self, config: MeterConfig, root: Path, power: Power, clock: Clock) -> None:
         self._label, self._root, self._power, self._clock = config.chip, root, power, clock
-        self._ask: RailReader | None = None  # found at the first read, since its driver may be loaded later
+        self._ask: RailReader | None = None  # opened at the first read, since its driver may be loaded later
         self.period_s = config.period_s
         self.provenance = Provenance(source=f"chip {config.chip}", quality="measured", uncertainty=power.uncertainty)
 
@@ -128,8 +127,8 @@ class ChipSource:
 
 
 def _find_chip(chip: str, root: Path, power: Power) -> RailReader:
-    """Return the reader of the sensor that has a chip or channel of that name; raises NoData, says which there are."""
-    known: list[str] = []
+    """Return the reader of the sensor with that chip or channel; raises NoData that lists the existing ones."""
+    available: list[str] = []
     for name in ADDED_SENSORS:
         try:
             ask = open_sensor(name, root, power)
@@ -138,21 +137,13 @@ def _find_chip(chip: str, root: Path, power: Power) -> RailReader:
             continue
         if chip in rails.watts or chip in rails.lacks:
             return ask
-        known += [*rails.watts, *rails.lacks]
-    there = f"there is {', '.join(sorted(known))}" if known else "there is none"
-    raise NoData(f"no power chip is called {chip!r} here ({there}): correct `chip` of [board.meter]")
+        available += [*rails.watts, *rails.lacks]
+    choices = f"found: {', '.join(sorted(available))}" if available else "found none"
+    raise NoData(f"no power chip {chip!r} ({choices}); correct `chip` of [board.meter]")
 
 
 def open_sensor(name: str, root: Path, power: Power) -> RailReader:
-    """Open a sensor of rails, of which those whose watts cannot be are lacks.
-
-    Args:
-        root: The board's root folder.
-        power: The profile's table of power, which knows what the board cannot exceed.
-
-    Raises:
-        NoData: There is none.
-    """
+    """Open a rail sensor that turns implausible watts into lacks; raises NoData if the board has none."""
     ask = OPENERS[name](root)
     return lambda labels: refuse_implausible(ask(labels), power)
 
@@ -165,16 +156,14 @@ def open_source(
     meter: MeterConfig | None = None,
     calibrated: PowerModel | None = None,
 ) -> PowerSource:
-    """Open the meter if one is given, else the first source of the profile that answers.
+    """Open the configured meter, else the profile's first source that answers.
 
     Args:
-        root: The board's root folder.
-        clock: Monotonic seconds, for the readings.
-        meter: A power meter on the network, or a chip.
-        calibrated: A power model fitted on this very board, which then stands for the profile's.
+        meter: Network meter or chip from `[board.meter]`.
+        calibrated: Power model fitted on this board, which replaces the profile's.
 
     Raises:
-        NoData: None answers.
+        NoData: No source answers.
     """
     if meter is not None:
         return ChipSource(meter, root, profile.power, clock) if meter.kind == "chip" else HttpMeter(meter, clock)
@@ -189,15 +178,10 @@ def open_source(
 
 
 def read(root: Path, profile: Profile, at: float) -> ProbeResult:
-    """Read `power.total_watts`, and `power.<rail>_watts` of every rail; counters as `power.<zone>_joules`.
+    """Read `power.total_watts`, `power.<rail>_watts` of every sensor, and counters as `power.<zone>_joules`.
 
-    Rails are those of all sensors of the profile. The total is that of the source that `open_source` would choose.
-    With counters and models it takes two reads, which only an open source can make: here it is `busy` then. A better
-    source that was passed over is an absence too.
-
-    Args:
-        root: The board's root folder.
-        at: Monotonic seconds of the readings.
+    The total is that of the source that `open_source` would choose. Counters and models need two reads, so that their
+    total is absent here with the lack `busy`. Better sources that fail are absences too.
     """
     readings: dict[str, Reading] = {}
     missing: dict[str, Absent] = {}
@@ -208,18 +192,18 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
         if decisive and name not in RAIL_SENSORS:
             continue
         try:
-            found, total = _read_once(name, root, profile, at)
+            result, total = _read_once(name, root, profile, at)
         except NoData as error:
-            found, total = ProbeResult(), error
-        readings, missing = found.readings | readings, found.absent | missing
+            result, total = ProbeResult(), error
+        readings, missing = result.readings | readings, result.absent | missing
         if decisive:
             continue
         if isinstance(total, Reading):
             readings[TOTAL_WATTS] = total
         else:
             refusals[name] = total
-        if isinstance(total, Reading) or found.facts:
-            decisive, facts = name, found.facts
+        if isinstance(total, Reading) or result.facts:
+            decisive, facts = name, result.facts
     if TOTAL_WATTS not in readings:
         missing[TOTAL_WATTS] = describe_absence(_combine_refusals(refusals))
     missing |= {
@@ -231,16 +215,7 @@ def read(root: Path, profile: Profile, at: float) -> ProbeResult:
 
 
 def compute_total(name: str, power: Power, rails: Rails, at: float) -> Reading:
-    """Compute the total of a sensor's rails, in watts.
-
-    Args:
-        power: The profile's table of power.
-        rails: What the sensor reads now.
-        at: Monotonic seconds of the reading.
-
-    Raises:
-        NoData: The rails make no total, or one that cannot be.
-    """
+    """Compute the total of a sensor's rails; raises NoData if they make none, or it is implausible."""
     labels = _choose_labels(name, power, rails)
     provenance = describe_total(name, power, labels)
     watts = validate_watts(sum_rails(labels, rails), (0.0, math.inf))
@@ -252,12 +227,7 @@ def compute_total(name: str, power: Power, rails: Rails, at: float) -> Reading:
 
 
 def describe_total(name: str, power: Power, labels: Sequence[str]) -> Provenance:
-    """Return the provenance of a sensor's total: its rails by name, or how many there are.
-
-    Args:
-        power: The profile's table of power.
-        labels: Rails that are summed.
-    """
+    """Describe the provenance of a sensor's total, with the names or the number of its rails."""
     rails = "+".join(labels) if len(labels) <= MAX_NAMED_RAILS else f"sum of {len(labels)} rails"
     is_corrected = name in BUILT_IN_SENSORS and (power.gain, power.offset_w) != (1, 0)
     quality: Quality = "corrected" if is_corrected else "measured"
@@ -265,7 +235,7 @@ def describe_total(name: str, power: Power, labels: Sequence[str]) -> Provenance
 
 
 def sample_period_s(power: Power) -> float:
-    """Return the pause between reads that a profile recommends."""
+    """Return the profile's recommended pause between reads."""
     return 1 / min(power.sample_hz, power.max_hz)
 
 
@@ -274,7 +244,7 @@ def _choose_labels(name: str, power: Power, rails: Rails) -> tuple[str, ...]:
 
 
 def _combine_refusals(refusals: Mapping[str, NoData]) -> NoData:
-    """Return why no source gives a total: what could be put right, where there is something, and its lack."""
+    """Combine the errors of all sources into one, of the fixable ones if there are any."""
     curable = {name: error for name, error in refusals.items() if error.lack != "not_present"}
     causes = "; ".join(f"{name}: {error}" for name, error in (curable or refusals).items())
     lack: Lack = next((error.lack for error in curable.values()), "not_present")
@@ -293,24 +263,24 @@ def _open_named(name: str, root: Path, profile: Profile, clock: Clock, calibrate
 
 
 def _read_once(name: str, root: Path, profile: Profile, at: float) -> tuple[ProbeResult, Reading | NoData]:
-    """Return what one source gives without a second read, and its total, or why there is none yet.
+    """Read a source once; return its result, and its total or why there is none (yet).
 
-    Facts are those of a source that has a total, now or at the second read.
+    The result has facts only if the source has a total, now or at the second read.
 
     Raises:
-        NoData: It is not there.
+        NoData: The board does not have the source.
     """
     scope: dict[str, str] = {"power.scope": "machine" if name == "battery" else profile.power.scope}
     if name == "rapl":
-        found = rapl.read_once(root, at, profile.power.scope)
-        others = {key: lack for key, lack in found.absent.items() if key != TOTAL_WATTS}
-        return msgspec.structs.replace(found, absent=others), NoData(found.absent[TOTAL_WATTS].cause, lack="busy")
+        result = rapl.read_once(root, at, profile.power.scope)
+        others = {key: lack for key, lack in result.absent.items() if key != TOTAL_WATTS}
+        return msgspec.structs.replace(result, absent=others), NoData(result.absent[TOTAL_WATTS].cause, lack="busy")
     if name == "model":
         if profile.power.model is None:
             raise NoData(f"profile {profile.id} has no power model")
-        return ProbeResult(facts=scope), NoData("a model of busy CPUs needs two reads", lack="busy")
+        return ProbeResult(facts=scope), NoData("the power model needs two reads", lack="busy")
     if name == "http":
-        raise NoData("a meter is read by its own address")
+        raise NoData("a meter is read by its address")
     rails = open_sensor(name, root, profile.power)(None)
     readings = {
         f"power.{label}_watts": Reading(value=watts, unit="watts", source=f"{name} {label}", quality="measured", at=at)

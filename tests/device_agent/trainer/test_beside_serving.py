@@ -7,7 +7,7 @@ import pytest
 from device_agent.config import TrainerConfig, load
 from device_agent.profile.load import load_all
 from device_agent.profile.schema import Inference, Profile
-from device_agent.trainer.beside_serving import TOLD, USUAL, choose_share, format_share
+from device_agent.trainer.beside_serving import FROM_CONFIG, FROM_DEFAULT, choose_share, format_share
 from shared.errors import ConfigError
 from tests.naming import names_all
 
@@ -39,9 +39,9 @@ def test_the_trainer_s_share(told, profile, present, serves, nice, cpus) -> None
 
 def test_who_says_so_is_told() -> None:
     share = choose_share(TrainerConfig(cpus=[2]), BOARD, {0, 1, 2}, serves=True)
-    assert names_all(format_share(share), 5, "board: a guess", 2, TOLD)
+    assert names_all(format_share(share), 5, "board: a guess", 2, FROM_CONFIG)
     plain = choose_share(TrainerConfig(), PLAIN, {0, 1}, serves=True)
-    assert format_share(plain).count(USUAL) == 2
+    assert format_share(plain).count(FROM_DEFAULT) == 2
     assert names_all(format_share(plain), 10)
 
 

@@ -35,11 +35,11 @@ import json, sys
 from contextlib import nullcontext
 import msgspec
 from device_agent.measurement.task_meter import BlockCost, FixedMeter
-from device_agent.trainer.evaluation import Watched, evaluate_by_graph, read_examples
+from device_agent.trainer.evaluation import TaskMonitor, evaluate_by_graph, read_examples
 from device_agent.trainer.interface import Job
 
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-evaluate_by_graph(job, read_examples, Watched(FixedMeter(BlockCost()).task, lambda: False))
+evaluate_by_graph(job, read_examples, TaskMonitor(FixedMeter(BlockCost()).task, lambda: False))
 print(json.dumps(sorted({"torch", "onnx", "safetensors", "edge_server"} & set(sys.modules))))
 """
 

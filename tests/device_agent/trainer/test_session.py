@@ -40,7 +40,7 @@ def test_a_session_yields_a_payload_a_step_and_leaves_a_whole_update(begin, devi
     with splitting as training:
         for step in range(1, STEPS + 1):
             assert training.step == step
-            with training.waiting():
+            with training.time_exchange():
                 down = answer(training.up)
             training.advance(down)
         assert training.up is None
@@ -108,7 +108,7 @@ def test_what_the_server_takes_is_exchange_and_not_computing(begin) -> None:
     splitting, draft = begin(meter=ProcessMeter(clock=lambda: now[0]).task)
     with splitting as training:
         while training.up is not None:
-            with training.waiting():
+            with training.time_exchange():
                 now[0] += 7.0
             training.advance(answer(training.up))
     cost = update_of(draft).cost

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from device_agent.trainer.step_timing import passing
-from device_agent.trainer.threads import FILE, Threads, candidates, fastest
+from device_agent.trainer.threads import FILE, Threads, find_fastest, list_candidates
 
 
 class Machine:
@@ -35,20 +35,20 @@ class Machine:
     ("cpus", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
 )
 def test_powers_of_two_and_all_processors_are_tried(cpus, counts):
-    assert candidates(cpus) == counts
+    assert list_candidates(cpus) == counts
 
 
 @given(st.lists(st.floats(1e-4, 10), min_size=1, max_size=6))
 def test_the_number_is_about_as_fast_as_the_best_that_was_tried(seconds):
-    told = dict(zip(candidates(1 << (len(seconds) - 1)), seconds, strict=True))
-    count, found = fastest(list(told), told.__getitem__)
+    told = dict(zip(list_candidates(1 << (len(seconds) - 1)), seconds, strict=True))
+    count, found = find_fastest(list(told), told.__getitem__)
     assert found[count] <= 1.03 * min(found.values())
     assert found.items() <= told.items()
 
 
 def test_of_equally_fast_numbers_the_least_is_taken_and_much_slower_ones_end_the_trial():
-    assert fastest([1, 2, 4], {1: 1.0, 2: 0.99, 4: 0.98}.__getitem__)[0] == 1
-    count, found = fastest([1, 2, 4, 8], {1: 1.0, 2: 1.5, 4: 0.1}.__getitem__)
+    assert find_fastest([1, 2, 4], {1: 1.0, 2: 0.99, 4: 0.98}.__getitem__)[0] == 1
+    count, found = find_fastest([1, 2, 4, 8], {1: 1.0, 2: 1.5, 4: 0.1}.__getitem__)
     assert (count, list(found)) == (1, [1, 2])
 
 

@@ -149,19 +149,19 @@ def arm(board: UpgradeBoard, cut: str, moment: int) -> None:
 def work(board: UpgradeBoard) -> UpgradeRecord:
     """Do what the updater's service does."""
     updater = board.updater()
-    updater.settle()
+    updater.resume()
     return asyncio.run(asyncio.wait_for(_finish(board, updater), GUARD_S))
 
 
 async def _finish(board: UpgradeBoard, updater: Any) -> UpgradeRecord:
-    await updater.finish()
-    return await updater.take(board.request(updater))
+    await updater.watch_trial()
+    return await updater.install(board.request(updater))
 
 
 def go_on(board: UpgradeBoard, *, boots: bool) -> UpgradeRecord:
     """Do what a boot does, or a service that is started again: settle, then the agent, then the rest."""
     updater = board.updater()
-    updater.settle()
+    updater.resume()
     assert board.current() in ("1", "2")
     if boots and not board.service.is_alive():
         board.service.start()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_agent.upgrade.place import UpgradePlace, UpgradeRequest
-from device_agent.upgrade.record import FOLDER, WANTED, Wanted
+from device_agent.upgrade.place import UpgradeEnvironment, UpgradeRequest
+from device_agent.upgrade.record import FOLDER, WANTED, UpgradeTarget
 from device_agent.upgrade.updater import Updater
 from edge_server.gateway.authority import Subject, issue, make_key, make_root, make_site, public_key_of
 from shared.protocol.packages import AGENT, Build, PackageManifest, sign, write_signed
@@ -160,10 +160,10 @@ class UpgradeBoard:
         self.reboot()
         self.service = StandInService(self.home, self.state, self.kept)
 
-    def place(self) -> UpgradePlace:
+    def place(self) -> UpgradeEnvironment:
         """Return where everything is."""
         told = {"roots": self.folder / "roots.pem", "boot_id": self.folder / "boot"}
-        return UpgradePlace(self.home, self.state, arch=ARCH, python=PYTHON, interpreters=(INTERPRETER,), **told)
+        return UpgradeEnvironment(self.home, self.state, arch=ARCH, python=PYTHON, interpreters=(INTERPRETER,), **told)
 
     def reboot(self) -> None:
         """Have it be another boot."""
@@ -182,17 +182,20 @@ class UpgradeBoard:
         (self.state / FOLDER / f"{version}.json").write_bytes(manifest_of(version, data, **manifest))
         return data
 
-    def want(self, version: str, **more: object) -> Wanted:
+    def want(self, version: str, **more: object) -> UpgradeTarget:
         """Have the agent be told to take it."""
-        wanted = Wanted(**{"version": version, "deployment": "d", "probation_s": 60.0, **more})
+        wanted = UpgradeTarget(**{"version": version, "deployment": "d", "probation_s": 60.0, **more})
         (self.state / FOLDER / WANTED).write_bytes(msgspec.json.encode(wanted))
         return wanted
 
     def request(self, updater: Updater, **more: object) -> UpgradeRequest:
         """Return what is wanted, as the command asks for it."""
-        wanted = updater.agent.wanted()
+        wanted = updater.agent.read_target()
         name = wanted.version
-        signed, data = (lambda: updater.agent.signed(name)), (lambda size: updater.agent.package(name, size))
+        signed, data = (
+            (lambda: updater.agent.read_manifest(name)),
+            (lambda size: updater.agent.read_package(name, size)),
+        )
         return UpgradeRequest(wanted, signed, data, **more)
 
     def current(self) -> str:

@@ -16,7 +16,7 @@ from os import rename
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[3])] * (__name__ == "__main__")
-from device_agent.upgrade.agent_service import ServiceSight  # noqa: E402
+from device_agent.upgrade.agent_service import ServiceStatus  # noqa: E402
 
 PROGRAM = "agent.sh"
 
@@ -71,12 +71,12 @@ class StandInService:
         except OSError:
             return False
 
-    def look(self) -> ServiceSight:
+    def read_status(self) -> ServiceStatus:
         has_failed, restarts = (self.folder / "failed").exists(), self.folder / "restarts"
         if not self.is_alive() and not has_failed and (self.folder / "pid").exists():
             restarts.write_text(str(int(restarts.read_text()) + 1))
             self._begin()
-        return ServiceSight(self.is_alive(), has_failed, int(restarts.read_text()) if restarts.exists() else 0)
+        return ServiceStatus(self.is_alive(), has_failed, int(restarts.read_text()) if restarts.exists() else 0)
 
     def running(self) -> str:
         """Return the version whose agent runs, once it has said so."""
@@ -104,7 +104,7 @@ def main() -> None:
     home, state_dir, folder, verb = sys.argv[1:5]
     service = StandInService(*map(Path, (home, state_dir, folder)))
     if verb == "show":
-        sight = service.look()
+        sight = service.read_status()
         state = "active" if sight.runs else "failed" if sight.has_failed else "inactive"
         sys.stdout.write(f"ActiveState={state}\nNRestarts={sight.restarts}\n")
     elif verb in ("start", "stop"):

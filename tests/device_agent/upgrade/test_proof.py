@@ -12,7 +12,7 @@ import pytest
 
 from device_agent.upgrade import record as records
 from device_agent.upgrade import state_formats
-from device_agent.upgrade.proof import Proving, hold_busy
+from device_agent.upgrade.proof import TrialReporter, mark_busy
 from device_agent.upgrade.record import (
     BUSY,
     FOLDER,
@@ -83,11 +83,11 @@ def test_a_version_on_trial_proves_itself_once_it_was_heard_and_raises_forms_whe
 
     async def go():
         write_upgrade(home, TRIAL)
-        proving = Proving(home, state, "2")
+        proving = TrialReporter(home, state, "2")
         task = asyncio.create_task(proving.run())
         await asyncio.sleep(100)
         assert not proof.exists()
-        proving.heard.set()
+        proving.report_accepted.set()
         await asyncio.sleep(100)
         assert json.loads(proof.read_bytes()) == {"version": "2", "nonce": "abc"}
         assert not (state / FILE).exists()
@@ -104,19 +104,19 @@ def test_a_version_that_is_not_on_trial_proves_nothing(tmp_path, virtually, othe
     if home:
         home.mkdir()
         write_upgrade(home, TRIAL)
-    virtually(Proving(home, tmp_path, "1").run())
+    virtually(TrialReporter(home, tmp_path, "1").run())
     assert not (tmp_path / FOLDER).exists()
     assert read_formats(tmp_path).formats == dict(FORMATS)
 
 
 def test_that_a_task_runs_is_told_by_a_lock_that_falls_with_it(tmp_path):
-    with hold_busy(tmp_path), (tmp_path / FOLDER / BUSY).open("rb") as file, pytest.raises(BlockingIOError):
+    with mark_busy(tmp_path), (tmp_path / FOLDER / BUSY).open("rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with (tmp_path / FOLDER / BUSY).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with hold_busy(blocked):  # a disk that takes nothing keeps nobody from work
+    with mark_busy(blocked):  # a disk that takes nothing keeps nobody from work
         pass
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from device_agent.upgrade import updater
 from device_agent.upgrade.record import FOLDER, MOST_BYTES, RECORD, WANTED, read_upgrade
-from device_agent.upgrade.verdict import advance, condemn
+from device_agent.upgrade.verdict import advance, mark_going_back
 from device_agent.upgrade.versions import is_older
 from shared.errors import CorruptFile, Unwritable
 from tests.device_agent.upgrade.test_updater import take
@@ -70,7 +70,7 @@ def test_reasons_are_one_line_that_a_terminal_shows_as_it_is(board):
     board.want("2")
     record = take(board)
     told = "no\x1b[2Jversion 9\ncommitted" + "x" * 10_000
-    for found in (condemn(record, told), advance(condemn(record, told), "back", told)):
+    for found in (mark_going_back(record, told), advance(mark_going_back(record, told), "back", told)):
         assert found.reason.isprintable()
         assert found.reason.startswith("no?[2Jversion 9?committed")
 
@@ -87,5 +87,5 @@ def test_a_disk_that_became_full_by_what_was_laid_has_room_for_the_record_again(
     with pytest.raises(Unwritable):
         take(board)
     assert board.versions() == {"1", "2"}
-    assert board.updater().settle().state == "superseded"
+    assert board.updater().resume().state == "superseded"
     assert board.versions() == {"1"}

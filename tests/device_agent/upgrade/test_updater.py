@@ -13,7 +13,7 @@ import pytest
 
 from device_agent.upgrade.agent_folder import AgentFolder
 from device_agent.upgrade.place import find_fault
-from device_agent.upgrade.proof import hold_busy
+from device_agent.upgrade.proof import mark_busy
 from device_agent.upgrade.record import FOLDER, RECORD, WANTED, read_upgrade, write_upgrade
 from device_agent.upgrade.state_formats import FORMATS, raise_formats
 from device_agent.upgrade.versions import MARK
@@ -32,8 +32,8 @@ def go(work):
 
 def take(board, **more):
     updater = board.updater()
-    updater.settle()
-    return go(updater.take(board.request(updater, **more)))
+    updater.resume()
+    return go(updater.install(board.request(updater, **more)))
 
 
 async def staged(updater):
@@ -87,8 +87,8 @@ def test_a_version_that_does_not_start_is_not_even_tried(board):
     board.want("2")
     updater = board.updater()
     updater.find_fault = find_fault  # there is no module of ours in such a package
-    updater.settle()
-    record = go(updater.take(board.request(updater)))
+    updater.resume()
+    record = go(updater.install(board.request(updater)))
     assert (record.state, names_all(record.reason, "version 2")) == ("refused", True)
     assert board.current() == board.service.running() == "1"
     assert board.versions() == {"1"}
@@ -165,7 +165,7 @@ def test_what_the_site_did_not_sign_for_this_board_is_refused_and_the_agent_goes
 def test_a_wish_that_is_none_is_passed_over_by_name(board, data):
     (board.state / FOLDER / WANTED).write_bytes(data)
     with pytest.raises(CorruptFile):
-        board.updater().agent.wanted()
+        board.updater().agent.read_target()
 
 
 def test_a_wish_of_the_agent_leads_out_of_no_folder(board):
@@ -207,7 +207,7 @@ def test_going_back_by_hand_and_no_further(board):
     board.want("2")
     take(board)
     updater = board.updater()
-    updater.settle()
+    updater.resume()
     record = updater.go_back("asked for")
     assert (record.state, record.from_, record.to, board.current()) == ("rolled-back", "1", "2", "1")
     assert board.service.running() == "1"
@@ -227,7 +227,7 @@ def test_nobody_goes_back_to_a_version_that_cannot_read_what_the_one_after_wrote
     (board.state / "outbox").mkdir()
     (board.state / "outbox/update").write_text("waits")
     updater = board.updater()
-    updater.settle()
+    updater.resume()
     with pytest.raises(ConfigError, match=naming("version 2", "outbox", "--lose")):
         updater.go_back("asked for")
     board.want("2", deployment="back")
@@ -275,11 +275,11 @@ def test_no_task_is_interrupted_unless_somebody_says_so(board):
     board.fetch("2")
     wanted = board.want("2")
     updater = board.updater()
-    updater.settle()
+    updater.resume()
 
     async def story():
-        with hold_busy(board.state):
-            taking = asyncio.create_task(updater.take(board.request(updater)))
+        with mark_busy(board.state):
+            taking = asyncio.create_task(updater.install(board.request(updater)))
             await staged(updater)
             await asyncio.sleep(0.1)
             assert updater.record.state == "staged"
@@ -288,7 +288,7 @@ def test_no_task_is_interrupted_unless_somebody_says_so(board):
     assert go(story()).state == "committed"
     board.fetch("3")
     board.want("3")
-    with hold_busy(board.state):
+    with mark_busy(board.state):
         assert take(board, by_hand=True, force=True).state == "committed"
     assert wanted.version == "2"
 
@@ -297,11 +297,11 @@ def test_a_newer_wish_takes_the_place_of_one_that_waits(board):
     board.fetch("2")
     board.want("2")
     updater = board.updater()
-    updater.settle()
+    updater.resume()
 
     async def story():
-        with hold_busy(board.state):
-            taking = asyncio.create_task(updater.take(board.request(updater)))
+        with mark_busy(board.state):
+            taking = asyncio.create_task(updater.install(board.request(updater)))
             await staged(updater)
             board.fetch("3")
             board.want("3")
@@ -317,8 +317,8 @@ def test_a_board_that_is_started_too_often_during_a_trial_goes_back(board):
     board.fetch("2", "mute")
     board.want("2")
     updater = board.updater()
-    updater.settle()
-    taking = updater.take(board.request(updater))
+    updater.resume()
+    taking = updater.install(board.request(updater))
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(taking, 0.5))
     boots = 0
@@ -327,7 +327,7 @@ def test_a_board_that_is_started_too_often_during_a_trial_goes_back(board):
         board.service.kill()
         board.reboot()
         boots += 1
-        board.updater().settle()
+        board.updater().resume()
     assert boots == 3
     record = read_upgrade(board.home)
     assert (record.state, names_all(record.reason, 4, "version 2")) == ("rolled-back", True)
@@ -338,21 +338,21 @@ def test_what_dpkg_puts_in_place_during_a_trial_stays(board):
     board.fetch("2", "mute")
     board.want("2")
     updater = board.updater()
-    updater.settle()
+    updater.resume()
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(updater.take(board.request(updater)), 0.5))
+        asyncio.run(asyncio.wait_for(updater.install(board.request(updater)), 0.5))
     board.trees["7"] = {}
     (board.home / "7").mkdir()
     (board.home / "current").unlink()
     (board.home / "current").symlink_to("7")
-    record = board.updater().settle()
+    record = board.updater().resume()
     assert (record.state, names_all(record.reason, "version 7")) == ("rolled-back", True)
     assert board.current() == "7"
 
 
 def test_a_damaged_record_is_set_aside_and_what_runs_goes_on(board):
     (board.home / RECORD).write_bytes(b"\0" * 100)
-    assert board.updater().settle().state == "none"
+    assert board.updater().resume().state == "none"
     assert (board.home / f"{RECORD}.corrupt-1").exists()
     board.fetch("2")
     board.want("2")
@@ -403,8 +403,8 @@ def test_root_reads_nothing_there_that_the_agents_user_could_not():
         (secret / WANTED).write_text('{"version":"1"}')
         state.mkdir(mode=0o700)
         (state / FOLDER).symlink_to(secret)
-        assert AgentFolder(state).wanted() is not None
+        assert AgentFolder(state).read_target() is not None
         os.chown(state, 65534, 65534)
         with pytest.raises(ConfigError, match="Permission denied"):
-            AgentFolder(state).wanted()
+            AgentFolder(state).read_target()
         assert os.geteuid() == 0

@@ -17,10 +17,10 @@ import pytest
 
 from device_agent.exchange.agent_offers import SUPERSEDED, AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
-from device_agent.upgrade.agent_service import ServiceSight
+from device_agent.upgrade.agent_service import ServiceStatus
 from device_agent.upgrade.place import UpgradeRequest
-from device_agent.upgrade.proof import hold_busy
-from device_agent.upgrade.record import FOLDER, PROOF, WANTED, Proof, UpgradeRecord, Wanted, read_upgrade
+from device_agent.upgrade.proof import mark_busy
+from device_agent.upgrade.record import FOLDER, PROOF, WANTED, Proof, UpgradeRecord, UpgradeTarget, read_upgrade
 from device_agent.upgrade.updater import Updater
 from shared.protocol import wire
 from shared.protocol.inference.rollout import ModelStatus, Offer, Releases, Withdraw
@@ -77,8 +77,8 @@ class LiveBoard(UpgradeBoard):
             self.living.cancel()
         self.living = None
 
-    def look(self) -> ServiceSight:
-        return ServiceSight(self.living is not None)
+    def read_status(self) -> ServiceStatus:
+        return ServiceStatus(self.living is not None)
 
     def record(self) -> UpgradeRecord:
         return read_upgrade(self.home)
@@ -102,10 +102,10 @@ class LiveBoard(UpgradeBoard):
 
     async def take_wishes(self) -> None:
         updater, done = self.upgrader(), None
-        updater.settle()
-        await updater.finish()
-        while (wanted := updater.agent.wanted()) not in (None, done):
-            await updater.take(self.request(updater))
+        updater.resume()
+        await updater.watch_trial()
+        while (wanted := updater.agent.read_target()) not in (None, done):
+            await updater.install(self.request(updater))
             done = wanted
 
     async def hear(self) -> None:
@@ -169,7 +169,7 @@ def test_a_wish_that_nobody_noticed_is_written_anew_ever_less_often_until_it_is_
 def test_a_wish_that_root_has_seen_to_is_written_once(live, virtually):
     async def routine():
         async with live.alive():
-            with hold_busy(live.state):
+            with mark_busy(live.state):
                 await live.offer("2")
                 await asyncio.sleep(HOUR / 2)
                 assert live.current_state() == ("1", "staged")
@@ -184,7 +184,7 @@ def test_a_wish_that_root_has_seen_to_is_written_once(live, virtually):
 def test_a_task_without_end_keeps_a_version_out_for_an_hour_and_not_for_ever(live, virtually):
     async def routine():
         async with live.alive():
-            with hold_busy(live.state):
+            with mark_busy(live.state):
                 await live.offer("2")
                 await asyncio.sleep(HOUR - MINUTE)
                 assert live.record().state == "staged"
@@ -211,7 +211,7 @@ def test_a_version_that_was_withdrawn_before_its_trial_is_not_taken_later(live, 
             await asyncio.sleep(MINUTE)
             assert live.current_state() == ("2", "committed")
             live.deaf_until = asyncio.get_running_loop().time() + 5 * MINUTE * is_deaf
-            with hold_busy(live.state):
+            with mark_busy(live.state):
                 await live.offer("3")
                 await asyncio.sleep(MINUTE)
                 assert live.record().state == ("committed" if is_deaf else "staged")
@@ -244,11 +244,11 @@ def test_what_somebody_installs_by_hand_is_not_undone_by_an_older_wish_at_the_ne
             await asyncio.sleep(MINUTE)
             live.fetch("3")
             updater, manifest, package = live.upgrader(), live.state / FOLDER / "3.json", live.state / FOLDER / "3.deb"
-            updater.settle()
+            updater.resume()
             by_hand = UpgradeRequest(
-                Wanted(version="3"), manifest.read_bytes, lambda _size: package.read_bytes(), by_hand=True
+                UpgradeTarget(version="3"), manifest.read_bytes, lambda _size: package.read_bytes(), by_hand=True
             )
-            assert (await updater.take(by_hand)).state == "committed"
+            assert (await updater.install(by_hand)).state == "committed"
             live.reboot()
             await live.take_wishes()
             await asyncio.sleep(MINUTE)

@@ -16,8 +16,16 @@ import pytest
 
 from device_agent.exchange.agent_offers import CANNOT_UPGRADE, AgentOffers, InstalledVersion
 from device_agent.exchange.download import Download
-from device_agent.upgrade.record import FOLDER, RECORD, WANTED, UpgradeRecord, Wanted, read_upgrade, write_upgrade
-from device_agent.upgrade.verdict import advance, take_wish
+from device_agent.upgrade.record import (
+    FOLDER,
+    RECORD,
+    WANTED,
+    UpgradeRecord,
+    UpgradeTarget,
+    read_upgrade,
+    write_upgrade,
+)
+from device_agent.upgrade.verdict import advance, begin_upgrade
 from edge_server.gateway.initialise import SiteSettings as WantedSite
 from edge_server.gateway.initialise import initialise
 from edge_server.gateway.packages.store import add_packages
@@ -126,7 +134,7 @@ class UpgradingBoard:
         while True:
             path = self.folder / "state" / FOLDER / WANTED
             if path.exists():
-                wanted, record = msgspec.json.decode(path.read_bytes(), type=Wanted), self.record()
+                wanted, record = msgspec.json.decode(path.read_bytes(), type=UpgradeTarget), self.record()
                 if wanted.version == record.previous and record.state == "committed":
                     self.version = record.previous
                     write_upgrade(self.home, advance(record, "back", "taken back"))
@@ -135,8 +143,8 @@ class UpgradingBoard:
                     await self.take(wanted)
             await asyncio.sleep(1.0)
 
-    async def take(self, wanted: Wanted) -> None:
-        record, folder = take_wish(self.record(), wanted, self.version), self.folder / "state" / FOLDER
+    async def take(self, wanted: UpgradeTarget) -> None:
+        record, folder = begin_upgrade(self.record(), wanted, self.version), self.folder / "state" / FOLDER
         try:
             manifest = verify(read_signed((folder / f"{wanted.version}.json").read_bytes()), self.root)
             build = find_build(manifest, self.arch, "3.11")

@@ -14,7 +14,7 @@ from device_agent.config import AgentConfig, ServeConfig, TrainerConfig
 from device_agent.inference.settings import InferenceSettings
 from device_agent.inference.store import BoardStore
 from device_agent.profile.schema import Inference
-from device_agent.trainer.beside_serving import TOLD, choose_share, format_share
+from device_agent.trainer.beside_serving import FROM_CONFIG, choose_share, format_share
 from shared.data.spec import Data
 from shared.protocol.inference.release import GRAPH, MANIFEST, PARAMETERS, PROBES, write_manifest
 from shared.protocol.update import UpdateRecord, advance, take_offer
@@ -115,7 +115,7 @@ def test_settings_are_told_with_who_says_so() -> None:
     board = profile(inference=Inference(spin_us=70, origin={"spin_us": "measured"}))
     share = choose_share(TrainerConfig(nice=3), board, {0, 1}, serves=True)
     finding = doctor.describe_settings(told, {"threads": True}, board, share).finding
-    assert names_all(finding, 2, TOLD, 50, board.id, "measured", "off", format_share(share))
+    assert names_all(finding, 2, FROM_CONFIG, 50, board.id, "measured", "off", format_share(share))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def supply(name: str, **files: object) -> dict[str, object]:
 
 def total(root) -> float:
     rails = battery.open_sensor(root)(None)
-    return sum_rails(rails.whole, rails)
+    return sum_rails(rails.total_labels, rails)
 
 
 def test_a_recorded_laptop_draws_five_watts(tmp_path) -> None:
@@ -59,4 +59,4 @@ def test_batteries_of_other_devices_and_chargers_are_none(tmp_path) -> None:
 
 def test_a_discharging_battery_without_figures_is_an_absence(tmp_path) -> None:
     rails = battery.open_sensor(grow(tmp_path, supply("BAT0", status="Discharging", current_now=1)))(None)
-    assert (rails.watts, rails.lacks["BAT0"].lack, rails.whole) == ({}, "not_present", ("BAT0",))
+    assert (rails.watts, rails.lacks["BAT0"].lack, rails.total_labels) == ({}, "not_present", ("BAT0",))

@@ -44,7 +44,7 @@ def test_a_recorded_board_gives_its_rails(board, recording, watts, tmp_path) -> 
     content = shared("reference", "boards", board, recording).read_text()
     rails = ina3221.open_sensor(material.write(turn(content), tmp_path))(None)
     assert rails.watts == pytest.approx(watts)
-    assert (rails.lacks, rails.whole) == ({}, ())
+    assert (rails.lacks, rails.total_labels) == ({}, ())
 
 
 def test_below_the_class_and_below_the_driver_it_is_one_chip(tmp_path) -> None:

@@ -49,7 +49,7 @@ def test_a_channel_that_old_firmware_gets_wrong_is_ignored(amperes, kept) -> Non
     rails = pmic.parse_rails(PAIR + answer("3V3_DAC", amperes, 3.3))
     assert ("3V3_DAC" in rails.watts) == kept
     assert ("3V3_DAC" in rails.lacks) != kept
-    assert sum_rails(rails.whole, rails) == pytest.approx(1.7 + 3.3 * amperes * kept)
+    assert sum_rails(rails.total_labels, rails) == pytest.approx(1.7 + 3.3 * amperes * kept)
 
 
 def test_old_firmwares_name_of_a_rail_is_todays() -> None:

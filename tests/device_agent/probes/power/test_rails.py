@@ -37,7 +37,7 @@ def ancestors(label: str, parents: dict[str, str]) -> set[str]:
 def test_no_total_holds_a_rail_and_one_that_contains_it(parents, total, by_profile) -> None:
     """For any rails, any total of a profile nobody checked, and any kind of sensor."""
     power = Power(rails=tuple(Rail(label=one, child_of=parent) for one, parent in parents.items()), total=tuple(total))
-    rails = Rails(watts=dict.fromkeys(parents, 1.0), whole=tuple(parents))
+    rails = Rails(watts=dict.fromkeys(parents, 1.0), total_labels=tuple(parents))
     with contextlib.suppress(NoData):
         labels = choose_summands(power, rails, by_profile=by_profile)
         assert len(set(labels)) == len(labels) > 0
@@ -73,10 +73,10 @@ def test_a_rail_of_the_total_that_does_not_answer_gives_its_own_lack() -> None:
 
 def test_a_meter_that_the_profile_does_not_name_is_the_total_by_itself() -> None:
     """And where it is named, or only the profile can know, the profile decides."""
-    power, meter = Power(total=("VDD_IN",)), Rails(watts={"ina219": 3.0}, whole=("ina219",))
+    power, meter = Power(total=("VDD_IN",)), Rails(watts={"ina219": 3.0}, total_labels=("ina219",))
     assert choose_summands(power, meter, by_profile=False) == ("ina219",)
     assert choose_summands(power, meter, by_profile=True) == ("VDD_IN",)
-    both = Rails(watts={"VDD_IN": 3.0, "FAN": 1.0}, whole=())
+    both = Rails(watts={"VDD_IN": 3.0, "FAN": 1.0}, total_labels=())
     assert choose_summands(power, both, by_profile=False) == ("VDD_IN",)
     with pytest.raises(NoData, match=naming("FAN", "VDD_IN")):
         choose_summands(Power(), both, by_profile=True)
