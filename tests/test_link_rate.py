@@ -41,13 +41,13 @@ async def main():
     link = LinkMeter(transport.traffic)
     async with transport.running():
         await transport.connected.wait()
-        link.uploading()
+        link.note_progress()
         for _ in range(7):
             await transport.publish("nobody/listens", PIECE, assured=False)
         await transport.publish("kept", PIECE, retain=True)
-        link.uploaded()
+        link.finish_upload()
         async with transport.subscribe("kept") as inbox:
-            with link.downloading():
+            with link.measure_download():
                 for _ in range(8):
                     await anext(inbox)
                     await asyncio.sleep(0.05)  # as long as a server may think; no time of the link

@@ -82,7 +82,7 @@ class RuleSwap:
     announce: Callable[[UpdateRecord], None] = lambda _record: None
     _soaking: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def hear(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
+    async def accept_offer(self, manifest: bytes, offer: NewVersion) -> UpdateRecord:
         told = read_manifest(manifest, "offer")
         record = self.store.record(told.name)
         if (record.deployment, record.release) == (offer.deployment, offer.release):
@@ -104,7 +104,7 @@ class RuleSwap:
                 reason = self.rule(self.store.manifest(record.name, record.candidate))
                 self._soaking.add(asyncio.create_task(self._soak(record, reason)))
 
-    async def fetched(self, name: str, deployment: str) -> UpdateRecord:
+    async def mark_fetched(self, name: str, deployment: str) -> UpdateRecord:
         record = self.store.record(name)
         manifest = self.store.manifest(name, record.candidate)
         assert record.deployment == deployment
@@ -122,7 +122,7 @@ class RuleSwap:
         if self.store.record(record.name) == record:
             self._note(advance(record, "worse" if reason else "passed", 0.0, reason))
 
-    async def back(self, name: str, version: int) -> UpdateRecord:
+    async def take_back(self, name: str, version: int) -> UpdateRecord:
         record = self.store.record(name)
         if record.candidate != version or record.phase in ("refused", "rolled-back", "superseded"):
             return record
