@@ -30,8 +30,8 @@ download sizes. Tested:
 - *recorded*: only the selection of files, with the recorded system files of such a board.
 
 The agent's packages run on Python 3.10 to 3.14, the server's on 3.11 to 3.14; they use the system's Python. In a clone,
-Python 3.10 needs the versions of `constraints-3.10.txt`. `make pythons` imports all modules and trains on each installed
-Python. It was run with 3.10.13, 3.11.7, 3.12.1 and 3.13.0 on x86-64; 3.14 was tested with Ubuntu's.
+Python 3.10 needs the versions of `constraints-3.10.txt`. `make pythons` imports all modules and trains on every
+installed Python. It was run with 3.10.13, 3.11.7, 3.12.1 and 3.13.0 on x86-64; 3.14 was tested with Ubuntu's.
 
 ## By board
 
@@ -49,8 +49,8 @@ RULES = """
 BELOW = """
 The emulated processors are QEMU's Cortex-A53 (Raspberry Pi 3 and Zero 2 W), A72 (Raspberry Pi 4) and A76 (Raspberry
 Pi 5). On the first two, `import torch` of 2.10.0 crashes with an illegal instruction; the versions of the table train.
-`make fresh ARCH=arm64 RELEASE=13 CPU=cortex-a53` repeats a test. In x86-64 rows with *serving only*, PyTorch's CPU build
-could not be downloaded on the test machine; packages and wheels are otherwise the same.
+`make fresh ARCH=arm64 RELEASE=13 CPU=cortex-a53` repeats a test. In x86-64 rows with *serving only*, PyTorch's CPU
+build could not be downloaded on the test machine; packages and wheels are otherwise the same.
 """
 
 
