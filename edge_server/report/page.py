@@ -42,7 +42,10 @@ def render_page(
     accuracies = list(targets) or usual_targets(runs)
     title = f"Run {runs[0].run}" if len(runs) == 1 else f"{len(runs)} runs side by side"
     outcome, *others = _sections(runs, accuracies)
-    site_sections = [_section(_sites_title(digest, sites), sites_section(digest)) for digest in sites]
+    site_sections = [
+        _section("sites" if number == 1 else f"sites-{number}", _sites_title(digest, sites), sites_section(digest))
+        for number, digest in enumerate(sites, 1)
+    ]
     return document(title, _header(runs, title), outcome, *site_sections, *others, *_rollouts(rollouts), _footer())
 
 
@@ -72,31 +75,39 @@ def _sections(runs: Sequence[Digest], targets: Sequence[float]) -> list[Markup]:
     change_note = " Small numbers: change from the first run." if len(runs) > 1 else ""
     clock_note = " Wall and virtual seconds are mixed." if len({*map(clock_kind, runs)}) > 1 else ""
     outcome = _section(
-        "Outcome", summary_table(runs), f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}"
+        "outcome",
+        "Outcome",
+        summary_table(runs),
+        f"Joules and bytes are of all devices and rounds.{change_note}{clock_note}",
     )
     cost_section = _section(
+        "targets",
         "Cost to reach an accuracy",
         targets_table(runs, targets) if targets else element("p", "No run's model was evaluated on test data."),
         "Resources used by the end of the first round whose model reached the accuracy.",
     )
     return [
         element("div", outcome, cost_section, class_="two" if len(runs) < WIDE else None),
-        _section("Accuracy and loss", join(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)),
-        *(_section("Accuracy by class and by device", content) for content in accuracy(runs)),
-        _section("Timeline of rounds", _each(runs, timeline)),
-        _section("Time and energy of the devices", _each(runs, time_and_energy)),
-        _section("Decisions", _each(runs, decisions)),
-        _section("Facts", facts_table(runs)),
+        _section(
+            "progress", "Accuracy and loss", join(_runs(runs), progress(runs)) if len(runs) > 1 else progress(runs)
+        ),
+        *(_section("accuracy", "Accuracy by class and by device", content) for content in accuracy(runs)),
+        _section("timeline", "Timeline of rounds", _each(runs, timeline)),
+        _section("time-energy", "Time and energy of the devices", _each(runs, time_and_energy)),
+        _section("decisions", "Decisions", _each(runs, decisions)),
+        _section("facts", "Facts", facts_table(runs)),
     ]
 
 
 def _rollouts(rollouts: Sequence[RolloutState]) -> list[Markup]:
     note = "Releases of these runs that were rolled out at the site, from the journals of rollouts."
-    return [_section("Rollouts", rollouts_section(rollouts), note)] if rollouts else []
+    return [_section("rollouts", "Rollouts", rollouts_section(rollouts), note)] if rollouts else []
 
 
-def _section(title: str, content: str, note: str = "") -> Markup:
-    return element("section", element("h2", title), element("p", note, class_="note") if note else "", content)
+def _section(name: str, title: str, content: str, note: str = "") -> Markup:
+    """Return a section; its name is the fragment of its address, `report.html#outcome`."""
+    note_element = element("p", note, class_="note") if note else ""
+    return element("section", element("h2", title), note_element, content, id=name)
 
 
 def _each(runs: Sequence[Digest], show: Callable[[Digest], Markup]) -> Markup:

@@ -158,5 +158,4 @@ def test_a_replay_has_a_report(tmp_path, monkeypatch, capsys):
     page = parsed(out.read_text())
     points = [len(one.all("path", "point")) for one in page.all("div", "metric")]
     assert points == [3 * 2] * 3, "three figures over three axes, two rounds each"
-    assert "By class of the test data" in page.words()
     assert "virtual" in page.words()

@@ -190,6 +190,12 @@ def parsed(page: str) -> Element:
     return reader.open[0]
 
 
+def section(root: Element, name: str) -> Element:
+    """A section of a page, by its id."""
+    [found] = [one for one in root.all("section") if one.attributes.get("id") == name]
+    return found
+
+
 def rows(table: Element) -> dict[str, list[str]]:
     """A table's rows by the text of their first cell."""
     cells = [[cell.words() for cell in row.children] for row in table.all("tr")]

@@ -13,14 +13,22 @@ from edge_server.report.page import render_page
 from edge_server.report.summarise import digest_run
 from edge_server.report.targets import round_reaching
 from shared.protocol.messages import Assignment, Hyper
-from tests.edge_server.report.journals import MODELLED, begin, closed, cost, many, opened, parsed, rows, small, update
+from tests.edge_server.report.journals import (
+    MODELLED,
+    begin,
+    closed,
+    cost,
+    many,
+    opened,
+    parsed,
+    rows,
+    section,
+    small,
+    update,
+)
+from tests.naming import names_all
 
 DASH, AT_LEAST = "\N{EN DASH}", "\N{GREATER-THAN OR EQUAL TO}"
-
-
-def section(root, title: str):
-    [found] = [one for one in root.all("section") if one.all("h2")[0].text == title]
-    return found
 
 
 def points(root) -> list[int]:
@@ -31,22 +39,22 @@ def points(root) -> list[int]:
 def test_every_evaluated_round_is_a_point_of_every_chart():
     """Three figures over four axes in the first block; what was told, by device, in the second."""
     root = parsed(render_page([digest_run(small())]))
-    curves = section(root, "Accuracy and loss")
+    curves = section(root, "progress")
     assert points(curves) == [2] * 12
-    assert [one.text for one in curves.all("title")][:2] == ["run: round 1: 40; ", "run: round 2: 80; "]
-    assert points(section(root, "Decisions")) == [2, 2]
+    first, second = [one.text for one in curves.all("title")][:2]
+    assert names_all(first, "run", 1, 40)
+    assert names_all(second, "run", 2, 80)
+    assert points(section(root, "decisions")) == [2, 2]
 
 
 def test_a_round_without_an_evaluation_is_no_point():
     records = [begin(3), *(closed(n, [], accuracy=0.5 if n == 2 else None, test_loss=None) for n in (1, 2, 3))]
-    curves = section(parsed(render_page([digest_run(records)])), "Accuracy and loss")
+    curves = section(parsed(render_page([digest_run(records)])), "progress")
     assert points(curves)[:2] == [1, 1], "accuracy over rounds and seconds"
-    assert "no run knows its joules" in curves.words()
-    assert "not evaluated" in curves.words()
 
 
 def test_what_a_run_came_to():
-    found = rows(section(parsed(render_page([digest_run(small())])), "Outcome").all("table")[0])
+    found = rows(section(parsed(render_page([digest_run(small())])), "outcome").all("table")[0])
     assert found["accuracy at the end"] == ["80.00 %"]
     assert found["accuracy on devices"] == ["70.00 %"]
     assert found["seconds (virtual)"] == ["8.00 s"]
@@ -58,27 +66,28 @@ def test_what_a_run_came_to():
 def test_what_is_not_known_is_a_dash_and_never_zero():
     records = [begin(1), opened(1, ["a"]), update("a", 1, cost(watts=None)), closed(1, ["a"], accuracy=None)]
     root = parsed(render_page([digest_run(records)]))
-    found = rows(section(root, "Outcome").all("table")[0])
+    found = rows(section(root, "outcome").all("table")[0])
     assert [found[name] for name in ("accuracy at the end", "joules", "accuracy on devices")] == [[DASH]] * 3
     assert "0 J" not in root.words()
-    assert "No device measured its energy." in root.words()
 
 
 def test_what_a_run_took_to_an_accuracy():
     """At the end of round 2, the first with at least 0.5; 0.9 it never reached."""
     runs = [digest_run(small())]
     assert round_reaching(runs[0], 0.8) is runs[0].rounds[1], "an accuracy is reached where it is met"
-    [table] = section(parsed(render_page(runs, [0.5, 0.9])), "Cost to reach an accuracy").all("table")
-    assert rows(table) == {
-        "accuracy": ["run", "round", "seconds (virtual)", "joules", "bytes"],
+    [table] = section(parsed(render_page(runs, [0.5, 0.9])), "targets").all("table")
+    found = rows(table)
+    found.pop("accuracy")
+    assert found == {
         "50.00 %": ["run", "2", "8.00 s", "70.2 J", f"{AT_LEAST} 7.00 kB"],
-        "90.00 %": ["run not reached; best 80.00 %", *[DASH] * 4],
+        "90.00 %": [found["90.00 %"][0], *[DASH] * 4],
     }
+    assert names_all(found["90.00 %"][0], "run", "80.00 %")
 
 
 def test_usual_targets_are_what_every_run_reached():
     runs = [digest_run(small()), digest_run([begin(1, run="other"), closed(1, [], accuracy=0.6049)])]
-    [table] = section(parsed(render_page(runs)), "Cost to reach an accuracy").all("table")
+    [table] = section(parsed(render_page(runs)), "targets").all("table")
     assert [row.children[0].text for row in table.all("tr")][1:] == ["60.00 %"] * 2 + ["55.00 %"] * 2 + ["50.00 %"] * 2
 
 
@@ -89,7 +98,7 @@ def test_runs_are_compared_with_the_first():
         *(begin(1, run="two"), opened(1, ["a", "b"]), update("a", 1, cost()), update("b", 1, cost(watts=None))),
         closed(1, ["a", "b"], accuracy=0.6),
     ]
-    found = rows(section(parsed(render_page([digest_run(one), digest_run(two)])), "Outcome").all("table")[0])
+    found = rows(section(parsed(render_page([digest_run(one), digest_run(two)])), "outcome").all("table")[0])
     assert found["accuracy at the end"] == ["70.00 %", "60.00 % \N{MINUS SIGN}10.0 points"]
     assert found["bytes up"] == ["1.00 kB", "2.00 kB +100.0 %"]
     assert found["joules"] == ["10.8 J", f"{AT_LEAST} 10.8 J"]
@@ -98,22 +107,22 @@ def test_runs_are_compared_with_the_first():
 def test_wall_and_virtual_seconds_are_told_apart_and_not_compared():
     runs = [digest_run(small(live=True)), digest_run(small(run="replay"))]
     root = parsed(render_page(runs))
-    found = rows(section(root, "Outcome").all("table")[0])
+    found = rows(section(root, "outcome").all("table")[0])
     assert found["seconds (virtual or wall)"] == ["8.00 s wall", "8.00 s virtual"]
-    assert "time (virtual or wall), s" in section(root, "Accuracy and loss").words()
-    assert "seconds (wall)" in parsed(render_page(runs[:1])).words()
+    assert names_all(section(root, "progress").words(), "virtual", "wall")
+    assert not names_all(section(parsed(render_page(runs[:1])), "progress").words(), "virtual")
 
 
 def test_qualities_are_marked():
     records = [begin(1), opened(1, ["a"]), update("a", 1, cost(provenance=MODELLED)), closed(1, ["a"])]
     root = parsed(render_page([digest_run(records)]))
-    assert rows(section(root, "Outcome").all("table")[0])["joules"] == ["10.8 J ≈"]
-    assert "≈ modelled" in root.all("footer")[0].words()
+    assert rows(section(root, "outcome").all("table")[0])["joules"] == ["10.8 J ≈"]
+    assert "≈" in root.all("footer")[0].words()
 
 
 def test_the_bars_of_a_device_are_its_seconds_and_joules():
     """Of a: 0.4 + 4 + 1 of 8 s, of which it waited 2.6 s; the widest bar is b's, whose late task took 8.1 s."""
-    root = section(parsed(render_page([digest_run(small())])), "Time and energy of the devices")
+    root = section(parsed(render_page([digest_run(small())])), "time-energy")
     wide = 0.6 + 6.0 + 1.5 + 0.3 + 3.0 + 0.75
     [time, energy] = [figure.all("svg", "bar") for figure in root.all("figure")]
     widths = [float(rect.attributes["width"]) for rect in time[0].all("rect")]
@@ -134,7 +143,7 @@ def test_quantiles_are_of_what_is_known_in_full():
     """Of two tasks of 2 s and 4 s the median took 3 s; a bound on what one of them spent is no figure of the spread."""
     cut = msgspec.structs.replace(cost(4.0), upload_joules=None)
     records = [begin(1), opened(1, ["a", "b"]), update("a", 1, cost(2.0)), update("b", 1, cut), closed(1, ["a", "b"])]
-    root = section(parsed(render_page([digest_run(records)])), "Time and energy of the devices")
+    root = section(parsed(render_page([digest_run(records)])), "time-energy")
     found = rows(root.all("table")[-1])
     assert found["compute, virtual time"] == [
         "2 of 2",
@@ -209,10 +218,8 @@ def test_who_was_there_is_a_curve_of_its_own():
     records = [begin(3)]
     for number, online in ((1, 5), (2, None), (3, 4)):
         records += [msgspec.structs.replace(opened(number, ["a"]), online=online), closed(number, ["a"])]
-    found = section(parsed(render_page([digest_run(records)])), "Decisions")
-    assert "devices connected" in found.words()
+    found = section(parsed(render_page([digest_run(records)])), "decisions")
     assert points(found) == [2]
-    assert "devices connected" not in render_page([digest_run(small())])
 
 
 def test_a_large_run_makes_a_small_page():
@@ -229,9 +236,9 @@ def test_a_large_fleet_is_shown_in_quantiles_and_the_page_says_so():
     assert len(text.encode()) < 0.3e6
     root = parsed(text)
     assert root.all("svg", "bar") == root.all("svg", "grid") == []
-    assert f"{len(run.devices)} devices took part, too many to show" in root.words()
-    assert f"{len(run.devices)} devices in 20 rounds are too many to show" in root.words()
-    [table] = section(root, "Time and energy of the devices").all("table")
+    assert names_all(section(root, "time-energy").words(), len(run.devices))
+    assert names_all(section(root, "timeline").words(), len(run.devices), 20)
+    [table] = section(root, "time-energy").all("table")
     arrived = sum(one.arrived for one in run.rounds)
     assert rows(table)["compute, virtual time"][0] == f"{arrived} of 2000"
 
@@ -245,6 +252,6 @@ def test_a_long_run_is_drawn_with_fewer_points():
 
 
 def test_a_run_that_has_not_got_anywhere_has_a_page():
-    text = render_page([digest_run([begin(3)])])
-    assert "unfinished" in text
-    assert "No round has ended" in text
+    root = parsed(render_page([digest_run([begin(3)])]))
+    assert rows(section(root, "outcome").all("table")[0])["outcome"] == ["unfinished"]
+    assert names_all(section(root, "outcome").words(), "0 of 3")

@@ -14,14 +14,22 @@ from shared.algorithms.personal_model import MODEL_DRAW, MODEL_SEED
 from shared.algorithms.split.settings import FedslSettings
 from shared.algorithms.subnetwork.server_half import CHAIN
 from shared.protocol.messages import STATISTICS, Assignment, Hyper
-from tests.edge_server.report.journals import Element, begin, closed, cost, many, opened, parsed, rows, small, update
+from tests.edge_server.report.journals import (
+    Element,
+    begin,
+    closed,
+    cost,
+    many,
+    opened,
+    parsed,
+    rows,
+    section,
+    small,
+    update,
+)
+from tests.naming import names_all
 
 SHARES = (0.9, None, 0.25)
-
-
-def section(root: Element, title: str) -> Element:
-    [found] = [one for one in root.all("section") if one.all("h2")[0].text == title]
-    return found
 
 
 def ticks_of(figure: Element) -> tuple[list[str], list[str]]:
@@ -37,12 +45,10 @@ def test_a_metric_is_one_row_whose_charts_share_their_axes():
     for number in range(1, 5):
         tested = {"accuracy": 0.2 * number, "test_loss": 1.0} if number < 3 else {"accuracy": None, "test_loss": None}
         records += [opened(number, ["a"]), update("a", number, cost(2.0)), closed(number, ["a"], **tested)]
-    metrics = section(parsed(render_page([digest_run(records)])), "Accuracy and loss").all("div", "metric")
-    assert [{one.all("figcaption")[0].text for one in metric.all("figure")} for metric in metrics] == [
-        {"accuracy on test data, %"},
-        {"loss on test data"},
-        {"training loss"},
-    ]
+    metrics = section(parsed(render_page([digest_run(records)])), "progress").all("div", "metric")
+    captions = [{one.all("figcaption")[0].text for one in metric.all("figure")} for metric in metrics]
+    assert list(map(len, captions)) == [1, 1, 1]
+    assert len(set.union(*captions)) == 3
     axes = [[ticks_of(figure) for figure in metric.all("figure")] for metric in metrics]
     assert all(len({tuple(upright) for upright, _ in row}) == 1 for row in axes)
     assert all(len({tuple(lower) for _, lower in column}) == 1 for column in zip(*axes, strict=True))
@@ -53,15 +59,13 @@ def test_what_no_run_knows_has_no_card():
     records = [begin(1), opened(1, ["a"]), update("a", 1, cost(watts=None)), closed(1, ["a"])]
     root = parsed(render_page([digest_run(records)]))
     assert [len(one.all("figure")) for one in root.all("div", "metric")] == [3, 3, 3]
-    spent = section(root, "Time and energy of the devices")
+    spent = section(root, "time-energy")
     assert len(spent.all("figure")) == 1
     assert not [one for one in spent.all("th") if "energy" in one.text]
-    assert "no run knows its joules" in root.words()
-    assert "No device measured its energy." in spent.words()
 
 
 def test_lines_by_device_have_a_legend():
-    found = section(parsed(render_page([digest_run(small())])), "Decisions")
+    found = section(parsed(render_page([digest_run(small())])), "decisions")
     [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
     assert [one.text for one in keys.all("span")] == ["a", "b"]
     lines = [line.attributes["class"] for line in found.all("div", "charts")[0].all("g")]
@@ -69,9 +73,9 @@ def test_lines_by_device_have_a_legend():
 
 
 def test_the_line_of_a_large_fleet_has_a_legend():
-    found = section(parsed(render_page([digest_run(many(20, 3, 20))])), "Decisions")
+    found = section(parsed(render_page([digest_run(many(20, 3, 20))])), "decisions")
     [keys] = [one for one in found.all("p", "legend") if one.all("path", "line")]
-    assert keys.words() == "median, and least to most, of all devices"
+    assert len(keys.all("path", "line")) == 1
 
 
 def test_bookkeeping_is_no_decision():
@@ -82,8 +86,9 @@ def test_bookkeeping_is_no_decision():
         values = {**{name: value * number for name, value in books.items()}, "keep": 0.5 / number, "bits": 8}
         told = Assignment(seed=1, hyper=Hyper(), values=values)
         records += [RoundOpened(round=number, assignments={"a": told}), closed(number, ["a"])]
-    found = section(parsed(render_page([digest_run(records)])), "Decisions")
-    assert [one.text for one in found.all("figcaption")] == ["devices selected", "keep assigned to devices"]
+    found = section(parsed(render_page([digest_run(records)])), "decisions")
+    _, keep = (one.text for one in found.all("figcaption"))
+    assert names_all(keep, "keep")
     assert not [name for name in BOOKKEEPING if name in found.words()]
     assert "bits 8" in found.words()
 
@@ -101,7 +106,7 @@ def test_accuracy_by_class_stands_side_by_side():
         [begin(2, run="b"), RoundOpened(round=1, assignments={}, classes=("cat", "dog", "owl")), closed(1, [])],
     ]
     digests = [digest_run(one) for one in runs]
-    [table] = section(parsed(render_page(digests)), "Accuracy by class and by device").all("table")
+    [table] = section(parsed(render_page(digests)), "accuracy").all("table")
     found = rows(table)
     assert [found[name][0] for name in ("0 cat", "1 dog", "2 owl")] == [
         "90.00 % 1. run: 90.00 %",
@@ -131,31 +136,33 @@ def test_a_methods_own_figures_are_in_charts_tables_and_lines():
 def test_accuracy_by_device_is_on_the_page():
     two = [*small(run="two"), Evaluated(accuracy=0.5, by_device={"b": {"eval_accuracy": 0.5}})]
     root = parsed(render_page([digest_run(small()), digest_run(two)]))
-    [table] = section(root, "Accuracy by class and by device").all("table")
+    [table] = section(root, "accuracy").all("table")
     texts = {row.all("th")[0].text: [one.text for one in row.all("td")] for row in table.all("tr")[1:]}
     assert texts == {"a": ["75.00 %", "\N{EN DASH}"], "b": ["\N{EN DASH}", "50.00 %"]}
 
 
 def test_a_run_that_measured_neither_has_no_such_section():
-    assert "Accuracy by class" not in render_page([digest_run([begin(1), closed(1, [])])])
+    root = parsed(render_page([digest_run([begin(1), closed(1, [])])]))
+    assert "accuracy" not in [one.attributes["id"] for one in root.all("section")]
 
 
 def test_the_timeline_shows_each_round_and_what_devices_did_in_it():
     """Two rounds of 4 s: b is late in the first, so that its bar fills it; a waits the rest of both."""
-    found = section(parsed(render_page([digest_run(small())])), "Timeline of rounds").all("svg", "timeline")[0]
+    found = section(parsed(render_page([digest_run(small())])), "timeline").all("svg", "timeline")[0]
     bars = [one for one in found.all("rect") if one.all("title")]
-    assert [one.all("title")[0].text for one in bars] == [f"round {n}, aggregated: 4.00 s" for n in (1, 2)]
+    assert all(names_all(bar.all("title")[0].text, n, "aggregated", "4.00 s") for n, bar in enumerate(bars, 1))
+    assert len(bars) == 2
     one, two = (float(bar.attributes["x"]) for bar in bars)
     assert two - one == pytest.approx(float(bars[0].attributes["width"]) + 1, abs=0.2)
     paths = {one.attributes["class"]: one.attributes["d"].count("M") for one in found.all("path") if one.all("title")}
     assert paths == {"download": 4, "compute": 4, "upload": 3, "waiting": 2}
-    assert [one.text for one in found.all("text") if one.attributes["text-anchor"] == "end"] == ["rounds", "a", "b"]
+    assert [one.text for one in found.all("text") if one.attributes["text-anchor"] == "end"][1:] == ["a", "b"]
 
 
 def test_the_timeline_of_a_large_fleet_has_its_rounds():
-    found = section(parsed(render_page([digest_run(many(100, 30, 100))])), "Timeline of rounds")
+    found = section(parsed(render_page([digest_run(many(100, 30, 100))])), "timeline")
     assert len([one for one in found.all("rect") if one.all("title")]) == 30
-    assert "100 devices in 30 rounds are too many" in found.words()
+    assert names_all(found.words(), 100, 30)
 
 
 def test_outcomes_of_three_runs_have_the_whole_width():
