@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
 from device_agent.exchange.package_download import PackageDownload
 from device_agent.exchange.resend import announce
@@ -96,7 +97,8 @@ class AgentOffers:
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._packages = PackageDownload(self.download, self.state_dir)
+        self._request = BundleRequest(self.download)
+        self._packages = PackageDownload(self.download, self.state_dir, self._request)
 
     async def run(self) -> None:
         """Take part in rollouts until cancelled."""
@@ -120,7 +122,7 @@ class AgentOffers:
                     return
                 await self._begin(message, self._serve(message))
             case Bundle():
-                self._packages.announce(message)
+                self._request.announce(message)
             case Withdraw():
                 await self._begin(None, self._withdraw(message))
             case _:

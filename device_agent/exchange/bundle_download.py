@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
+from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_parts import PartStore, find_lacking, unpack_bundle
-from device_agent.exchange.resend import ask
-from shared.errors import CorruptFile, Unreachable, WireError
-from shared.protocol import wire
+from shared.errors import CorruptFile, WireError
 from shared.protocol.inference.bundle import Lacking, build_lacks, bundle_pieces
 from shared.protocol.inference.release import ReleaseManifest
-from shared.protocol.inference.rollout import Ahead, Bundle, Offer
-from shared.protocol.topics import topic
+from shared.protocol.inference.rollout import Ahead, Lacks, Offer
 from shared.runtime.executor import background
 
 log = logging.getLogger(__name__)
@@ -28,22 +23,12 @@ ATTEMPTS = 3
 
 @dataclass
 class BundleDownload:
-    """Requests bundles of missing parts and unpacks them; one at a time.
-
-    Attributes:
-        download: Fetches payloads, on the channels `parts` and `lacks`.
-    """
+    """Fetches bundles of missing parts and unpacks them; one at a time."""
 
     download: Download
     store: PartStore
-    _bundle: Bundle | None = None
-    _answered: asyncio.Event = field(default_factory=asyncio.Event)
+    request: BundleRequest
     _request_again: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def announce(self, bundle: Bundle) -> None:
-        """Record the server's answer to a request."""
-        self._bundle = bundle
-        self._answered.set()
 
     def repeat_request(self) -> None:
         """Send the current request again: the server repeated its offer and may have lost the request."""
@@ -61,9 +46,11 @@ class BundleDownload:
             lacking = await worker(find_lacking, self.store, manifest, as_one_file=as_one_file)
             if not (lacking.parts or lacking.header):
                 return
-            bundle = await self._request_bundle(offer, manifest, lacking)
+            message = build_lacks(self.download.device, offer.deployment, lacking)
+            bundle = await self.request.ask(message, sum(piece.size for piece in bundle_pieces(manifest, lacking)))
             what = f"parts of {manifest.reference}"
-            path, _ = await self._receive(offer, lacking, bundle, what)
+            async with background(self._repeat(message)):
+                path, _ = await self.download.receive(bundle.params, what, shared=bundle.shared)
             try:
                 await worker(unpack_bundle, self.store, manifest, lacking, path)
             except CorruptFile as error:
@@ -72,35 +59,13 @@ class BundleDownload:
         if (await worker(find_lacking, self.store, manifest)) != Lacking():
             raise WireError(f"parts of {manifest.reference} were damaged {ATTEMPTS} times", reason="digest")
 
-    async def _request_bundle(self, offer: Offer | Ahead, manifest: ReleaseManifest, lacking: Lacking) -> Bundle:
-        """Request the missing parts until the server announces their transfer."""
-        size = sum(piece.size for piece in bundle_pieces(manifest, lacking))
-        self._bundle = None
-        return await ask(
-            partial(self._request_parts, offer, lacking), self._answered, partial(self._bundle_of, offer, size)
-        )
-
-    def _bundle_of(self, offer: Offer | Ahead, size: int) -> Bundle | None:
-        bundle = self._bundle
-        return bundle if bundle and (bundle.deployment, bundle.params.size) == (offer.deployment, size) else None
-
-    async def _request_parts(self, offer: Offer | Ahead, lacking: Lacking) -> None:
-        download = self.download
-        message = build_lacks(download.device, offer.deployment, lacking)
-        with suppress(Unreachable):  # `ask` repeats it
-            await download.transport.publish(topic(download.site, download.device, "lacks"), wire.encode(message))
-
-    async def _receive(self, offer: Offer | Ahead, lacking: Lacking, bundle: Bundle, what: str) -> tuple[Path, int]:
-        """Fetch a bundle; repeat the request whenever the offer arrives again, since the server may have lost it."""
-        async with background(self._repeat_request(offer, lacking)):
-            return await self.download.receive(bundle.params, what, shared=bundle.shared)
-
-    async def _repeat_request(self, offer: Offer | Ahead, lacking: Lacking) -> None:
+    async def _repeat(self, message: Lacks) -> None:
+        """Send a request again whenever the offer arrives again."""
         self._request_again.clear()
         while True:
             await self._request_again.wait()
             self._request_again.clear()
-            self._answered.clear()
-            await self._request_parts(offer, lacking)
-            await self._answered.wait()
+            self.request.answered.clear()
+            await self.request.send(message)
+            await self.request.answered.wait()
             self.download.request_again()

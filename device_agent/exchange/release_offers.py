@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from device_agent.exchange.bundle_download import BundleDownload
+from device_agent.exchange.bundle_request import BundleRequest
 from device_agent.exchange.download import Download
 from device_agent.exchange.release_parts import PartStore, runtime_refusal
 from device_agent.exchange.resend import announce
@@ -72,7 +73,8 @@ class ReleaseOffers:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._bundles = BundleDownload(self.download, self.store)
+        self._request = BundleRequest(self.download)
+        self._bundles = BundleDownload(self.download, self.store, self._request)
 
     def announce(self, record: UpdateRecord) -> None:
         """Report a changed record, which is durable by now."""
@@ -102,7 +104,7 @@ class ReleaseOffers:
             case Offer() | Ahead():
                 self._handle_offer(message)
             case Bundle():
-                self._bundles.announce(message)
+                self._request.announce(message)
             case Withdraw():
                 before, self._offer = self._task, None
                 self._task = self._begin(before, partial(self._withdraw, message))
