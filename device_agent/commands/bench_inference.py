@@ -84,9 +84,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     which = parser.add_mutually_exclusive_group(required=packaged_config("agent.toml") is None)
     which.add_argument("--release", type=Path, metavar="DIR", help="a folder written by `edge-server release export`")
-    which.add_argument(
-        "--config", type=Path, metavar="FILE", help="the agent's TOML file; its first release is measured"
-    )
+    which.add_argument("--config", type=Path, metavar="FILE", help="the agent's TOML file; measures its first release")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of the measurement (%(default)g)")
     parser.add_argument("--clients", type=int, default=1, help="concurrent clients (%(default)d)")
     parser.add_argument("--batch", type=int, default=1, help="examples in a request (%(default)d)")
@@ -295,9 +293,7 @@ def _parse_length(head: bytes) -> int:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
             return int(value)
-    raise ConfigError(
-        "the inference process answered without a Content-Length; check that agent and process have the same version"
-    )
+    raise ConfigError("the inference process answered without a Content-Length; reinstall to match the versions")
 
 
 def _format_lines(result: InferenceBench) -> Sequence[str]:

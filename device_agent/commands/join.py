@@ -45,13 +45,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     help_ = "token printed by `edge-server enrol`; prefer `-` (standard input), since other users may see command lines"
     parser.add_argument("token", metavar="TOKEN", nargs="?", default=STANDARD_INPUT, help=help_)
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="read the token from this file")
-    parser.add_argument(
-        "--config",
-        type=Path,
-        default=DEFAULT_CONFIG,
-        metavar="FILE",
-        help="the agent's TOML file; default: %(default)s",
-    )
+    help_ = "the agent's TOML file; default: %(default)s"
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help=help_)
     help_ = "folder or .npz file of this board's examples, written into a new agent file; default: %(default)s"
     parser.add_argument("--data", type=Path, default=DEFAULT_EXAMPLES, metavar="PATH", help=help_)
 

@@ -100,10 +100,7 @@ async def serve(config: AgentConfig) -> None:
         check_formats(folder)
         claim(folder, config.device)
         beside = serving.coroutines() if serving else []
-        async with (
-            notify_supervisor(),
-            background(keep_lock(lock), trial.run(), _trim_memory(events), *beside),
-        ):
+        async with notify_supervisor(), background(keep_lock(lock), trial.run(), _trim_memory(events), *beside):
             if serving and config.data is None:
                 logger.info("this board serves models only: its file has no [data]")
                 await _serve_models_only(config, folder, serving, events)

@@ -44,14 +44,9 @@ logger = logging.getLogger(__name__)
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.epilog = (
-        "Exit codes: 0 success, 1 rolled back to the previous version, 2 refused, 3 another upgrade is in progress."
-    )
+    parser.epilog = "Exit codes: 0 success, 1 rolled back to the previous version, 2 refused, 3 busy with an upgrade."
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    parsers = {
-        name: verbs.add_parser(name, help=summary, description=summary, epilog=parser.epilog)
-        for name, summary in VERBS.items()
-    }
+    parsers = {name: verbs.add_parser(name, help=h, description=h, epilog=parser.epilog) for name, h in VERBS.items()}
     for verb in parsers.values():
         verb.add_argument("--home", type=Path, metavar="DIR", help=f"folder of the versions; default: {HOME}")
         verb.add_argument("--config", type=Path, metavar="FILE", help=f"the agent's TOML file; default: {CONFIG}")
@@ -61,9 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     for name in ("install", "wanted", "back"):
         help_ = "command that controls the agent's service, with the verbs of %(default)s"
         parsers[name].add_argument("--systemctl", default=SYSTEMCTL[0], metavar="COMMAND", help=help_)
-    parsers["status"].add_argument(
-        "--format", choices=("text", "json"), default="text", help="output format; default: %(default)s"
-    )
+    parsers["status"].add_argument("--format", choices=("text", "json"), default="text", help="format (%(default)s)")
     install = parsers["install"]
     install.add_argument("package", type=Path, metavar="FILE.deb", help="package file")
     help_ = "signed manifest; default: FILE.json beside the package"
