@@ -14,10 +14,10 @@ from shared.protocol.topics import check_name
 
 
 def check_structure(plan: Plan, path: Path) -> None:
-    """Refuse names and counts that no single section of the plan in `path` can tell to be wrong; builds nothing.
+    """Check names and counts across the sections of the plan in `path`; builds nothing.
 
     Raises:
-        ConfigError: Names clash or are none, or a count cannot be.
+        ConfigError: A name is invalid or used twice, or a count is out of range.
     """
     check_name(plan.name, f"{path}: name")
     check_devices(plan.device, path)
@@ -30,16 +30,16 @@ def check_structure(plan: Plan, path: Path) -> None:
     if plan.emulation:
         check_emulation(plan.emulation, expand_devices(plan.device), path)
     if plan.local < 0:
-        raise ConfigError(f"{path}: local: {plan.local}; give how many agents, or leave it out for the connected fleet")
+        raise ConfigError(f"{path}: local: {plan.local}; set at least 1, or remove it for the connected fleet")
 
 
 def _check_labels(plan: Plan, path: Path) -> None:
-    """Refuse examples of the server's own that it has no labels of, or that cannot be told from the devices'."""
+    """Reject server examples without labels, or that cannot be separated from those of the devices."""
     server_data, data = plan.server_data, plan.data
     if (server_data and server_data.without) or (data and data.without):
-        raise ConfigError(f"{path}: data.without follows from [server_data] drawn: take it out")
+        raise ConfigError(f"{path}: data.without is derived from [server_data] drawn; remove it")
     if server_data and server_data.labels:
-        raise ConfigError(f"{path}: server_data.labels: the server trains on labels: take it out")
+        raise ConfigError(f"{path}: server_data.labels is set, but the server needs all labels; remove it")
     if (
         server_data
         and data
@@ -49,5 +49,5 @@ def _check_labels(plan: Plan, path: Path) -> None:
     ):
         wrong = next(name for name in ("source", "split", "limit") if getattr(server_data, name) != getattr(data, name))
         raise ConfigError(
-            f"{path}: server_data.{wrong} must be that of data, so that what is drawn can be left out of the rest"
+            f"{path}: server_data.{wrong} must equal that of data, so that drawn examples can be left out there"
         )

@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def resolve_data(plan: Plan, data_root: Path) -> Plan:
-    """Return the plan with its paths of data and traces taken from `data_root`, or its fallback if nothing is there."""
+    """Resolve data and trace paths relative to `data_root`; apply the fallback if the data do not exist."""
     plan = msgspec.structs.replace(plan, device=resolve_trace_paths(plan.device, data_root))
     if plan.fallback and not (data_root / planned_data(plan).path).exists():
         path = data_root / planned_data(plan).path
-        log.warning("%s is not there, training on %s instead", path, plan.fallback.data.source)
+        log.warning("%s does not exist, training on %s instead", path, plan.fallback.data.source)
         plan = apply_fallback(plan)
     server_data, data = _resolve_path(plan.server_data, data_root), _resolve_path(plan.data, data_root)
     return msgspec.structs.replace(plan, data=data, server_data=server_data, fallback=None)
@@ -32,14 +32,14 @@ def _resolve_path(data: Data | msgspec.UnsetType, data_root: Path) -> Data | msg
 
 
 def planned_data(plan: Plan) -> Data:
-    """Return the data of a plan that has some, less the examples that the server keeps for its own training.
+    """Return the plan's data without the examples drawn for training on the server.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The plan has no `[data]`.
     """
     if not plan.data:
         raise ConfigError(
-            f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need: "
+            f"plan {plan.name!r} has no [data], which agents on this machine, replay and the server's evaluation need; "
             "add it, or run the plan with connected devices"
         )
     server_data = plan.server_data
@@ -59,21 +59,21 @@ def is_same_set(first: Data, second: Data) -> bool:
 
 
 def require_data(plan: Plan, data_root: Path) -> None:
-    """Refuse a plan of which a data set is not there; its paths are placed.
+    """Check that the data sets of a plan with resolved paths exist.
 
     Raises:
-        ConfigError: As said; the message names `data_root`.
+        ConfigError: The message names `data_root`.
     """
     for key, data in (("data", plan.data), ("server_data", plan.server_data)):
         if data and data.path and not Path(data.path).exists():
             raise ConfigError(
-                f"{key}.path: {data.path} is not there; relative paths start at data_root, which is {data_root}: "
+                f"{key}.path: {data.path} does not exist; relative paths start at data_root, which is {data_root}: "
                 f"correct {key}.path, --data-root or data_root of the server's file"
             )
 
 
 def apply_fallback(plan: Plan) -> Plan:
-    """Return the plan with what its fallback names in place of its own."""
+    """Return the plan with the sections of its fallback."""
     sections = plan.fallback and {
         name: section for name, section in msgspec.structs.asdict(plan.fallback).items() if section
     }
@@ -81,13 +81,7 @@ def apply_fallback(plan: Plan) -> Plan:
 
 
 def device_data(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
-    """Return the data of the `index`-th device of a local fleet.
-
-    Args:
-        plan: Its partition deals the examples.
-        fleet: All devices of the plan.
-        index: Of the device in the fleet.
-    """
+    """Return the partition of the data for the `index`-th device of a local fleet."""
     part, parts = plan.partition, len(fleet)
     place = {"parts": parts, "index": index, "seed": part.seed}
     match part.kind:
@@ -105,7 +99,7 @@ def device_data(plan: Plan, fleet: Sequence[DevicePlan], index: int) -> Data:
 
 
 def test_data(plan: Plan) -> Data:
-    """Return the server's test set: the whole test split, with labels also where devices read none."""
+    """Return the server's test set: the whole test split, with labels even if devices read none."""
     absent = dict.fromkeys(("labels", "drawn", "without"), msgspec.UNSET)
     data = planned_data(plan)
     return msgspec.structs.replace(data, split="test", partition=None, holdout=0.0, validation=0.0, **absent)

@@ -1,7 +1,7 @@
-"""In what form this version of the server writes what lies in its folder of data; what newer ones wrote is refused.
+"""On-disk formats of the server's data folder; refuses folders of newer versions.
 
-`shared.runtime.state_formats` has the rule. A journal of a newer form looks damaged to an older server, which would set
-it aside and go on from the records that it understands: so forms are looked at before anything there is opened.
+The rule is in `shared.runtime.state_formats`. To an older server a journal of a newer format looks damaged: it would
+set it aside and resume from the records that it understands. Formats are therefore checked before any file is opened.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ FORMATS: Mapping[str, int] = {
     "studies": 1,
     "updates": 1,
 }
-"""The form that this version writes of each kind; it reads that and all older ones. Whoever changes what such a file
-looks like so that an older version cannot read it, counts it up here; a new kind of record in a journal does."""
+"""Format number that this version writes of each kind; it also reads all lower ones.
+
+Increase a number with every change that older versions cannot read, such as a new kind of journal record.
+"""
 
 KINDS: Mapping[str, StateKind] = {
     "checkpoints": StateKind(("checkpoints",), "the models of runs"),
-    "journals": StateKind(("journal.sqlite",), "the records of runs, and with them going on where they stopped"),
-    "peers": StateKind(("peers",), "what the sites of a run heard of each other"),
-    "readings": StateKind(("readings.sqlite",), "what boards reported"),
+    "journals": StateKind(("journal.sqlite",), "the records of runs, and with them the ability to resume"),
+    "peers": StateKind(("peers",), "what the sites of a run received from each other"),
+    "readings": StateKind(("readings.sqlite",), "device reports"),
     "releases": StateKind(("releases",), "the released models"),
-    "rollouts": StateKind(("rollouts",), "which boards were given which release, and what is under way"),
-    "session": StateKind(("session",), "how often this server began, by which devices tell its births apart"),
-    "studies": StateKind(("cell.json",), "what is done of studies"),
-    "updates": StateKind(("updates",), "updates that were accepted and are in no model yet"),
+    "rollouts": StateKind(("rollouts",), "which device has which release, and rollouts in progress"),
+    "session": StateKind(("session",), "the restart counter that devices check"),
+    "studies": StateKind(("cell.json",), "progress of studies"),
+    "updates": StateKind(("updates",), "accepted updates that are not yet in a model"),
 }
 
-REMEDY = "name another folder of runs (`data_dir` in the server's file, or --data-dir): nothing here was changed"
+REMEDY = "choose another folder of runs (`data_dir` in the server's file, or --data-dir); nothing was changed"
 
 
 def check_data_folder(data_dir: Path) -> None:
-    """Refuse a folder of runs that a newer version wrote in so that this one cannot read it; writes nothing.
+    """Refuse a folder of runs whose formats this version cannot read; writes nothing.
 
     Raises:
-        ConfigError: It did: what would be lost, and which version to take; or nobody can tell.
+        ConfigError: A format is newer or unreadable; the message says what would be lost and which version to use.
     """
     require_readable(data_dir, FORMATS, KINDS, REMEDY)
 
 
 def claim_data_folder(data_dir: Path) -> None:
-    """Make a folder of runs where there is none, and write down that this version writes there.
+    """Create a folder of runs if necessary, and record this version's formats in it.
 
     Raises:
-        ConfigError: As `check_data_folder`; then nothing was written.
-        Unwritable: The disk takes nothing more.
+        ConfigError: As `check_data_folder`; nothing was written.
+        Unwritable: The disk is full or read-only.
     """
     check_data_folder(data_dir)
     with explain_disk_errors(data_dir):
@@ -64,7 +66,7 @@ def claim_data_folder(data_dir: Path) -> None:
 
 
 def _installed_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - only where something is written
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - needed only to write
 
     try:
         return version("fieldfleet")

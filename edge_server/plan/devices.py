@@ -1,4 +1,4 @@
-"""The devices of a plan, and which of them take part."""
+"""Plan table `[[device]]`: names and simulated hardware of devices."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MAX_DEVICES = 1_000_000
 
 
 class DevicePlan(Section, frozen=True, kw_only=True):
-    """One device, or many alike: its name, and in replay how long its tasks take and how fast its link is.
+    """One device, or several equal ones: name, and for replay compute time, link and power.
 
     Attributes:
-        name: Name of the device; with partition `client` also the client whose examples it has.
-        count: How many devices this stands for, named `name-0`, `name-1` and so on; 0 for one of this very name.
+        name: Name of the device; with partition `client` also the client whose examples it gets.
+        count: Number of equal devices, named `name-0`, `name-1` and so on; 0: one device with exactly this name.
         compute_s: Replay: time of one task.
         up_mbit_s: Replay: link rate from the device; absent for no limit.
         down_mbit_s: Replay: link rate to the device; absent for no limit.
         delay_s: Replay: one-way delay of the link.
-        compute: Replay: what its tasks take, in place of `compute_s`.
-        link: Replay: its link, in place of the two rates and `delay_s`.
-        power: Replay: the power it draws; absent: its energy is unknown.
+        compute: Replay: model of the compute time, instead of `compute_s`.
+        link: Replay: model of the link, instead of the two rates and `delay_s`.
+        power: Replay: model of the power draw; absent: the energy is unknown.
     """
 
     name: str
@@ -44,7 +44,7 @@ class DevicePlan(Section, frozen=True, kw_only=True):
     power: Power | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a board or a link that does not exist."""
+        """Reject values out of range, and a value beside the table that replaces it."""
         if not 0 <= self.count <= MAX_DEVICES:
             raise ValueError(f"count must be 0 to {MAX_DEVICES}")
         if not 0 <= self.compute_s < math.inf or not 0 <= self.delay_s < math.inf:
@@ -52,16 +52,16 @@ class DevicePlan(Section, frozen=True, kw_only=True):
         if not all(rate is None or 0 < rate < math.inf for rate in (self.up_mbit_s, self.down_mbit_s)):
             raise ValueError("up_mbit_s and down_mbit_s must be > 0 and finite; leave them out for no limit")
         if self.compute and self.compute_s != 1.0:
-            raise ValueError("compute_s stands beside a table compute; leave one of them out")
+            raise ValueError("compute_s is set beside a table compute; remove one of them")
         if self.link and (self.up_mbit_s, self.down_mbit_s, self.delay_s) != (None, None, 0.0):
-            raise ValueError("up_mbit_s, down_mbit_s or delay_s stands beside a table link; leave one of them out")
+            raise ValueError("up_mbit_s, down_mbit_s or delay_s is set beside a table link; remove one of them")
         counts = not isinstance(self.compute, GivenCompute | None)
         if isinstance(self.power, CyclesPower | ProfilePower) and not counts:
-            raise ValueError("power of this kind needs cycles: give a table compute with kind ranges or profile")
+            raise ValueError("power of this kind needs cycles; add a table compute with kind ranges or profile")
 
 
 def expand_devices(planned: Sequence[DevicePlan]) -> list[DevicePlan]:
-    """Return every device, those that stand for many by the names of theirs."""
+    """Return one entry per device, with entries of several devices expanded."""
     return [device for entry in planned for device in _expand(entry)]
 
 
@@ -73,10 +73,10 @@ def _expand(entry: DevicePlan) -> Iterator[DevicePlan]:
 
 
 def check_devices(planned: Sequence[DevicePlan], path: Path) -> None:
-    """Refuse names that no device can have, or that two have.
+    """Check device names.
 
     Raises:
-        ConfigError: As said.
+        ConfigError: A name is invalid or used twice.
     """
     names = [check_name(device.name, f"{path}: device.name") for device in expand_devices(planned)]
     if len(set(names)) != len(names):
@@ -85,7 +85,7 @@ def check_devices(planned: Sequence[DevicePlan], path: Path) -> None:
 
 
 def resolve_trace_paths(planned: Sequence[DevicePlan], data_root: Path) -> list[DevicePlan]:
-    """Return the devices, the relative paths of their traces taken from `data_root`."""
+    """Return the devices with trace paths relative to `data_root` resolved."""
     return [_resolve_trace_path(device, data_root) for device in planned]
 
 

@@ -1,4 +1,4 @@
-"""The table `[emulation]` of a plan: what of their tables `[[device]]` agents on this machine are held to."""
+"""Plan table `[emulation]`: link and power emulation for local agents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shared.errors import ConfigError
 
 
 class EmulationPlan(Section, frozen=True, kw_only=True):
-    """What of their tables `[[device]]` agents on this machine are held to; how fast they compute is never changed.
+    """Which tables of `[[device]]` are emulated for agents on this machine; compute speed never is.
 
-    Devices that connect from elsewhere have links and meters of their own.
+    Remote devices keep their real links and meters.
 
     Attributes:
-        links: Every agent reaches its broker through a relay that passes bytes at the rates of its device's link, and
-            as late, which needs no rights; sites reach each other at the backhaul's. Links of fixed rates alone.
-        power: An agent's joules are modelled: idle watts all the while, busy ones by the CPU seconds of its trainer,
-            those of its radio while it sends and receives. Tables `power` of kind `given`, or `cycles` at one clock,
-            where a busy core draws kappa * hertz^3.
+        links: Every agent reaches its broker through a relay with the rates and delay of its device's link; needs no
+            privileges. Sites reach each other at the backhaul's rate. Fixed rates only.
+        power: An agent's joules are modelled: idle watts always, busy watts by the CPU seconds of its trainer, radio
+            watts while it sends and receives. Tables `power` of kind `given`, or `cycles` at one clock, where a busy
+            core draws kappa * hertz^3.
     """
 
     links: bool = False
@@ -31,7 +31,7 @@ class EmulationPlan(Section, frozen=True, kw_only=True):
 
 
 class GivenRates(NamedTuple):
-    """A link of fixed rates, in Mbit/s, None for no limit; its delay each way, in seconds."""
+    """Link with fixed rates in Mbit/s (None: no limit) and a one-way delay in seconds."""
 
     up_mbit_s: float | None
     down_mbit_s: float | None
@@ -39,7 +39,7 @@ class GivenRates(NamedTuple):
 
 
 class Watts(NamedTuple):
-    """What a device draws: all the while, and besides that for each busy core, while sending, while receiving."""
+    """Power of a device: idle, and in addition to that per busy core, while sending and while receiving."""
 
     idle_w: float
     busy_w: float
@@ -48,7 +48,7 @@ class Watts(NamedTuple):
 
 
 def emulated_link(device: DevicePlan) -> GivenRates:
-    """Return the link that an agent is held to.
+    """Return the link to emulate for a device.
 
     Raises:
         ValueError: It has no fixed rates, or loses frames.
@@ -57,15 +57,15 @@ def emulated_link(device: DevicePlan) -> GivenRates:
     if link is None:
         return GivenRates(device.up_mbit_s, device.down_mbit_s, device.delay_s)
     if not isinstance(link, GivenLink) or link.loss:
-        raise ValueError('its link is not emulated: give it kind = "given" without loss')
+        raise ValueError('its link cannot be emulated; use kind = "given" without loss')
     return GivenRates(link.up_mbit_s, link.down_mbit_s, link.delay_s)
 
 
 def emulated_power(device: DevicePlan) -> Watts | None:
-    """Return what a device draws; None where the plan does not say.
+    """Return the power to emulate for a device; None if the plan has none.
 
     Raises:
-        ValueError: It follows from what no agent on another board has.
+        ValueError: The power model depends on figures that a local agent does not have.
     """
     power, compute = device.power, device.compute
     match power:
@@ -78,17 +78,17 @@ def emulated_power(device: DevicePlan) -> Watts | None:
         case CyclesPower() if isinstance(compute, RangeCompute):
             if isinstance(compute.hertz, float) and not isinstance(power.tx_w, tuple):
                 return Watts(power.idle_w, power.kappa * compute.hertz**3, power.tx_w, power.rx_w)
-    raise ValueError('its power is not emulated: give it kind = "given", or "cycles" with one clock and one tx_w')
+    raise ValueError('its power cannot be emulated; use kind = "given", or "cycles" with one clock and one tx_w')
 
 
 def check_emulation(emulation: EmulationPlan, devices: Sequence[DevicePlan], path: Path) -> None:
-    """Refuse devices whose tables no agent can be held to.
+    """Reject devices whose tables cannot be emulated.
 
     Args:
-        devices: Of the plan, each by itself.
+        devices: Devices of the plan, expanded.
 
     Raises:
-        ConfigError: As said; the message names the device.
+        ConfigError: The message names the device.
     """
     for device in devices:
         for key, is_enabled, emulate in (

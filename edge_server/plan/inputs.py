@@ -1,4 +1,4 @@
-"""Input preparation of a plan, and its keys that connected boards ignore."""
+"""Input preparation of a plan, and the keys that connected devices ignore."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shared.errors import ConfigError
 from shared.protocol.inputs import Inputs, differences
 
 LOCAL_DATA_KEYS = ("limit", "holdout", "validation", "augment")
-"""Keys of `[data]` that deal out or change what agents on this machine train on, and no board's own examples."""
+"""Keys of `[data]` that apply to agents on this machine, but not to the local examples of connected devices."""
 
 
 def planned_inputs(plan: Plan) -> Inputs | None:
-    """Return how inputs are prepared by the plan's `[data]`, or else its `[server_data]`; None where it has neither.
+    """Return the input preparation of `[data]`, or else of `[server_data]`; None without both.
 
     Raises:
-        ConfigError: Both are there, and differ.
+        ConfigError: They differ.
     """
     data, server_data = (_read_inputs(section) if section else None for section in (plan.data, plan.server_data))
-    bare = msgspec.structs.replace(server_data, shape=()) if server_data else None  # a wrong shape the network refuses
+    bare = msgspec.structs.replace(server_data, shape=()) if server_data else None  # the network rejects a wrong shape
     if data and bare and (conflicts := list(differences(data, bare))):
         problem = "; ".join(f"{first} and {second}" for first, second in conflicts)
         raise ConfigError(f"data and server_data prepare inputs differently: {problem}; set the same in both")
@@ -30,7 +30,7 @@ def planned_inputs(plan: Plan) -> Inputs | None:
 
 
 def _read_inputs(data: Data) -> Inputs:
-    """Return what a section says, and its files where they can be read: they may lie on the devices alone."""
+    """Read the inputs of a section; without its files, which may exist only on the devices, use mean and std alone."""
     try:
         return find_inputs(data)
     except ConfigError:
@@ -38,7 +38,7 @@ def _read_inputs(data: Data) -> Inputs:
 
 
 def describe_unapplied(plan: Plan) -> str:
-    """Return a line about keys of a plan that connected boards do not go by; empty where it sets none."""
+    """Return a line about keys of the plan that connected devices ignore; empty if it sets none."""
     usual = Data(source="digits")
     data = plan.data
     ignored = [f"data.{key}" for key in LOCAL_DATA_KEYS if data and getattr(data, key) != getattr(usual, key)]
@@ -47,6 +47,6 @@ def describe_unapplied(plan: Plan) -> str:
         return ""
     noun = "does" if len(ignored) == 1 else "do"
     return (
-        f"{', '.join(ignored)} of the plan {noun} not apply to connected boards: each trains on its own "
-        "examples, as [data] of its own file says"
+        f"{', '.join(ignored)} of the plan {noun} not apply to connected devices: each trains on local "
+        "examples, set by [data] in its agent.toml"
     )

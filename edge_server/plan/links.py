@@ -19,15 +19,15 @@ from edge_server.plan.simulated_devices import (
 )
 
 LEAST_M = 10.0
-"""Nobody stands nearer to the antenna of a macro cell; who writes 0.2 means kilometres."""
+"""Minimum distance to the antenna of a macro cell; a smaller value was probably meant in kilometres."""
 
 
 class BaseLink(Section, frozen=True, kw_only=True, tag_field="kind"):
-    """What all links have.
+    """Keys of all links.
 
     Attributes:
-        delay_s: One-way delay, each way.
-        loss: Share of frames that are lost, each way.
+        delay_s: One-way delay, in each direction.
+        loss: Share of frames that are lost, in each direction.
     """
 
     delay_s: float = 0.0
@@ -61,7 +61,7 @@ class RangeLink(BaseLink, frozen=True, kw_only=True, tag="ranges"):
     Attributes:
         up_mbit_s: Rate from the device, or the range it is drawn from; absent for no limit.
         down_mbit_s: Rate to the device, or the range it is drawn from; absent for no limit.
-        again: When they are drawn anew: never, with every round, or after so many seconds.
+        again: When the rates are drawn again: never, every round, or after this many seconds.
     """
 
     up_mbit_s: Span | None = None
@@ -75,23 +75,23 @@ class RangeLink(BaseLink, frozen=True, kw_only=True, tag="ranges"):
 
 
 class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
-    """Shannon's rate, share * B * log2(1 + h * g * p / N), h the path's gain and g the fading's.
+    """Shannon rate share * B * log2(1 + h * g * p / N) with path gain h and fading gain g.
 
     Attributes:
-        bandwidth_hz: B, of each way.
-        share: Share of the bandwidth that this device has: b_k of pruned personalization.
+        bandwidth_hz: B, in each direction.
+        share: This device's share of the bandwidth: b_k of pruned personalization.
         distance_m: Distance to the base station, or the range it is drawn from.
         path_loss: `3gpp`: 128.1 + 37.6 log10(d in km) dB; `exponent`: loss_db_1m + 10 * exponent * log10(d in m) dB;
             `none`: h is 1.
-        exponent: Of path loss `exponent`: its n.
-        loss_db_1m: Of path loss `exponent`: the loss at one metre.
-        tx_dbm: p, the power with which the device sends.
-        server_dbm: p of the base station.
-        noise_dbm_hz: N / B, density of the noise.
-        noise_w: N, power of the noise; absent for `noise_dbm_hz` times the bandwidth.
+        exponent: Path loss exponent n, for `path_loss = "exponent"`.
+        loss_db_1m: Loss at one metre, for `path_loss = "exponent"`.
+        tx_dbm: p, transmit power of the device.
+        server_dbm: p, transmit power of the base station.
+        noise_dbm_hz: N / B, noise density.
+        noise_w: N, noise power; absent: `noise_dbm_hz` times the bandwidth.
         fading: `none`: g is `gain`; `rayleigh`: g is drawn from an exponential distribution with that mean.
         gain: g, or its mean; see `fading`.
-        again: When the fading is drawn anew; a number is the coherence time. All else is drawn once.
+        again: When the fading is drawn again; a number is the coherence time. Everything else is drawn once.
     """
 
     bandwidth_hz: Span
@@ -129,25 +129,25 @@ class WirelessLink(BaseLink, frozen=True, kw_only=True, tag="wireless"):
         if (self.distance_m is None) != (self.path_loss == "none"):
             raise ValueError('give distance_m, or path_loss = "none" without it')
         if self.distance_m is not None and self.path_loss == "3gpp" and range_ends(self.distance_m)[0] < LEAST_M:
-            raise ValueError(f'distance_m is in metres, and path_loss = "3gpp" holds from {LEAST_M:g} m on, not in km')
+            raise ValueError(f'distance_m is in metres, not km; path_loss = "3gpp" is valid from {LEAST_M:g} m')
 
 
 class TraceLink(BaseLink, frozen=True, kw_only=True, tag="trace"):
     """Recorded rates, in Mbit/s.
 
-    Every value holds until the next one, but for at most 5 s; then nothing passes, which the run records. Rates of
-    zero are outages and stay. Several values of one moment count by their mean.
+    Every value holds until the next one, for at most 5 s; after that nothing passes, which the run records. Rates of
+    zero are outages and stay. Several values at one time are averaged.
 
     Attributes:
-        path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
-        name: Name of the trace, in the column `trace`; empty for another one each device, in the file's order.
-        where: What other columns must hold, such as `{ network = "wifi" }`.
-        up_column: Column of the rates up; empty for `ul_mbps`, or else `mbps`.
-        down_column: Column of the rates down; empty for `dl_mbps`, or else `mbps`. A column `direction` that holds
-            `up` and `down` tells its rows apart.
-        scale: What the rates are multiplied by.
-        offset_s: Where in the trace the replay begins; a range lets every device begin elsewhere.
-        after: What follows the end of the trace: its last value, the trace again, or zero.
+        path: CSV file, optionally compressed (.gz); a relative path starts at the data root.
+        name: Name of the trace, in the column `trace`; empty: each device gets another one, in the file's order.
+        where: Required values of other columns, such as `{ network = "wifi" }`.
+        up_column: Column of the uplink rates; empty for `ul_mbps`, or else `mbps`.
+        down_column: Column of the downlink rates; empty for `dl_mbps`, or else `mbps`. A column `direction` with the
+            values `up` and `down` separates its rows.
+        scale: Factor that the rates are multiplied by.
+        offset_s: Start of the replay within the trace; a range is drawn for each device.
+        after: Behaviour after the end of the trace: hold the last value, repeat the trace, or zero.
     """
 
     path: str

@@ -11,12 +11,12 @@ from shared.protocol.messages import Scalar
 
 
 class OptimizerPlan(Section, frozen=True, kw_only=True):
-    """What decides how much each device is given in a round, and within which limits.
+    """Optimizer that assigns resources to the devices of a round, with its limits.
 
     Attributes:
-        name: One of the optimizers that have a section of options below.
-        solver: `numpy`, or for `bandwidth` and `hcef` also `cvxpy`, which is slower by far and there to compare.
-        options: Options of that optimizer.
+        name: Optimizer that has a section of options below.
+        solver: `numpy`, or for `bandwidth` and `hcef` also `cvxpy`, which is far slower and meant for comparison.
+        options: Options of the named optimizer.
     """
 
     name: str

@@ -9,16 +9,16 @@ from edge_server.plan.sections import Section
 
 
 class PartitionPlan(Section, frozen=True, kw_only=True):
-    """How local agents and replayed devices share one data set; a real device brings its own examples.
+    """How local agents and replayed devices share one data set; remote devices have local examples.
 
     Attributes:
-        kind: `none`: every device has all examples; `dirichlet`: shares of the classes are drawn for each device;
-            `shards`: each has a few runs of the examples sorted by class; `even`: equal parts; `client`: the examples
-            of the client of the data set (`[data] client_column`) that is named as the device is.
-        alpha: Of `dirichlet`: concentration; 0.1 is very unequal, 100 nearly even.
-        shards_per_device: Of `shards`: how many runs of examples each device has.
-        min_examples: Of `dirichlet`: no device has fewer.
-        seed: Of what is drawn.
+        kind: `none`: every device has all examples; `dirichlet`: class shares are drawn for each device;
+            `shards`: each device has a few runs of the examples sorted by class; `even`: equal parts; `client`: the
+            examples of the data set's client (`[data] client_column`) with the device's name.
+        alpha: Concentration for `dirichlet`; 0.1 is very unequal, 100 nearly even.
+        shards_per_device: Number of runs of examples per device, for `shards`.
+        min_examples: Minimum number of examples per device, for `dirichlet`.
+        seed: Seed of the random partitions.
     """
 
     kind: Literal["none", "dirichlet", "shards", "even", "client"] = "none"
@@ -28,6 +28,6 @@ class PartitionPlan(Section, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what the journal could not hold; the rest is for the data set to say."""
+        """Reject values that JSON cannot store; the data set checks the rest."""
         if not 0 < self.alpha < math.inf:
             raise ValueError("alpha must be > 0 and finite")

@@ -27,15 +27,15 @@ MAX_OVER_SELECTION = 10
 
 
 class FallbackPlan(Section, frozen=True, kw_only=True):
-    """Takes the place of the plan's sections of these names if the path of its data does not exist.
+    """Replaces the plan's sections of the same names if the path of the plan's data does not exist.
 
     Attributes:
-        data: Other data, which need no download.
-        server_data: Other labelled examples of the server's own.
-        model: The network for these data; the plan's own where left out.
-        algorithm: The method for these data; the plan's own where left out.
-        hyper: Options of local training for these data; the plan's own where left out.
-        optimizer: The allocation of resources for these data; the plan's own where left out.
+        data: Data that need no download.
+        server_data: Labelled examples for training on the server, that need no download.
+        model: Network for these data; absent: that of the plan.
+        algorithm: Method for these data; absent: that of the plan.
+        hyper: Options of local training for these data; absent: those of the plan.
+        optimizer: Resource allocation for these data; absent: that of the plan.
     """
 
     data: Data
@@ -47,15 +47,15 @@ class FallbackPlan(Section, frozen=True, kw_only=True):
 
 
 class CohortPlan(Section, frozen=True, kw_only=True):
-    """Which devices take part.
+    """Selection of the devices of a round.
 
     Attributes:
-        size: Updates a round needs, of which `[round] quorum` is a share; 0 for one of every device that is connected.
-        over_selection: Devices asked beyond `size`, as a share of it, so that the slowest need not be waited for; the
-            round ends with the first `size` updates, and those that come later are late.
-        min_devices: Devices that must be connected before a round begins.
-        wait_s: Time to wait for them before the round counts as missed; before the first round a server waits on, and
-            warns as often.
+        size: Updates that a round needs, of which `[round] quorum` is a share; 0: one from every connected device.
+        over_selection: Devices selected beyond `size`, as a share of it, to avoid waiting for the slowest; the round
+            ends with the first `size` updates, and later ones are late.
+        min_devices: Devices that must be connected before a round starts.
+        wait_s: Time to wait for them before the round counts as missed; before the first round a server keeps waiting,
+            and warns each time.
     """
 
     size: int = 0
@@ -64,34 +64,32 @@ class CohortPlan(Section, frozen=True, kw_only=True):
     wait_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse a cohort that nobody could be in."""
+        """Reject values out of range."""
         if self.size < 0 or self.min_devices < 1 or not 0 < self.wait_s < math.inf:
             raise ValueError("size must be >= 0, min_devices >= 1, wait_s > 0 and finite")
         if not 0 <= self.over_selection <= MAX_OVER_SELECTION or (self.over_selection and not self.size):
-            raise ValueError(
-                f"over_selection must be 0 to {MAX_OVER_SELECTION}, and needs a size of which it is a share"
-            )
+            raise ValueError(f"over_selection must be 0 to {MAX_OVER_SELECTION}, and requires a size > 0")
 
 
 class RoundPlan(Section, frozen=True, kw_only=True):
     """How a round ends.
 
     Attributes:
-        deadline_s: Time after which late updates no longer count.
-        quorum: Share of the cohort whose updates end the round at once.
-        min_updates: With fewer updates the model stays as it is, and the round counts as missed.
-        on_missed: What follows a missed round: `retry` repeats it under its own number, after a pause of 1 s that
-            doubles up to `deadline_s` while it is missed again; `continue` begins the next one, and one round of the
-            run is lost; `stop` ends the run. A replay, in which nobody mends anything, repeats a round 3 times.
-        most_missed: Share of a run's rounds that may be missed; with more, the run ends with code 1 and says so.
-        most_diverged: Rounds, or tries of one, in a row that are missed since training diverged (a loss or a parameter
-            is not finite), after which the run goes back to its last good model; it ends as `diverged` where it comes
-            no further from there.
-        most_norm: Updates whose norm is larger than this many times the round's median, and than that of the model
-            itself, are left out of the aggregate; likewise features at a cut that are more than 5 times, or this many,
-            as large as the median of their step, and a neighbouring site's model that is too far from this site's.
-            0: none is.
-        most_examples: Updates that claim more examples than this many times the round's median are left out; 0: none.
+        deadline_s: Time after which updates no longer count.
+        quorum: Share of the cohort whose updates end the round immediately.
+        min_updates: With fewer updates the model is unchanged, and the round counts as missed.
+        on_missed: Reaction to a missed round: `retry` repeats it with the same number, after a pause of 1 s that
+            doubles up to `deadline_s` while it is missed again; `continue` starts the next one, and the run loses one
+            round; `stop` ends the run. A replay, where nothing can recover, repeats a round 3 times.
+        most_missed: Share of a run's rounds that may be missed; with more, the run ends with exit code 1.
+        most_diverged: Consecutive rounds, or attempts of one, that are missed because training diverged (a loss or a
+            parameter is not finite), after which the run returns to its last good model; if that does not help, it
+            ends as `diverged`.
+        most_norm: Updates whose norm exceeds both the norm of the model and this many times the round's median are
+            left out of the aggregate; so are features at a cut that are more than 5 times, or this many times, as large
+            as the median of their step, and a neighbouring site's model that is too far from this site's. 0: no limit.
+        most_examples: Updates that claim more examples than this many times the round's median are left out; 0: no
+            limit.
         step_deadline_s: Time after the first activations of a split step at which it continues with the devices that
             have delivered.
     """
@@ -107,7 +105,7 @@ class RoundPlan(Section, frozen=True, kw_only=True):
     step_deadline_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse a round that could not end."""
+        """Reject values out of range."""
         if not 0 < self.deadline_s < math.inf or not 0 < self.quorum <= 1 or self.min_updates < 1:
             raise ValueError("deadline_s must be > 0 and finite, quorum in (0, 1], min_updates >= 1")
         if not 0 < self.step_deadline_s < math.inf or not 0 <= self.most_missed <= 1:
@@ -119,38 +117,37 @@ class RoundPlan(Section, frozen=True, kw_only=True):
 
 
 class Plan(Section, frozen=True, kw_only=True):
-    """Keys of the whole trial; each table has a section of its own below.
+    """Top level of the file; each table has a section below.
 
     Attributes:
         name: Name of the trial; runs are named after it.
-        rounds: How many rounds the run has.
+        rounds: Number of rounds of the run.
         seed: Seed of everything random: initial model, cohorts, batches.
-        algorithm: The learning method, by name, with its options.
-        early_stopping: When devices leave for good, also of the fallback's algorithm; with fedmp, fedselect, fedspu,
-            fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
-        model: The network, by name, with its options; `module:function` for one of your own, where the server's file
-            and each agent's list it under `models`.
-        codec: How an update travels, by name, with its options.
+        algorithm: Learning method, by name, with its options.
+        early_stopping: When devices leave the run for good, also of the fallback's algorithm; with fedmp, fedselect,
+            fedspu, fjord, fjord_fixed, hermes, local_only, prunefl and random_dropout.
+        model: Network, by name, with its options; `module:function` for a network of yours that the server's file and
+            each agent's file list under `models`.
+        codec: Encoding of updates, by name, with its options.
         cut_codec: Codec of the activations and gradients of split learning.
         hyper: Options of local training on the devices.
-        cohort: Which devices take part.
+        cohort: Selection of the devices of a round.
         round: How a round ends.
         evaluation: When models are evaluated.
-        measure: What is measured on the devices before the first round.
-        data: Where examples come from, for local agents, replay and the server's test set. May be left out where the
-            gateway has none and the devices bring theirs; `[evaluation] every` is then 0.
-        server_data: Labelled examples that the server itself trains on, for methods in which it does; those that it
-            draws of the devices' own data set are left out there.
+        measure: Measurement on the devices before the first round.
+        data: Source of the examples for local agents, replay and the server's test set. May be absent if the gateway
+            has no data and the devices have theirs; `[evaluation] every` is then 0.
+        server_data: Labelled examples that the server trains on, for methods in which it does; examples that it draws
+            from the devices' data set are left out there.
         partition: How local agents and replayed devices share that data.
-        budget: What the whole run may take.
-        sites: Which edge server has which devices, where there are several.
+        budget: Limits of the whole run.
+        sites: Assignment of devices to edge servers, if there are several.
         replay: How a replay computes.
-        emulation: What of their tables `[[device]]` agents on this machine are held to; absent: nothing.
-        optimizer: What decides how much each device is given in a round; absent: every device is given the same.
-        fallback: What the plan trains with where its data is not there.
-        device: Devices of local trials and of replay; a live run uses these alone, where there are any.
-        local: Agents that `trial run` starts on this machine unless `--local` says otherwise; 0 for the connected
-            fleet.
+        emulation: Which tables of `[[device]]` are emulated for agents on this machine; absent: none.
+        optimizer: Assigns resources to each device in a round; absent: every device gets the same.
+        fallback: Replacement sections if the data of the plan do not exist.
+        device: Devices of local trials and of replay; if there are any, a live run uses only these.
+        local: Number of agents that `trial run` starts on this machine without `--local`; 0: the connected fleet.
     """
 
     name: str
@@ -159,7 +156,7 @@ class Plan(Section, frozen=True, kw_only=True):
     model: Chosen
     data: Data | msgspec.UnsetType = msgspec.UNSET
     early_stopping: EarlyStoppingPlan | msgspec.UnsetType = msgspec.UNSET
-    server_data: Data | msgspec.UnsetType = msgspec.UNSET  # records of plans without it are those of versions before
+    server_data: Data | msgspec.UnsetType = msgspec.UNSET  # UNSET: not written to records, as in older versions
     seed: int = 0
     local: int = 0
     codec: Chosen = Chosen(name="dense")
@@ -179,9 +176,9 @@ class Plan(Section, frozen=True, kw_only=True):
     device: list[DevicePlan] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Move early stopping into the options of the method, so that a plan has one form; likewise what lacks data."""
+        """Move early stopping into the algorithm's options; without data, disable the server's evaluation."""
         if (count := sum(max(1, device.count) for device in self.device)) > MAX_DEVICES:
-            raise ValueError(f"device: {count} in all; name at most {MAX_DEVICES}")
+            raise ValueError(f"device: {count} devices; at most {MAX_DEVICES} are allowed")
         if not self.data:
             self._evaluate_nothing()
         if not self.early_stopping:
@@ -194,32 +191,28 @@ class Plan(Section, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "fallback", instead)
 
     def _evaluate_nothing(self) -> None:
-        """Have the server of a plan without data evaluate nothing."""
+        """Disable the server's evaluation."""
         if self.evaluation.every > 1 or self.fallback:
-            raise ValueError("evaluation.every or fallback stands in a plan without [data]; add that, or take them out")
+            raise ValueError("evaluation.every or fallback is set in a plan without [data]; add [data], or remove them")
         msgspec.structs.force_setattr(self, "evaluation", msgspec.structs.replace(self.evaluation, every=0))
 
 
 def is_same_plan(begun: Plan, plan: Plan) -> bool:
-    """Tell whether a run was begun with a plan; before rounds were repeated, missed ones were passed over unasked."""
+    """Return whether a run was started with `plan`, also by versions whose only `on_missed` was "continue"."""
     if (begun.round.on_missed, plan.round.on_missed) == ("continue", "retry"):
         begun = msgspec.structs.replace(begun, round=msgspec.structs.replace(begun.round, on_missed="retry"))
     return begun == plan
 
 
 def plan_differences(begun: Plan, plan: Plan) -> list[str]:
-    """Return where a plan differs from that of a run, as `round.deadline_s: 60.0 -> 90.0`, a key a line.
-
-    Args:
-        plan: What is to be done now.
-    """
+    """Return the keys in which a plan differs from a run's, one per line: `round.deadline_s: 60.0 -> 90.0`."""
     before, after = (_flatten("", msgspec.to_builtins(version)) for version in (begun, plan))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     return [f"{key}: {before.get(key, 'none')} -> {after.get(key, 'none')}" for key in keys]
 
 
 def _flatten(place: str, value: Any) -> dict[str, Any]:
-    """Return the values of a nest of tables and arrays by their places."""
+    """Flatten nested tables and arrays to values by dotted key."""
     if isinstance(value, dict):
         parts = [(f"{place}.{key}".lstrip("."), item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
@@ -230,13 +223,13 @@ def _flatten(place: str, value: Any) -> dict[str, Any]:
 
 
 def devices(plan: Plan, count: int = 0) -> list[DevicePlan]:
-    """Return `count` devices: the plan's own, then made-up ones; 0 for just the plan's own.
+    """Return `count` devices: first those of the plan, then generated ones; 0 for only those of the plan.
 
     Raises:
-        ConfigError: None are named and no count is given, or no round would begin with so few.
+        ConfigError: There is no device, or fewer than `cohort.min_devices`.
     """
     if not plan.device and not count:
-        raise ConfigError(f"plan {plan.name!r} names no device; add [[device]] sections or give --local N")
+        raise ConfigError(f"plan {plan.name!r} has no device; add [[device]] sections or use --local N")
     named = expand_devices(plan.device)[: count or None]
     fleet = [*named, *(DevicePlan(name=f"device-{index}") for index in range(len(named), count))]
     least = plan.cohort.min_devices

@@ -19,12 +19,12 @@ M_PER_KM = 1000.0
 
 
 def dbm_to_watts(dbm: float) -> float:
-    """Return the power of a level in dBm."""
+    """Convert a level in dBm to watts."""
     return math.pow(10.0, dbm / 10.0) / 1000.0
 
 
 def path_gain(table: WirelessLink, distance_m: float) -> float:
-    """Return h at a distance, as a ratio of powers."""
+    """Return the channel gain h at a distance, as a power ratio."""
     match table.path_loss:
         case "3gpp":
             loss_db = 128.1 + 37.6 * math.log10(distance_m / M_PER_KM)
@@ -36,17 +36,12 @@ def path_gain(table: WirelessLink, distance_m: float) -> float:
 
 
 def shannon_rate(bandwidth_hz: float, gain: float, power_w: float, noise_w: float) -> float:
-    """Return B log2(1 + gain * p / N) in bit/s.
-
-    Args:
-        bandwidth_hz: B.
-        noise_w: N, over the whole bandwidth.
-    """
+    """Return B log2(1 + gain * p / N) in bit/s, with N over the whole bandwidth."""
     return bandwidth_hz * math.log2(1.0 + gain * power_w / noise_w)
 
 
 def mean_rates(table: WirelessLink) -> tuple[float, float]:
-    """Return bit/s up and down in the middle of every range, with the fading at its mean."""
+    """Return uplink and downlink in bit/s at the midpoint of every range and the mean fading."""
     bandwidth, sent = table.share * _midpoint(table.bandwidth_hz), dbm_to_watts(_midpoint(table.tx_dbm))
     gain = table.gain * path_gain(table, _midpoint(table.distance_m) if table.distance_m is not None else 1.0)
     noise = table.noise_w if table.noise_w is not None else dbm_to_watts(table.noise_dbm_hz) * bandwidth

@@ -8,13 +8,13 @@ from shared.protocol.messages import Spec
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the plan's sections."""
+    """Base class of the plan's tables; unknown keys are errors."""
 
 
 class Chosen(Spec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A choice by name.
+    """Named choice with options.
 
     Attributes:
-        name: One of the names that have a section of options below.
-        options: Options of that choice.
+        name: A name that has a section of options below.
+        options: Options of the named choice.
     """

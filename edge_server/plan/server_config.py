@@ -1,4 +1,4 @@
-"""What an edge server is told by its file."""
+"""Configuration of an edge server (`server.toml`)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MAX_WAITING, MAX_OPEN = 4096, 256
 
 
 class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How payloads travel.
+    """Transfer of payloads.
 
     Attributes:
-        frame_bytes: Payload bytes in one MQTT message, less where the broker or a slow link bears less.
-        window: Frames of one device under way to the server at once.
-        budget: Frames of all devices together under way to the server at once; bounds its memory.
-        patience_s: Seconds without a frame after which frames are asked for again, and seconds that one device may
-            keep the others waiting on the shared topic before it is served alone.
-        max_features_mb: MiB of one step's features that are taken of a device; they are held in memory.
-        kept_gradients_mb: MiB of gradients of one split round that are kept until it ends, of all devices together: a
-            device whose trainer was killed does its steps again by them. Those behind it misses. The first 16 MiB are
-            in memory, others in a file of the run's folder.
+        frame_bytes: Payload bytes per MQTT message; fewer if the broker or a slow link requires it.
+        window: Frames of one device in flight to the server.
+        budget: Frames of all devices together in flight to the server; bounds its memory.
+        patience_s: Seconds without a frame after which frames are requested again, and seconds that one device may
+            delay the others on the shared topic before it is served separately.
+        max_features_mb: MiB of features that the server accepts from a device per step; they are held in memory.
+        kept_gradients_mb: MiB of gradients of all devices that are stored until their split round ends: a device whose
+            trainer was killed repeats its steps with them, and misses the steps beyond this limit. The first 16 MiB
+            are in memory, the rest in a file of the run's folder.
     """
 
     frame_bytes: int = FRAME_BYTES
@@ -44,7 +44,7 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kept_gradients_mb: int = 256
 
     def __post_init__(self) -> None:
-        """Refuse what the protocol cannot carry."""
+        """Reject values that the protocol does not support."""
         if not is_frame_size(self.frame_bytes) or not 1 <= self.window <= MAX_WINDOW:
             sizes = f"{BLOCK_BYTES} to {MAX_FRAME_BYTES} in steps of {BLOCK_BYTES}"
             raise ValueError(f"frame_bytes must be {sizes}, window 1 to {MAX_WINDOW}")
@@ -56,46 +56,47 @@ class LinkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"kept_gradients_mb must be 0 to {MAX_KEPT_MB}")
 
     def policy(self, limit: int) -> Policy:
-        """Return how payloads of at most `limit` bytes are received."""
+        """Return the receiving policy for payloads of at most `limit` bytes."""
         return Policy(self.window, self.patience_s, limit, frame_bytes=self.frame_bytes, budget=self.budget)
 
 
 class ReadingsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of what the devices report is kept, in `data_dir/readings.sqlite`.
+    """Storage of device reports in `data_dir/readings.sqlite`.
 
     Attributes:
-        keep_days: Reports older than that are forgotten; 0 keeps none at all.
-        max_mb: MiB of the file; beyond it the device that takes most of it loses its oldest reports first.
+        keep_days: Age in days at which reports are deleted; 0: no report is stored.
+        max_mb: Maximum MiB of the file; beyond it, the oldest reports of the device with the largest share are deleted
+            first.
     """
 
     keep_days: float = 14.0
     max_mb: int = 256
 
     def __post_init__(self) -> None:
-        """Refuse what no disk can mean."""
+        """Reject values out of range."""
         if not 0 <= self.keep_days <= MAX_KEEP_DAYS or not 1 <= self.max_mb <= MAX_KEEP_MB:
             raise ValueError(f"keep_days must be 0 to {MAX_KEEP_DAYS}, max_mb 1 to {MAX_KEEP_MB}")
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the server computes: evaluation, its part of a split network, and its own training.
+    """Where the server computes: evaluation, its part of a split network, and training on the server.
 
     Attributes:
-        device: `cpu`, `cuda` for a GPU, or `auto` for the GPU where torch reaches one. Aggregates stay on the CPU.
+        device: `cpu`, `cuda` for a GPU, or `auto` for the GPU if torch can use one. Aggregates stay on the CPU.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "cpu"
 
 
 class TopsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `edge-server serve-tops` may take: upper halves of releases, run on features that devices send.
+    """Limits of `edge-server serve-tops`: upper halves of releases, run on features that devices send.
 
     Attributes:
-        threads: Of ONNX Runtime, for one request; it works on one at a time.
-        max_features_mb: MiB of the features of one request, as they travel and as float32 numbers.
-        held_mb: MiB of the features of all devices' requests together, which are held in memory.
-        waiting: Requests of all devices that are here at once; a device has one.
-        releases: Upper halves that stay open; the one that was asked longest ago makes way.
+        threads: Threads of ONNX Runtime per request; requests run one at a time.
+        max_features_mb: MiB of the features of one request, both encoded and as float32.
+        held_mb: MiB of the features of all pending requests together, in memory.
+        waiting: Maximum number of pending requests of all devices; each device has at most one.
+        releases: Number of upper halves that stay loaded; the least recently used is unloaded first.
     """
 
     threads: int = 1
@@ -105,23 +106,23 @@ class TopsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     releases: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse what serves nobody, and what ONNX Runtime cannot be told."""
+        """Reject values out of range."""
         if not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be 1 to {MAX_THREADS}")
         if not 1 <= self.max_features_mb <= min(self.held_mb, MAX_FEATURES_MB) or self.held_mb > MAX_KEPT_MB:
-            raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}, held_mb as many at least")
+            raise ValueError(f"max_features_mb must be 1 to {MAX_FEATURES_MB}, held_mb at least that much")
         if not 1 <= self.waiting <= MAX_WAITING or not 1 <= self.releases <= MAX_OPEN:
             raise ValueError(f"waiting must be 1 to {MAX_WAITING}, releases 1 to {MAX_OPEN}")
 
 
 class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another site of the same run, to whose broker this server dials out.
+    """Another site of the same run, to whose broker this server connects.
 
     Attributes:
-        site: Its name, as the plan's `[sites] clusters` has it.
-        broker: Its broker, as seen from here, and by what it knows us.
-        user: As `broker.user`, of files of versions before.
-        password_file: As `broker.password_file`, of files of versions before.
+        site: Name of the other site, as in the plan's `[sites] clusters`.
+        broker: Address of its broker as seen from this server, and this server's credentials there.
+        user: Same as `broker.user`, in files of older versions.
+        password_file: Same as `broker.password_file`, in files of older versions.
     """
 
     site: str
@@ -130,35 +131,35 @@ class PeerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     password_file: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse a password of nobody, and two logins."""
+        """Reject a password without user, and two logins."""
         if self.password_file and not self.user:
-            raise ValueError("password_file stands without user: add who it is the password of")
+            raise ValueError("password_file is set without user; add the user")
         if self.user and self.broker.user:
-            raise ValueError("user stands here and in [peer.broker]: keep the one there")
+            raise ValueError("user is set in [peer] and in [peer.broker]; keep the one in [peer.broker]")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One site. Relative paths are taken from the folder of its file.
+    """Edge server of one site. Relative paths start at the folder of the file.
 
     Attributes:
-        plan: The trial plan to run.
-        run: Name of the run; empty to go on with an unfinished run of the same plan, else to begin a new one.
+        plan: Trial plan to run.
+        run: Name of the run; empty: resume an unfinished run of the same plan, or else start a new one.
         data_dir: Folder of the site's runs.
         data_root: Folder that relative data paths of plans start from.
-        site: The site's name, as the agents' files have it; a file must state it.
-        gateway: Folder of the site, as `edge-server site init` makes it: who is revoked there takes no part from that
-            moment on. Empty where there is none.
-        strangers: Whether devices take part that the plan does not name, where it names any.
-        broker: The site's MQTT broker.
-        link: How payloads are sent and received.
-        readings: How long device reports are kept.
+        site: Name of the site, as in the agents' files; required in a file.
+        gateway: Folder of the site, as created by `edge-server site init`: devices revoked there are excluded
+            immediately. Empty if there is none.
+        strangers: Whether devices that the plan does not name may take part, if it names any.
+        broker: MQTT broker of the site.
+        link: Transfer of payloads.
+        readings: Storage of device reports.
         trainer: Where the server computes.
         tops: Limits of `edge-server serve-tops`.
-        threads: Torch threads; 0 for torch's own choice.
-        models: Networks of the user's own that plans may name: `module:function`, or `module:*` for all that a module
-            defines; with those of FIELDFLEET_MODELS.
+        threads: Torch threads; 0 for torch's default.
+        models: Custom networks that plans may name: `module:function`, or `module:*` for all that a module
+            defines; in addition to those of FIELDFLEET_MODELS.
         log_level: debug, info, warning or error.
-        peer: The other sites of a plan that has several; a plan with one site has no use for them.
+        peer: Other sites of a plan with several sites; ignored with one site.
     """
 
     plan: str
@@ -179,21 +180,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peer: list[PeerConfig] = []
 
     def __post_init__(self) -> None:
-        """Refuse what torch cannot be told, and what is no network's name."""
+        """Reject invalid network names and thread counts."""
         require_entries(self.models)
         if not 0 <= self.threads <= MAX_THREADS:
-            raise ValueError(f"threads must be 0, for torch's own choice, to {MAX_THREADS}")
+            raise ValueError(f"threads must be 0 (torch's default) to {MAX_THREADS}")
 
 
 def load(path: Path) -> ServerConfig:
-    """Read a server's file.
+    """Read `server.toml`.
 
     Raises:
-        ConfigError: As `shared.config.read`, or a name or level cannot be used.
+        ConfigError: As `shared.config.read`, or a name or log level is invalid.
     """
     config = read(path, ServerConfig)
     if not config.site:
-        raise ConfigError(f'{path}: site is missing; add the name that the agents\' agent.toml have, site = "NAME"')
+        raise ConfigError(f'{path}: site is missing; add the name from the agents\' agent.toml, site = "NAME"')
     check_name(config.site, f"{path}: site")
     _check_peers(config, path)
     if config.run:
@@ -209,7 +210,7 @@ def load(path: Path) -> ServerConfig:
 
 
 def _resolve_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
-    """Return a peer with its login in its broker, and paths taken from the folder of its file."""
+    """Move the login into the broker's table, and resolve its paths relative to `folder`."""
     broker = peer.broker
     if peer.user:
         broker = msgspec.structs.replace(broker, user=peer.user, password_file=peer.password_file)
@@ -217,10 +218,10 @@ def _resolve_peer(peer: PeerConfig, folder: Path) -> PeerConfig:
 
 
 def _check_peers(config: ServerConfig, path: Path) -> None:
-    """Refuse peers that are no other sites."""
+    """Reject a peer that is this site, or is listed twice."""
     names = [check_name(peer.site, f"{path}: peer.site") for peer in config.peer]
     if config.site in names:
-        raise ConfigError(f"{path}: peer.site: {config.site!r} is this very site; take that [[peer]] out")
+        raise ConfigError(f"{path}: peer.site: {config.site!r} is the name of this site; remove that [[peer]]")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"{path}: peer.site: {twice!r} stands there twice; take one [[peer]] out")
+        raise ConfigError(f"{path}: peer.site: {twice!r} is listed twice; remove one [[peer]]")

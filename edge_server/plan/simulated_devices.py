@@ -1,6 +1,6 @@
-"""Where a replayed device's figures come from: the tables `compute`, `link` and `power` of a plan's `[[device]]`.
+"""Tables `compute` and `power` of a plan's `[[device]]`: simulated hardware.
 
-Each has a `kind`. A figure that may be a range, `[low, high]`, is drawn uniformly from it, by the plan's seed.
+Each has a `kind`. A figure that may be a range `[low, high]` is drawn from it uniformly, by the plan's seed.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Literal, TypeAlias
 from edge_server.plan.sections import Section
 
 Span: TypeAlias = float | tuple[float, float]
-"""A figure, or the ends of the range that it is drawn from."""
+"""A figure, or the (low, high) range that it is drawn from."""
 Again: TypeAlias = Literal["never", "round"] | float
-"""When a range is drawn anew: never, with every round, or after so many virtual seconds."""
+"""When a range is drawn again: never, every round, or after this many virtual seconds."""
 After: TypeAlias = Literal["hold", "repeat", "zero"]
-"""What comes behind the end of a trace."""
+"""Behaviour after the end of a trace."""
 
 
 def range_ends(span: Span) -> tuple[float, float]:
-    """Return the ends of a range; those of a single figure are the same."""
+    """Return (low, high); equal for a single figure."""
     return span if isinstance(span, tuple) else (span, span)
 
 
 def require_spans(*, least: float = 0.0, **spans: Span | None) -> None:
-    """Refuse a range that is empty, not finite, or not above `least`.
+    """Reject a range that is empty, not finite, or not above `least`.
 
     Raises:
-        ValueError: One is; the message names it.
+        ValueError: The message names the figure.
     """
     for name, span in spans.items():
         if span is None:
@@ -38,10 +38,10 @@ def require_spans(*, least: float = 0.0, **spans: Span | None) -> None:
 
 
 def require_amounts(**figures: float | None) -> None:
-    """Refuse what is below zero or not finite.
+    """Reject figures that are negative or not finite.
 
     Raises:
-        ValueError: One is; the message names it.
+        ValueError: The message names the figure.
     """
     for name, figure in figures.items():
         if figure is not None and not 0 <= figure < math.inf:
@@ -62,11 +62,11 @@ class GivenCompute(Section, frozen=True, kw_only=True, tag_field="kind", tag="gi
 
 
 class Cycles(Section, frozen=True, kw_only=True, tag_field="kind"):
-    """How many CPU cycles training takes; exactly one of the four is given.
+    """CPU cycles of training; exactly one of the four keys is set.
 
     Attributes:
         cycles_per_step: Cycles of one training step, on one batch.
-        cycles_per_example: Cycles of one example, once through the network and back.
+        cycles_per_example: Cycles of one example, one forward and one backward pass.
         cycles_per_weight: Cycles of one weight in one training step: C_k of pruned personalization.
         cycles_per_flop: Cycles of one floating-point operation of the network, counted from its shapes.
     """
@@ -80,15 +80,15 @@ class Cycles(Section, frozen=True, kw_only=True, tag_field="kind"):
         rates = (self.cycles_per_step, self.cycles_per_example, self.cycles_per_weight, self.cycles_per_flop)
         present = [rate for rate in rates if rate is not None]
         if len(present) != 1 or not 0 < present[0] < math.inf:
-            raise ValueError("give one of cycles_per_step, _example, _weight and _flop, > 0 and finite")
+            raise ValueError("set exactly one of cycles_per_step, _example, _weight and _flop, > 0 and finite")
 
 
 class RangeCompute(Cycles, frozen=True, kw_only=True, tag="ranges"):
-    """A clock drawn from a range; a task takes cycles / f(t).
+    """Clock drawn from a range; a task takes cycles / f(t).
 
     Attributes:
         hertz: Clock of the CPU, or the range it is drawn from.
-        again: When the clock is drawn anew: never, with every round, or after so many seconds.
+        again: When the clock is drawn again: never, every round, or after this many seconds.
     """
 
     hertz: Span
@@ -101,13 +101,13 @@ class RangeCompute(Cycles, frozen=True, kw_only=True, tag="ranges"):
 
 
 class ProfileCompute(Cycles, frozen=True, kw_only=True, tag="profile"):
-    """The clock of a board's firmware profile; a task takes cycles / (cores * hertz).
+    """Clock from a board's firmware profile; a task takes cycles / (cores * hertz).
 
     Attributes:
         board: The profile's id, or the path of its TOML file.
-        hertz: Clock of the CPU, or the range it is drawn from; absent for the highest that the profile names.
+        hertz: Clock of the CPU, or the range it is drawn from; absent: the highest clock of the profile.
         cores: Mean number of cores that compute.
-        again: When the clock is drawn anew: never, with every round, or after so many seconds.
+        again: When the clock is drawn again: never, every round, or after this many seconds.
     """
 
     board: str
@@ -144,12 +144,12 @@ class GivenPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="give
 
 
 class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cycles"):
-    """What the papers charge: kappa * C * f^2 joules for C cycles at f hertz, and p * t for a transfer.
+    """Power model of the papers: kappa * C * f^2 joules for C cycles at f hertz, and p * t for a transfer.
 
     Attributes:
         kappa: Effective switched capacitance of the processor.
-        idle_w: Power that flows all the while, besides the others; the papers count none.
-        tx_w: p, power while it sends; absent for the power that a wireless link sends with, or unknown.
+        idle_w: Constant power, in addition to the others; zero in the papers.
+        tx_w: p, power while it sends; absent: the transmit power of a wireless link, or unknown.
         rx_w: Power while it receives; absent: unknown.
     """
 
@@ -164,7 +164,7 @@ class CyclesPower(Section, frozen=True, kw_only=True, tag_field="kind", tag="cyc
 
 
 class ProfilePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
-    """The power model of a board's firmware profile, at the clock and cores of `compute`.
+    """Power model of a board's firmware profile, at the clock and cores of `compute`.
 
     Attributes:
         board: The profile's id, or the path of its TOML file.
@@ -174,16 +174,16 @@ class ProfilePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="pr
 
 
 class TracePower(Section, frozen=True, kw_only=True, tag_field="kind", tag="trace"):
-    """A recorded power curve, in watts over the busy time; every task starts at the beginning of the curve.
+    """Recorded power curve over the busy time; every task starts at the beginning of the curve.
 
     Attributes:
-        path: A CSV file, perhaps compressed (.gz); a relative path starts at the data root.
-        name: Name of the curve, in `key_column`; empty for another one each device, in the file's order.
+        path: CSV file, optionally compressed (.gz); a relative path starts at the data root.
+        name: Name of the curve, in `key_column`; empty: each device gets another one, in the file's order.
         key_column: Column that names the curves.
         column: Column of the power.
-        scale: Watts in one of the column's unit; 0.001 for milliwatts.
-        offset_s: Where in the curve a task begins.
-        after: What follows the end of the curve: its last value, or the curve again.
+        scale: Watts per unit of the column; 0.001 for milliwatts.
+        offset_s: Start of a task within the curve.
+        after: Behaviour after the end of the curve: hold the last value, or repeat the curve.
         tx_name: Name of the curve while it sends; empty: unknown.
         rx_name: Name of the curve while it receives; empty: unknown.
         idle_w: Power of the recorded device while it did nothing; absent: unknown.
@@ -209,10 +209,10 @@ Power: TypeAlias = GivenPower | CyclesPower | ProfilePower | TracePower
 
 
 def require_again(again: Again) -> None:
-    """Refuse a range that would be drawn anew without end.
+    """Reject a redraw interval that is not positive and finite.
 
     Raises:
-        ValueError: It would.
+        ValueError: The interval is out of range.
     """
     if not isinstance(again, str) and not 0 < again < math.inf:
         raise ValueError('again must be "never", "round" or seconds > 0')
