@@ -33,12 +33,7 @@ TRAINER_SAMPLES = 1 << 16
 
 
 def run_probes(root: Path, profile: Profile, probes: Mapping[str, Probe], clock: Clock) -> ProbeResult:
-    """Run all probes; a failing probe reports its cause and does not affect the others.
-
-    Args:
-        root: Root of the board's file system.
-        clock: Monotonic seconds, for the readings.
-    """
+    """Run all probes; a failing probe reports its cause and does not affect the others."""
     combined = ProbeResult()
     for name, probe in probes.items():
         try:

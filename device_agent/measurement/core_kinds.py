@@ -18,11 +18,7 @@ CPU_PART = re.compile(r"^CPU (?:implementer|part)\s*:\s*(0x[0-9a-f]{1,8})\s*$", 
 
 
 def describe_core_kinds(root: Path) -> str:
-    """Describe how the cores differ; empty if they are of one kind or nothing is known.
-
-    Args:
-        root: Root of the board's file system.
-    """
+    """Describe how the cores of the board below `root` differ; empty if they are of one kind or nothing is known."""
     codes = CPU_PART.findall(_read_or_empty(root / CPUINFO))
     parts = sorted(set(zip(codes[::2], codes[1::2], strict=False)))
     if len(parts) > 1:

@@ -57,9 +57,7 @@ def hold_target(
     The previous settings are restored at the end. A change left in the journal by an earlier process is undone first.
 
     Args:
-        root: Root of the board's file system.
         journal: File for the previous settings.
-        run: Runs the board's tools.
 
     Raises:
         ConfigError: The board or the user's permissions do not allow the target, and nothing is changed; or an
@@ -85,10 +83,6 @@ def hold_target(
 def apply_steps(root: Path, profile: Profile, steps: Iterable[Step], run: Tool = run_tool) -> None:
     """Apply steps in order, and verify each by reading it back.
 
-    Args:
-        root: Root of the board's file system.
-        run: Runs the board's tools.
-
     Raises:
         ConfigError: A step failed or had no effect; earlier steps stay applied.
     """
@@ -105,11 +99,6 @@ def restore(root: Path, profile: Profile, journal: Path, run: Tool = run_tool) -
     """Undo the journal's change as far as possible; return whether nothing is left to undo.
 
     What the board refuses does not raise: the journal stays for the next start.
-
-    Args:
-        root: Root of the board's file system.
-        journal: File with the previous settings.
-        run: Runs the board's tools.
     """
     try:
         change = _read_journal(journal)
