@@ -1,1 +1,1 @@
-"""New versions of the agent beside the running one: root's half, which alone installs code, and the agent's proof."""
+"""Agent upgrades with trial and rollback: the root updater and the agent's health signals."""

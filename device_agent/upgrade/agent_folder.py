@@ -1,8 +1,7 @@
-"""The agent's folder as root sees it: believed in nothing, read within bounds, as the user whose folder it is.
+"""Root's access to the agent's untrusted state folder.
 
-An agent that was taken over may put anything there: links to what it may not read, pipes that never end, files that
-change while they are read. As its own user root can read nothing there that it could not; what is used is a copy in
-memory, of a bounded size, and is verified after it was read.
+A compromised agent may place symlinks to secrets, endless pipes, or files that change while they are read. So files
+are opened with the agent's user id, copied into memory up to a bounded size, and verified after reading.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ T = TypeVar("T")
 
 @contextmanager
 def as_owner(folder: Path) -> Iterator[None]:
-    """Be the user whose folder it is while the block lasts; nothing changes where this process is not root.
+    """Switch to the folder's owner in a block; does nothing unless this process is root.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such folder.
     """
     if os.geteuid() != 0:
         yield
@@ -51,7 +50,7 @@ def as_owner(folder: Path) -> Iterator[None]:
     try:
         status = folder.stat()
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; name the agent's file by --config") from error
+        raise ConfigError(f"{folder}: {error.strerror}; name the agent's file with --config") from error
     groups, group = os.getgroups(), os.getegid()
     os.setgroups([status.st_gid])
     os.setegid(status.st_gid)
@@ -66,40 +65,36 @@ def as_owner(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AgentFolder:
-    """The folder of an agent's state."""
+    """State folder of an agent."""
 
     state_dir: Path
 
     def read_target(self) -> UpgradeTarget | None:
-        """Return which version the agent was told to take; None for none.
+        """Read the requested version; None for none.
 
         Raises:
-            CorruptFile: The file says no such thing.
-            ConfigError: It cannot be read.
+            CorruptFile: The file is damaged.
+            ConfigError: The file cannot be read.
         """
         return self._read_struct(WANTED, UpgradeTarget)
 
     def read_proof(self) -> Proof | None:
-        """Return the proof of a running agent; None for none that can be read."""
+        """Read the proof of a running agent; None if missing or unreadable."""
         try:
             return self._read_struct(PROOF, Proof)
         except (ConfigError, CorruptFile):
             return None
 
     def read_manifest(self, version: str) -> bytes:
-        """Return the signed manifest of a version that the agent fetched."""
+        """Read the signed manifest of a version that the agent fetched."""
         return self._read_required(f"{version}{MANIFEST}", MOST_SIGNED)
 
     def read_package(self, version: str, size: int) -> bytes:
-        """Return the package of a version that the agent fetched.
-
-        Args:
-            size: Its bytes, by its manifest.
-        """
+        """Read the package of a version that the agent fetched; `size` is its size in bytes by the manifest."""
         return self._read_required(f"{version}{PACKAGE}", size)
 
     def is_busy(self) -> bool:
-        """Tell whether the agent says that a task runs."""
+        """Check for a running task by the agent's lock file."""
         try:
             with as_owner(self.state_dir):
                 descriptor = os.open(self.state_dir / FOLDER / BUSY, os.O_RDONLY | _PLAIN)
@@ -114,17 +109,13 @@ class AgentFolder:
         return False
 
     def read_formats(self) -> WrittenFormats:
-        """Return the newest forms that were written there.
-
-        Raises:
-            ConfigError: The file is damaged.
-        """
+        """Read the newest state formats written there; raises ConfigError if the file is damaged."""
         with as_owner(self.state_dir):
             data = _read_bounded(self.state_dir / FILE, MOST_BYTES)
         return WrittenFormats(formats={}) if data is None else decode_formats(data, str(self.state_dir / FILE))
 
     def set_aside(self, kinds: Collection[str], version: str) -> None:
-        """Move what a version cannot read out of its way, and lower the forms; done twice, nothing more happens."""
+        """Move state files that a version cannot read into a folder, and lower the formats; idempotent."""
         written = self.read_formats()
         with as_owner(self.state_dir):
             aside = self._make_aside_folder(version)
@@ -138,7 +129,7 @@ class AgentFolder:
             sync(aside)
 
     def bring_back(self, kinds: Collection[str], version: str) -> None:
-        """Undo `set_aside`; what the version wrote meanwhile takes the place of what was aside, and is not deleted."""
+        """Undo `set_aside`; files that the version wrote meanwhile are kept under another name."""
         with as_owner(self.state_dir):
             aside = self._make_aside_folder(version)
             for name in _list_files(kinds):
@@ -167,7 +158,7 @@ class AgentFolder:
         with as_owner(self.state_dir):
             data = _read_bounded(path, most)
         if data is None:
-            raise ConfigError(f"{path} is not there")
+            raise ConfigError(f"{path} does not exist")
         return data
 
 
@@ -183,10 +174,10 @@ def _find_free_name(path: Path) -> Path:
 
 
 def _read_bounded(path: Path, most: int) -> bytes | None:
-    """Return the content of a plain file, up to a byte more than is allowed; None where there is no file.
+    """Return up to `most` + 1 bytes of a regular file; None if there is no file.
 
     Raises:
-        ConfigError: It is no plain file, or cannot be read.
+        ConfigError: It is not a regular file, or cannot be read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _PLAIN)
@@ -196,5 +187,5 @@ def _read_bounded(path: Path, most: int) -> bytes | None:
         raise ConfigError(f"{path}: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path} is no plain file")
+            raise ConfigError(f"{path} is not a regular file")
         return file.read(most + 1)

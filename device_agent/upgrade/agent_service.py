@@ -1,4 +1,4 @@
-"""The agent's service, as far as an upgrade starts and stops it: by `systemctl`, or what understands the same words."""
+"""Start, stop and inspect the agent's systemd service."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from device_agent.hardware.tools import run_command
 UNIT = "fieldfleet-agent.service"
 SYSTEMCTL = ("systemctl",)
 PATIENCE_S, LOOK_S = 90.0, 20.0
-"""Seconds that systemd may take: to end an agent, which has 30 of its own, and for everything else."""
+"""Timeouts of systemctl: to stop an agent, which may take 30 s itself, and for other commands."""
 RUNNING = frozenset({"active", "activating", "reloading"})
 
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """What is seen of a service.
+    """State of a service.
 
     Attributes:
-        runs: Whether it runs, or is about to.
-        has_failed: Whether it ended and is not started again.
-        restarts: How often it began anew by itself since it was started.
+        runs: True if it is active or starting.
+        has_failed: True if it ended and will not be restarted.
+        restarts: Automatic restarts since it was started.
     """
 
     runs: bool
@@ -31,24 +31,24 @@ class ServiceStatus:
 
 
 class AgentService(Protocol):
-    """Starts and stops the agent."""
+    """Service manager's interface to the agent."""
 
     def stop(self) -> None:
-        """Stop it; when this returns, it is gone, or nobody can stop it."""
+        """Stop the service, and wait until it has ended or a timeout has passed."""
         ...
 
     def start(self) -> None:
-        """Have it begin, and do not wait; restarts are counted anew."""
+        """Start the service without waiting, and reset the count of restarts."""
         ...
 
     def read_status(self) -> ServiceStatus:
-        """Return how it is."""
+        """Query the service's state."""
         ...
 
 
 @dataclass(frozen=True)
 class SystemdService:
-    """A unit of systemd."""
+    """Agent service as a systemd unit."""
 
     unit: str = UNIT
     command: Sequence[str] = SYSTEMCTL

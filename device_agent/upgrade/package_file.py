@@ -1,7 +1,7 @@
-"""What of a Debian package of ours becomes a version's folder; nothing else of it is looked at, and nothing is written.
+"""Extract a version's folder from an agent package (.deb), in memory.
 
-What no package of ours holds is refused as a whole: beside what `shared.runtime.support.deb_file` refuses, links that
-lead out, and what has no folder.
+A package with unexpected content is refused as a whole: beside the checks of `shared.runtime.support.deb_file`, links
+out of the folder, duplicates, and entries without a parent folder.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from shared.runtime.support.deb_file import DATA, PackedEntry, package_error, qu
 
 
 def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator[PackedEntry]:
-    """Yield what a package holds below a folder, folders before what is in them.
+    """Yield a package's entries below a folder, parents first.
 
     Args:
-        folder: Such as `opt/fieldfleet/0.4.0`.
-        python: The interpreters that it may lead to, such as `/usr/bin/python3`.
+        folder: Folder in the package, such as `opt/fieldfleet/0.4.0`.
+        python: Interpreters that `bin/python3` may link to, such as `/usr/bin/python3`.
 
     Raises:
-        CorruptFile: It is damaged, or holds what no package of ours does.
+        CorruptFile: The package is damaged, or has unexpected content.
     """
     folders, paths, links = set[str](), set[str](), dict[str, str]()
     for entry in read_entries(data, DATA):
@@ -32,26 +32,25 @@ def unpack_package(data: bytes, folder: str, python: Container[str]) -> Iterator
                 links[path] = _check_link(path, entry.content.decode(), python)
             yield replace(entry, path=path)
     if "" not in folders:
-        raise CorruptFile(f"the package has no folder {folder}: it is of another version, or none of the agent's")
+        raise CorruptFile(f"the package has no folder {folder}: it is of another version or not an agent package")
     _check_chains(links)
 
 
 def _check_parent(path: str, entry: PackedEntry, paths: set[str], folders: set[str]) -> None:
-    """Refuse what is there twice, and what has no folder; take note of the others."""
+    """Refuse duplicates and entries without a parent folder; record the others."""
     if path in paths or (path and path.rpartition("/")[0] not in folders):
-        raise package_error(f"{quote_name(entry.path)} is there twice, or its folder is not")
+        raise package_error(f"{quote_name(entry.path)} is a duplicate, or its folder is missing")
     paths.add(path)
     if entry.kind == "folder":
         folders.add(path)
     elif not path:
-        raise package_error(f"{quote_name(entry.path)} is no folder")
+        raise package_error(f"{quote_name(entry.path)} is not a folder")
 
 
 def _check_link(path: str, target: str, python: Container[str]) -> str:
-    """Return where a link leads, below the version's folder; refuse one that leads out, but to its interpreter.
+    """Return a link's target relative to the version's folder; refuse targets outside, other than the interpreter.
 
-    A `..` is taken at the beginning alone, where it climbs from a folder that is one: behind a name, that may be a
-    link, and `..` is then beside what it leads to.
+    `..` is accepted only at the beginning: after a name, which may be a link, it would resolve elsewhere.
     """
     if path == "bin/python3" and target in python:
         return path
@@ -61,13 +60,13 @@ def _check_link(path: str, target: str, python: Container[str]) -> str:
         climbs += 1
     above, names = path.split("/")[:-1], parts[climbs:]
     if climbs > len(above) or any(name in ("", ".", "..") for name in names):
-        raise package_error(f"{quote_name(path)} leads out of its folder, or not straight, to {quote_name(target)}")
+        raise package_error(f"{quote_name(path)} links out of its folder, or indirectly, to {quote_name(target)}")
     return "/".join([*above[: len(above) - climbs], *names])
 
 
 def _check_chains(links: Mapping[str, str]) -> None:
-    """Refuse links that lead through links: where those end is nobody's to see."""
+    """Refuse links through other links, whose targets cannot be checked here."""
     for path, target in links.items():
         parts = target.split("/")
         if any("/".join(parts[:count]) in links for count in range(1, len(parts))):
-            raise package_error(f"{quote_name(path)} leads through a link, to {quote_name(target)}")
+            raise package_error(f"{quote_name(path)} links through another link to {quote_name(target)}")

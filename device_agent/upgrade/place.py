@@ -1,4 +1,4 @@
-"""What an upgrade is given: where everything is on a board, which version is wanted, and whether that one starts."""
+"""Inputs of an upgrade: paths and platform of the board, and the request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ STATE_DIR = Path("/var/lib/fieldfleet")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 START_S = 60.0
-"""Seconds in which a version must be able to say which it is."""
+"""Timeout for `upgrade status` of a new version."""
 
 
 @dataclass(frozen=True)
 class UpgradeEnvironment:
-    """Where an upgrade finds everything.
+    """Paths and platform of a board.
 
     Attributes:
         home: Folder of the versions.
-        roots: Root certificates of the sites whose packages are taken, PEM.
-        boot_id: File of the kernel, another for every boot.
-        arch: As dpkg calls this processor.
-        python: Whose libraries the packages bring.
-        interpreters: To one of which a version's own leads: the system's, whichever it is, or this very one.
+        roots: PEM file with the root certificates of the sites whose packages are accepted.
+        boot_id: Kernel file whose content changes at every boot.
+        arch: Processor architecture in dpkg's terms.
+        python: Python version that packages must bring libraries for.
+        interpreters: Interpreters that a version's `bin/python3` may link to.
     """
 
     home: Path = HOME
@@ -46,14 +46,14 @@ class UpgradeEnvironment:
 
 @dataclass(frozen=True)
 class UpgradeRequest:
-    """A version that is wanted, and by whom.
+    """Request to install a version.
 
     Attributes:
-        signed: Returns its signed manifest.
-        package: Returns its package, of which so many bytes are looked at.
-        by_hand: Whether somebody at the board wants it, who may also go to an older one.
-        force: Whether a task may be ended for it.
-        lose: Whether state files that it cannot read are set aside.
+        read_manifest: Returns the signed manifest.
+        read_package: Returns the package, read up to the given number of bytes.
+        by_hand: True if an operator at the board asks, who may also downgrade.
+        force: Interrupt a running task.
+        lose: Set aside state files that the version cannot read.
     """
 
     target: UpgradeTarget
@@ -65,10 +65,10 @@ class UpgradeRequest:
 
 
 def find_fault(folder: Path) -> str:
-    """Return why a version does not even start, or could not be upgraded from; empty where it does, and could."""
+    """Run `upgrade status` of a version; return why it fails, empty if the version starts and could be upgraded."""
     arguments = ("-I", "-m", "device_agent", "upgrade", "status", "--home", str(folder.parent))
     result = run_command([str(folder / "bin/python3"), *arguments], timeout_s=START_S)
     if result.exit_code == 0:
         return ""
-    lines = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["it says nothing"]
+    lines = (result.stderr or result.stdout).strip().splitlines()[-1:] or ["no output"]
     return f"version {folder.name} does not start: {lines[0][:200]}"

@@ -1,7 +1,7 @@
-"""The agent's word to the updater: that a task runs, and that a new version is connected and heard.
+"""Health signals of the agent for the updater: task lock and proof of a trial.
 
-The updater waits for the end of the task before it stops the agent, and for the proof before it keeps the new version.
-State files keep the old form until then: only once the trial is over are forms raised to those of this version.
+The updater waits for the end of a task before it stops the agent, and for the proof before it commits a new version.
+State files keep the old format until the trial is over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shared.runtime.durable import replace_file
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between two looks at whether a trial is over."""
+"""Poll interval for the end of a trial."""
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def open_folder(state_dir: Path) -> Path:
-    """Return the agent's folder of upgrades, made where there is none."""
+    """Return the agent's upgrade folder, creating it if needed."""
     folder = state_dir / FOLDER
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     return folder
@@ -38,12 +38,12 @@ def open_folder(state_dir: Path) -> Path:
 
 @dataclass
 class TrialReporter:
-    """What a running version owes the updater.
+    """Writes the proof of a version on trial, and raises the state formats after it.
 
     Attributes:
-        home: Folder of the versions; None where this process is none of them.
-        look_s: Seconds between two looks at the record of a trial.
-        heard: Set once the broker took this process's first report.
+        home: Folder of the versions; None if this process does not run from it.
+        look_s: Poll interval of the upgrade record.
+        report_accepted: Set once the broker has acknowledged this process's first report.
     """
 
     home: Path | None
@@ -53,13 +53,13 @@ class TrialReporter:
     report_accepted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Prove this version if it is on trial; once it is not, raise the forms of state files to its own."""
+        """Prove this version if it is on trial; after the trial, raise the state formats to its own."""
         try:
             record = self._trial()
             if record:
                 await self.report_accepted.wait()
                 self._prove(record.nonce)
-                log.info("version %s is connected and was heard: the updater is told", self.version)
+                log.info("version %s is connected and its report was accepted; proof written", self.version)
             while self._trial():  # noqa: ASYNC110 - another process ends it
                 await asyncio.sleep(self.look_s)
             raise_formats(self.state_dir, self.version)
@@ -67,7 +67,7 @@ class TrialReporter:
             log.warning("upgrade: %s", error)
 
     def _trial(self) -> UpgradeRecord | None:
-        """Return the record while this version is on trial."""
+        """Return the record if this version is on trial, else None."""
         record = read_upgrade(self.home) if self.home else UpgradeRecord()
         return record if record.state == "trial" and record.to == self.version else None
 
@@ -78,13 +78,13 @@ class TrialReporter:
 
 @contextmanager
 def mark_busy(state_dir: Path) -> Iterator[None]:
-    """Say that a task runs while the block lasts, by a lock that falls with the process; a full disk says nothing."""
+    """Hold the task lock in a block; it is released with the process, and not taken if the disk is full."""
     descriptor = -1
     try:
         descriptor = os.open(open_folder(state_dir) / BUSY, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        log.debug("that a task runs is not told: %s", error)
+        log.debug("task lock not taken: %s", error)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""The root certificates whose sites may give this board new versions of its agent: root's file, by root's own word.
+"""Root certificates of the sites whose agent packages this board accepts.
 
-`cryptography` is imported where it is used: it is 10 MB that an idle agent does without.
+Only root may write the file. `cryptography` is imported late, since it takes 10 MB that an idle agent can save.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ MOST_ROOTS = 64 << 10
 
 
 def find_root(certificates: bytes, pin: str) -> bytes:
-    """Return the certificate among others that has a fingerprint, PEM.
+    """Find the certificate with a fingerprint; return it as PEM.
 
     Args:
-        pin: SHA-256 of the wanted one's DER, hexadecimal.
+        certificates: Concatenated PEM certificates.
+        pin: Hexadecimal SHA-256 of the DER encoding.
 
     Raises:
-        ConfigError: None has.
+        ConfigError: No certificate has the fingerprint, or they cannot be parsed.
     """
     from cryptography import x509  # noqa: PLC0415 - see the file's beginning
     from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
@@ -28,17 +29,17 @@ def find_root(certificates: bytes, pin: str) -> bytes:
     try:
         pems = [certificate.public_bytes(Encoding.PEM) for certificate in x509.load_pem_x509_certificates(certificates)]
     except ValueError as error:
-        raise ConfigError(f"the site's certificates cannot be read: {error}; join anew by a new token") from error
+        raise ConfigError(f"the site's certificates cannot be parsed: {error}; join again with a new token") from error
     root = next((pem for pem in pems if compute_pin(pem) == pin), None)
     if root is None:
         raise ConfigError(
-            f"the root with the fingerprint {pin[:16]}… is not among the site's; join anew by a new token"
+            f"the root with the fingerprint {pin[:16]}… is not among the site's; join again with a new token"
         )
     return root
 
 
 def compute_pin(pem: bytes) -> str:
-    """Return the SHA-256 of a certificate's DER, hexadecimal."""
+    """Return the hexadecimal SHA-256 of a certificate's DER encoding."""
     from cryptography import x509  # noqa: PLC0415 - see the file's beginning
     from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
 
@@ -46,10 +47,10 @@ def compute_pin(pem: bytes) -> str:
 
 
 def read_trusted_pins(path: Path) -> list[str]:
-    """Return the fingerprints of the roots in a file; none where there is no file.
+    """Read the fingerprints of the roots in a file; empty if there is no file.
 
     Raises:
-        ConfigError: It cannot be read, or holds none.
+        ConfigError: The file cannot be read or parsed.
     """
     from cryptography import x509  # noqa: PLC0415 - see the file's beginning
     from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
@@ -60,5 +61,5 @@ def read_trusted_pins(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; write it anew, `sudo device-agent upgrade trust`") from error
+        raise ConfigError(f"{path}: {error}; write it again with `sudo device-agent upgrade trust`") from error
     return [hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest() for certificate in certificates]

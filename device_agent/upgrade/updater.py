@@ -1,13 +1,14 @@
-"""Root's half of an upgrade: verify, lay beside, switch, watch, and keep the new version or go back to the one before.
+"""Upgrade the agent as root: verify, install, switch, watch, then commit or roll back.
 
-    offered     it is wanted
-    fetched     its package is read, and is what its site signed
-    verified    it fits this board, and can go on with what the version before left
-    staged      it lies whole beside the one that runs, and starts
-    trial       it runs, and has so many seconds to be connected and heard
+    offered     requested
+    fetched     the package matches its signed manifest
+    verified    it fits this board, and can read the state files
+    staged      installed beside the running version, and starts
+    trial       running; must connect and get a report accepted within `probation_s`
     committed, rolled-back, refused, superseded
 
-Whoever is killed or cut off leaves a record from which the next one goes on, at boot before the agent starts.
+Every step is recorded first, so that an updater that is killed or loses power is resumed, at boot before the agent
+starts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PACKED_HOME = "opt/fieldfleet"
 MOST_ROOTS = 64 << 10
 LOOK_S = 0.5
 FORCE = "at the board, `sudo device-agent upgrade install FILE.deb --force` does not wait"
-SET_ASIDE = "`device-agent upgrade install FILE.deb --lose` sets it aside and goes on"
+SET_ASIDE = "`device-agent upgrade install FILE.deb --lose` sets it aside and continues"
 
 
 @dataclass
@@ -62,9 +63,8 @@ class Updater:
     """Upgrades the agent of a board; one process at a time.
 
     Attributes:
-        find_fault: Returns why a version in a folder does not even start.
-        clock: Monotonic seconds.
-        look_s: Seconds between two looks at a trial.
+        find_fault: Returns why the version in a folder does not start; else empty.
+        look_s: Poll interval in seconds.
     """
 
     environment: UpgradeEnvironment
@@ -75,22 +75,22 @@ class Updater:
     record: UpgradeRecord = field(default_factory=UpgradeRecord)
 
     def __post_init__(self) -> None:
-        """Make what is used at every step."""
+        """Open the folders of the versions and of the agent."""
         self.versions, self.agent = Versions(self.environment.home), AgentFolder(self.environment.state_dir)
 
     def resume(self) -> UpgradeRecord:
-        """Bring to an end what an earlier process left half done, but for a trial, which begins to be watched anew.
+        """Complete what an interrupted process left, except a trial, which must be watched again.
 
         Raises:
-            ConfigError: The record is of a newer version.
-            Unwritable: The disk takes nothing more.
+            ConfigError: The record has a newer format.
+            Unwritable: The disk is full or read-only.
         """
         self.record = self._read_record()
         self.versions.remove_partial()
         if self.record.state in PENDING:
-            with suppress(OSError):  # on a full disk what was laid has to go before anything can be written
+            with suppress(OSError):  # a full disk needs room before anything can be written
                 self.versions.remove_unused({self.record.from_, self.record.previous})
-            self._record_event("superseded", "it was cut off before it was tried")
+            self._record_event("superseded", "interrupted before the trial")
         elif verdict.is_going_back(self.record):
             self._go_back()
         elif self.record.state == "trial":
@@ -102,7 +102,7 @@ class Updater:
         try:
             return read_upgrade(self.environment.home)
         except CorruptFile as error:
-            log.warning("%s: it is set aside, and what runs goes on", error)
+            log.warning("%s: set aside; the running version stays", error)
             path = self.environment.home / RECORD
             path.rename(unused_name(path))
             return UpgradeRecord()
@@ -129,7 +129,7 @@ class Updater:
             self.service.start()
 
     async def watch_trial(self) -> UpgradeRecord:
-        """Watch what is on trial to its end."""
+        """Watch a trial, if there is one, until it ends."""
         start = self.clock()
         while self.record.state == "trial":
             if outcome := verdict.judge_trial(self.record, self._observe(self.clock() - start)):
@@ -146,17 +146,17 @@ class Updater:
         return TrialObservation(self.versions.current(), seconds, is_proven, status.restarts, status.has_failed)
 
     def _end_trial(self, event: Event, reason: str) -> None:
-        if event == "passed":  # the new version writes in forms of its own once it reads that, and not before
+        if event == "passed":  # the new version raises its state formats only after this
             self._record_event("passed", readable=self._read_formats())
             self.versions.switch(UPDATER, self.record.to)
-        elif event == "back":  # somebody else saw to what runs
+        elif event == "back":  # another version was installed meanwhile
             self._record_event("back", reason)
         else:
             self._write(verdict.mark_going_back(self.record, reason))
             self._go_back()
 
     def _go_back(self) -> None:
-        """Have the version before run again, of which a record says that it is to."""
+        """Switch to the version that the record says to roll back to."""
         record, goal = self.record, verdict.find_goal(self.record)
         if self.versions.current() in (record.to, goal):
             self._switch(goal, back=True)
@@ -164,18 +164,20 @@ class Updater:
         self._record_event("worse" if record.state == "trial" else "back", record.reason)
 
     def _switch(self, version: str, *, back: bool = False) -> None:
-        """Have another version run; its agent begins anew, since nobody knows what was cut off before."""
+        """Switch `current` to a version and restart the agent, whatever an interrupted switch has done before."""
         if not self.versions.is_installed(version):
-            raise ConfigError(f"{self.environment.home / version} is gone: install a package, `apt install ./FILE.deb`")
+            raise ConfigError(
+                f"{self.environment.home / version} does not exist; install a package: `apt install ./FILE.deb`"
+            )
         self.service.stop()
         try:
             self._move_state(version, back=back)
             self.versions.switch(CURRENT, version)
         finally:
-            self.service.start()  # whichever the link leads to
+            self.service.start()  # with either version
 
     def _move_state(self, version: str, *, back: bool) -> None:
-        """Set aside what a version cannot read, or bring it back; a disk that refuses keeps no version from running."""
+        """Set aside state files that a version cannot read, or restore them; errors do not stop the switch."""
         if not self.record.lost:
             return
         try:
@@ -184,27 +186,27 @@ class Updater:
             else:
                 self.agent.set_aside(self.record.lost, version)
         except (FieldFleetError, OSError) as error:
-            log.warning("state files stay where they are: %s", error)
+            log.warning("state files not moved: %s", error)
 
     def _remove_unused(self) -> None:
         if self.record.state == "committed" and self.versions.current() == self.record.to != self.versions.updater():
-            self.versions.switch(UPDATER, self.record.to)  # cut off between the record and this
+            self.versions.switch(UPDATER, self.record.to)  # interrupted after the record was written
         retained = verdict.select_retained(self.record, self.versions.current())
         self._write(replace(self.record, serials=verdict.filter_serials(self.record.serials, retained)))
-        with suppress(OSError):  # what cannot be removed costs room alone
+        with suppress(OSError):  # leftovers only cost disk space
             self.versions.remove_unused(retained)
 
     def go_back(self, reason: str) -> UpgradeRecord:
-        """Go back to the version before, from a trial or from one that was kept.
+        """Roll back to the previous version, from a trial or a committed version.
 
         Raises:
-            ConfigError: There is none, or it cannot read what was written since it ran.
+            ConfigError: There is none, or it cannot read newer state files.
         """
         record = self.record
         goal = record.from_ if record.state == "trial" else record.previous
         is_ours = record.state in ("trial", "committed") and self.versions.current() == record.to
         if not is_ours or not self.versions.is_installed(goal):
-            raise ConfigError("there is no version before the one that runs: install its package, `apt install`")
+            raise ConfigError("no previous version to go back to; install its package: `apt install ./FILE.deb`")
         self._require_readable(goal)
         self._write(verdict.mark_going_back(record, reason))
         self._go_back()
@@ -212,16 +214,16 @@ class Updater:
         return self.record
 
     def _require_readable(self, goal: str) -> None:
-        """Refuse to go back from a version that was kept to one that could not read what it has written."""
+        """Refuse to roll back from a committed version to one that cannot read its state files."""
         if self.record.state != "committed":
             return
         if losses := find_losses(self._read_formats(), self.record.readable):
             loss_text = "; ".join(f"{name}: {what}" for name, what in losses.items())
-            problem = f"version {goal} cannot read what was written here since it ran, and would lose ({loss_text})"
+            problem = f"version {goal} cannot read newer state files and would lose ({loss_text})"
             raise ConfigError(f"{problem}; {SET_ASIDE}")
 
     def _read_formats(self) -> dict[str, int]:
-        """Return the newest forms that lie in the agent's folder; none where nobody can tell."""
+        """Return the newest state formats in the agent's folder; empty if unreadable."""
         try:
             return self.agent.read_formats().formats
         except FieldFleetError as error:
@@ -229,7 +231,7 @@ class Updater:
             return {}
 
     def _go_back_on_request(self, target: UpgradeTarget) -> UpgradeRecord:
-        """Go back to the version before since the gateway says so, if that can be."""
+        """Roll back to the previous version as the gateway requests, or record why not."""
         try:
             self._require_readable(target.version)
         except ConfigError as error:
@@ -241,11 +243,7 @@ class Updater:
         return self.go_back(f"{target.deployment or 'the gateway'} goes back to version {target.version}")
 
     async def install(self, request: UpgradeRequest) -> UpgradeRecord:
-        """Take a version, if it may be, and return what became of it; nothing is on trial before.
-
-        Args:
-            request: Which, and what of it.
-        """
+        """Install a version and watch its trial; return the resulting record. There must be no earlier trial."""
         target, current = request.target, self.versions.current()
         if not request.by_hand and verdict.is_handled(self.record, target, current):
             return self.record
@@ -270,21 +268,21 @@ class Updater:
         return await self.watch_trial()
 
     def _prepare(self, request: UpgradeRequest) -> None:
-        """Have a version lie beside the one that runs, as far as it is one for this board.
+        """Verify a version and install it beside the running one.
 
         Raises:
-            FieldFleetError: It is not; the message says why.
-            OSError: A disk or a file refuses.
+            FieldFleetError: The version is refused, with the reason.
+            OSError: A file cannot be read or written.
         """
         target = request.target
         if not self.versions.is_installed(self.record.from_):
-            problem = f"{self.environment.home / CURRENT} leads to no version"
-            raise ConfigError(f"{problem}: install the package, `apt install ./FILE.deb`")
+            problem = f"{self.environment.home / CURRENT} does not point to a version"
+            raise ConfigError(f"{problem}; install the package: `apt install ./FILE.deb`")
         if not request.by_hand and (failed := verdict.find_failure(self.record, target)):
-            raise ConfigError(f"it failed here before: {failed}")
+            raise ConfigError(f"this version failed on this board before: {failed}")
         manifest = verify(read_signed(request.read_manifest()), self._read_roots())
         if manifest.version != target.version:
-            raise ConfigError(f"the manifest is of version {manifest.version}, and {target.version} is wanted")
+            raise ConfigError(f"the manifest is of version {manifest.version}, but {target.version} was requested")
         build = find_build(manifest, self.environment.arch, self.environment.python)
         package = self._read_package(request, build)
         self._record_event("fetched")
@@ -299,20 +297,20 @@ class Updater:
             with self.environment.roots.open("rb") as file:
                 return file.read(MOST_ROOTS)
         except FileNotFoundError as error:
-            problem = f"{self.environment.roots} is not there, so that no package can be believed"
-            raise ConfigError(f"{problem}: `sudo device-agent upgrade trust` on a board that has joined") from error
+            problem = f"{self.environment.roots} does not exist, so no package can be verified"
+            raise ConfigError(f"{problem}; join, then run `sudo device-agent upgrade trust`") from error
 
     def _read_package(self, request: UpgradeRequest, build: Build) -> bytes:
         if build.size > MOST_PACKAGE:
             raise ConfigError(f"{build.file} has {build.size} bytes, more than {MOST_PACKAGE}")
         package = request.read_package(build.size)
         if len(package) != build.size or hashlib.sha256(package).hexdigest() != build.sha256:
-            raise CorruptFile(f"the package is not {build.file}, which its site signed: its SHA-256 or size is another")
+            raise CorruptFile(f"the package differs in SHA-256 or size from {build.file} in the signed manifest")
         return package
 
     def _check_board(self, request: UpgradeRequest, manifest: PackageManifest) -> dict[str, str]:
-        """Return what the version cannot read of the agent's folder, where that is allowed; refuse it elsewhere."""
-        serials = self.record.serials  # of what dpkg laid nobody knows one
+        """Refuse a downgrade and a loss of state files unless allowed; return the losses."""
+        serials = self.record.serials  # unknown for versions that dpkg installed
         runs = serials.get(self.record.from_)
         is_before = runs is None and is_older(manifest.version, self.record.from_)
         losses = find_losses(self.agent.read_formats().formats, manifest.formats)
@@ -322,10 +320,10 @@ class Updater:
             lost, lose = (f", and would lose ({loss_text})", " --lose") if losses else ("", "")
             raise ConfigError(f"{problem}{lost}; at the board: `sudo device-agent upgrade install FILE.deb{lose}`")
         if losses and not request.lose:
-            problem = f"version {manifest.version} cannot read what was written here, and would lose ({loss_text})"
+            problem = f"version {manifest.version} cannot read the state files and would lose ({loss_text})"
             raise ConfigError(f"{problem}; {SET_ASIDE}")
         if request.by_hand and not request.force and not self.service.read_status().runs:
-            raise ConfigError("the agent's service does not run, so that nothing can be proven: start it first")
+            raise ConfigError("the agent's service does not run, so a trial would fail; start it first")
         return losses
 
     def _unpack(self, version: str, build: Build, package: bytes) -> None:
@@ -342,11 +340,11 @@ class Updater:
             raise ConfigError(fault)
 
     async def _await_pause(self, request: UpgradeRequest) -> tuple[Event, str] | None:
-        """Wait until the agent runs and no task does; return what becomes of a version that is not tried, and why."""
+        """Wait until the agent runs without a task; return the event and reason if the trial must not begin."""
         until = self.clock() + MOST_BUSY_S
         while not request.force and (fault := self._find_blocker()):
             if not request.by_hand and self._read_target() not in (request.target, None):
-                return "superseded", "another one is wanted by now"
+                return "superseded", "another version was requested meanwhile"
             if self.clock() >= until:
                 return "refused", f"{fault} for {MOST_BUSY_S:g} s; {FORCE}"
             await asyncio.sleep(self.look_s)
@@ -354,15 +352,11 @@ class Updater:
 
     def _find_blocker(self) -> str:
         if self.agent.is_busy():
-            return "a task has run here"
-        return (
-            ""
-            if self.service.read_status().runs
-            else "the agent's service has not run, so that nothing could be proven,"
-        )
+            return "a task has been running"
+        return "" if self.service.read_status().runs else "the agent's service has been stopped"
 
     def _read_target(self) -> UpgradeTarget | None:
-        """Return what the agent was told to take; None for nothing that can be read."""
+        """Read the agent's request; None if missing or unreadable."""
         try:
             return self.agent.read_target()
         except FieldFleetError:

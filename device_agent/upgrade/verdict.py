@@ -1,8 +1,8 @@
-"""What becomes of an upgrade, decided from a record and from what is seen: pure, nothing is done here.
+"""State transitions of an upgrade: pure functions of the record and observations.
 
-Every step is durable before it is done. A record with a reason while its version still runs is on its way back:
-whoever finds it goes on with that, so that a verdict is never given twice. Whatever is cut off where, it ends with the
-new version proven or with the one before.
+Every step is recorded before it is done. A record with a reason whose version still runs is being rolled back, and any
+later process continues with that. So an upgrade, wherever it is interrupted, ends with a proven version or the
+previous one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from shared.protocol.update import MOST_REMEMBERED, PENDING, REASON_CHARS, Event
 from shared.runtime.text_table import printable_text
 
 MOST_BOOTS, MOST_STARTS = 3, 2
-"""How often board and agent may begin anew during a trial."""
+"""Boots of the board and restarts of the agent that a trial survives."""
 
 
 @dataclass(frozen=True)
 class TrialObservation:
-    """What is seen of a version on trial.
+    """Observation of a version on trial.
 
     Attributes:
-        current: What `current` leads to.
-        seconds: Since somebody began to watch it.
-        is_proven: Whether it gave the proof of this trial.
-        restarts: How often its service began anew since it was started for this trial.
-        has_failed: Whether its service gave up.
+        current: The version that `current` links to.
+        seconds: Time since this process began to watch the trial.
+        is_proven: True if the proof of this trial is there.
+        restarts: Automatic restarts of the service during this trial.
+        has_failed: True if systemd gave up restarting the service.
     """
 
     current: str
@@ -40,13 +40,9 @@ class TrialObservation:
 
 
 def judge_trial(record: UpgradeRecord, observation: TrialObservation) -> tuple[Event, str] | None:
-    """Return what a trial comes to, and why; None while it goes on.
-
-    Args:
-        observation: What is seen of it.
-    """
+    """Decide a trial; return the event and its reason, or None while it continues."""
     if observation.current != record.to:
-        return "back", f"version {observation.current} was put in its place meanwhile"
+        return "back", f"version {observation.current} was installed meanwhile"
     if fault := _find_fault(record, observation):
         return "worse", fault
     if observation.is_proven:
@@ -57,32 +53,32 @@ def judge_trial(record: UpgradeRecord, observation: TrialObservation) -> tuple[E
 
 
 def _find_fault(record: UpgradeRecord, observation: TrialObservation) -> str:
-    """Return what speaks against a version, proven or not."""
+    """Return why a version fails its trial, even if proven; else empty."""
     starts = record.starts + observation.restarts
     if record.boots > MOST_BOOTS:
-        return f"the board was started {record.boots} times before version {record.to} had proven itself"
+        return f"the board booted {record.boots} times before version {record.to} had proven itself"
     if starts > MOST_STARTS:
-        return f"it began anew {starts} times before version {record.to} had proven itself"
+        return f"it restarted {starts} times before version {record.to} had proven itself"
     return f"version {record.to} does not run: its service gave up" if observation.has_failed else ""
 
 
 def is_going_back(record: UpgradeRecord) -> bool:
-    """Tell whether a verdict was given against the version that runs."""
+    """Check that the running version is being rolled back."""
     return bool(record.reason) and record.state in ("trial", "committed")
 
 
 def find_goal(record: UpgradeRecord) -> str:
-    """Return the version that is to run by a record; empty where it says nothing of it."""
+    """Return the version that must run according to a record; empty if it does not matter."""
     if is_going_back(record):
         return record.from_ if record.state == "trial" else record.previous
     return {"trial": record.to, "committed": record.to}.get(record.state, "")
 
 
 def is_handled(record: UpgradeRecord, target: UpgradeTarget, current: str) -> bool:
-    """Tell whether just this wish was fulfilled, refused or passed over before, or is being seen to.
+    """Check that a request was completed, refused or passed over before, or is in progress.
 
     Args:
-        current: The version that runs.
+        current: The running version.
     """
     if target == record.passed_over:
         return True
@@ -93,11 +89,11 @@ def is_handled(record: UpgradeRecord, target: UpgradeTarget, current: str) -> bo
 
 
 def begin_upgrade(record: UpgradeRecord, target: UpgradeTarget, current: str) -> UpgradeRecord:
-    """Return a record once a version is wanted; what is pending is superseded.
+    """Return the record of a new request, which supersedes a pending one.
 
     Args:
-        record: Before; not of a trial.
-        current: The version that runs.
+        record: Earlier record, not in a trial.
+        current: The running version.
     """
     state = next_phase(record.state, "superseded") if record.state in PENDING else record.state
     return msgspec.structs.replace(
@@ -123,11 +119,11 @@ def _select_previous(record: UpgradeRecord, current: str) -> str:
 
 
 def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: object) -> UpgradeRecord:
-    """Return a record after an event that changes its state.
+    """Return the record after an event.
 
     Args:
-        reason: Of a refusal, or of going back.
-        change: What else is new of it.
+        reason: Why the version was refused or rolled back.
+        change: Other fields to replace.
     """
     reason = printable_text(reason[:REASON_CHARS])
     if event == "passed":
@@ -143,12 +139,12 @@ def advance(record: UpgradeRecord, event: Event, reason: str = "", **change: obj
 
 
 def mark_going_back(record: UpgradeRecord, reason: str) -> UpgradeRecord:
-    """Return a record by which the version that runs goes back, whoever reads it; its state changes once it has."""
-    return msgspec.structs.replace(record, reason=printable_text(reason[:REASON_CHARS]) or "no reason was given")
+    """Return a record that orders a rollback; its state changes when that is done."""
+    return msgspec.structs.replace(record, reason=printable_text(reason[:REASON_CHARS]) or "no reason given")
 
 
 def count_restart(record: UpgradeRecord, boot: str) -> UpgradeRecord:
-    """Return the record of a trial of which somebody begins to watch anew.
+    """Return the record of a trial that is watched again: one more boot, or one more start.
 
     Args:
         boot: The kernel's id of this boot.
@@ -159,7 +155,7 @@ def count_restart(record: UpgradeRecord, boot: str) -> UpgradeRecord:
 
 
 def find_failure(record: UpgradeRecord, target: UpgradeTarget) -> str:
-    """Return why a version failed here before, at this attempt or a later one; empty where it did not."""
+    """Return why a version failed on this board, at this or a later attempt; else empty."""
     same = (
         failure for failure in record.failed if failure.release == target.version and failure.attempt >= target.attempt
     )
@@ -167,20 +163,20 @@ def find_failure(record: UpgradeRecord, target: UpgradeTarget) -> str:
 
 
 def next_attempt(record: UpgradeRecord, version: str) -> int:
-    """Return the attempt by which somebody at the board tries a version, whatever became of it before."""
+    """Return the next attempt number for an installation by hand, above those that failed."""
     return max((failure.attempt for failure in record.failed if failure.release == version), default=0) + 1
 
 
 def select_retained(record: UpgradeRecord, current: str) -> frozenset[str]:
-    """Return the versions that stay on the disk.
+    """Return the versions that must stay installed.
 
     Args:
-        current: The version that runs.
+        current: The running version.
     """
     trial = {record.from_, record.to} if record.state in PENDING | {"trial"} else set[str]()
     return frozenset({current, record.previous, find_goal(record), *trial} - {""})
 
 
 def filter_serials(serials: Mapping[str, int], retained: frozenset[str]) -> dict[str, int]:
-    """Return the numbers of the versions that stay on the disk."""
+    """Return the serial numbers of the retained versions."""
     return {version: number for version, number in serials.items() if version in retained}

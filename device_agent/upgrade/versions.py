@@ -1,9 +1,9 @@
-"""Versions of the agent side by side in one folder, and the two links that say which one runs and which one upgrades.
+"""Installed agent versions in one folder, and the links to the active ones.
 
-HOME/0.4.0/                 a whole version: it came under its name by one rename, once all of it was on the disk
-HOME/0.4.0/.laid            SHA-256 of its package, where we laid it; what dpkg laid has none, and is dpkg's to remove
-HOME/current -> 0.4.0       replaced by one rename
-HOME/.new, HOME/.gone       half of a version that comes or goes; swept away
+HOME/0.4.0/                 complete version: renamed atomically once all of it was on the disk
+HOME/0.4.0/.laid            SHA-256 of its package; missing if dpkg installed the version and must remove it
+HOME/current -> 0.4.0       replaced atomically
+HOME/.new, HOME/.gone       version that is being installed or removed; deleted after an interruption
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WORDS = re.compile(r"([^0-9]*)([0-9]*)")
 
 
 def is_older(version: str, than: str) -> bool:
-    """Tell whether a version comes before another, in the order of deb-version(7)."""
+    """Compare two versions in the order of deb-version(7)."""
     return _sort_key(version) < _sort_key(than)
 
 
 def _sort_key(version: str) -> list[list[tuple[list[int], int]]]:
-    """Return what versions are compared by: letters and numbers in turn, those behind the last hyphen last."""
+    """Return a sort key: alternating letters and numbers, of the upstream version and then the revision."""
     upstream, hyphen, revision = version.rpartition("-")
     parts = (upstream, revision or "0") if hyphen else (version, "0")
     return [
@@ -42,22 +42,22 @@ def _sort_key(version: str) -> list[list[tuple[list[int], int]]]:
 
 
 def _rank(letter: str) -> int:
-    """Return a place in the order: `~` before the end, letters before other signs."""
+    """Return a letter's rank: `~` before the end of the text, letters before other characters."""
     return -1 if letter == "~" else ord(letter) + 256 * (not letter.isalpha())
 
 
 @dataclass(frozen=True)
 class Versions:
-    """The versions in a folder."""
+    """Versions installed in a folder."""
 
     home: Path
 
     def current(self) -> str:
-        """Return the version that runs; empty where no link says so."""
+        """Return the running version; empty without a link."""
         return self._read(CURRENT)
 
     def updater(self) -> str:
-        """Return the version that upgrades; empty where no link says so."""
+        """Return the version whose updater runs; empty without a link."""
         return self._read(UPDATER)
 
     def _read(self, link: str) -> str:
@@ -65,41 +65,37 @@ class Versions:
         return path.readlink().name if path.is_symlink() else ""
 
     def is_installed(self, version: str) -> bool:
-        """Tell whether a version is here, whole."""
+        """Check that a version is completely installed."""
         return bool(VERSION.fullmatch(version)) and (self.home / version).is_dir()
 
     def read_digest(self, version: str) -> str:
-        """Return the SHA-256 of the package that a version was laid from; empty where dpkg laid it."""
+        """Return the SHA-256 of a version's package; empty if dpkg installed it."""
         try:
             return (self.home / version / MARK).read_text()
         except OSError:
             return ""
 
     def remove_partial(self) -> None:
-        """Remove halves of versions that an earlier process left."""
+        """Remove partial versions that an interrupted process left."""
         for name in (NEW, GONE):
             shutil.rmtree(self.home / name, ignore_errors=True)
 
     def require_room(self, size: int) -> None:
-        """Refuse what would fill the disk.
-
-        Raises:
-            ConfigError: It would.
-        """
+        """Raise ConfigError if a version of this size would fill the disk."""
         free = shutil.disk_usage(self.home).free
         if free < size + SPARE_BYTES:
             needs = (size + SPARE_BYTES) // MIB
-            raise ConfigError(f"{self.home}: it takes {needs} MiB and {free // MIB} MiB are free; make room there")
+            raise ConfigError(f"{self.home}: {needs} MiB needed, {free // MIB} MiB free; free some space")
 
     def install(self, version: str, sha256: str, entries: Iterable[PackedEntry]) -> None:
-        """Lay a version beside the others; when this returns, all of it is on the disk.
+        """Install a version durably beside the others.
 
         Args:
-            entries: What is in it.
+            entries: Content of the version, from `package_file.unpack_package`.
 
         Raises:
-            CorruptFile: As `package_file.unpack_package`.
-            Unwritable: The disk takes nothing more.
+            CorruptFile: The package is damaged, or has unexpected content.
+            Unwritable: The disk is full or read-only.
         """
         new, final = self.home / NEW, self.home / version
         self.remove_partial()
@@ -108,7 +104,7 @@ class Versions:
                 _write_entry(new / entry.path, entry)
             compileall.compile_dir(new, quiet=2, stripdir=str(new), prependdir=str(final))
             (new / MARK).write_text(sha256)
-            os.sync()  # each file alone would take a thousand waits
+            os.sync()  # once, since an fsync per file would take far longer
             if final.exists():
                 final.rename(self.home / GONE)
             new.rename(final)
@@ -116,17 +112,14 @@ class Versions:
         self.remove_partial()
 
     def switch(self, link: str, version: str) -> None:
-        """Have a link lead to a version; when this returns, it does so after a power cut too.
-
-        Args:
-            link: `current` or `updater`.
+        """Point a link (`current` or `updater`) to a version, durably.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The version is not installed.
         """
         if not self.is_installed(version):
             raise ConfigError(
-                f"{self.home / version} is gone; `sudo apt install --reinstall` of the package mends that"
+                f"{self.home / version} does not exist; run `sudo apt install --reinstall` with the package"
             )
         part = self.home / f".{link}.part"
         with explain_disk_errors(part):
@@ -136,7 +129,7 @@ class Versions:
             sync(self.home)
 
     def remove_unused(self, retained: Iterable[str]) -> None:
-        """Remove the versions that we laid and that nobody needs any more; what dpkg laid stays."""
+        """Remove versions that are neither retained nor linked to, except those that dpkg installed."""
         retained = {*retained, self.current(), self.updater()}
         for path in sorted(self.home.iterdir()):
             is_ours = VERSION.fullmatch(path.name) and path.is_dir() and (path / MARK).is_file()
@@ -158,4 +151,4 @@ def _write_entry(path: Path, entry: PackedEntry) -> None:
                 os.fchmod(file.fileno(), mode)
                 file.write(entry.content)
         except FileExistsError:
-            raise CorruptFile(f"the package has {entry.path[:100]!r} twice") from None
+            raise CorruptFile(f"the package contains {entry.path[:100]!r} twice") from None
