@@ -254,8 +254,8 @@ def test_a_version_reaches_all_boards_and_bad_ones_go_back_and_stop_at_the_first
     assert sorted((one["device"], one["serves"]) for one in found["boards"]) == [(name, 1) for name in BOARDS]
     assert [one["canary"] for one in found["boards"]] == [True, False]
 
-    fails(gateway, MUTE, SHORT, f"version {MUTE} was not connected and heard within 2 s")
-    fails(gateway, ENDING, LONG, f"it began anew 3 times before version {ENDING} had proven itself")
+    fails(gateway, MUTE, SHORT, f"version {MUTE} did not connect and report within 2 s")
+    fails(gateway, ENDING, LONG, f"it restarted 3 times before version {ENDING} had proven itself")
 
 
 def fails(gateway: Gateway, version: str, soak: str, why: str) -> None:

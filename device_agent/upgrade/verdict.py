@@ -48,7 +48,7 @@ def judge_trial(record: UpgradeRecord, observation: TrialObservation) -> tuple[E
     if observation.is_proven:
         return "passed", ""
     if observation.seconds >= record.probation_s:
-        return "worse", f"version {record.to} was not connected and heard within {record.probation_s:g} s"
+        return "worse", f"version {record.to} did not connect and report within {record.probation_s:g} s"
     return None
 
 
