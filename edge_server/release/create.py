@@ -88,7 +88,7 @@ class _Made(NamedTuple):
 
 
 def create_release(
-    found: RunModel, data_dir: Path, name: str, cut: int | None = None, smaller: Smaller | None = None
+    run_model: RunModel, data_dir: Path, name: str, cut: int | None = None, reduction: Smaller | None = None
 ) -> StoredRelease:
     """Make a release of a model and keep it.
 
@@ -97,7 +97,7 @@ def create_release(
         name: What applications will call it.
         cut: Where to cut it for two graphs beside the whole one, as the model counts its cuts; 0 for where its run was
             cut, or else its first; None for no halves.
-        smaller: What is to make it smaller; None for the network as it was trained.
+        reduction: What is to make it smaller; None for the network as it was trained.
 
     Raises:
         ConfigError: The name is none, the network cannot be exported or cut so, or nothing can be written; made
@@ -106,84 +106,84 @@ def create_release(
     """
     if not is_release_name(check_name(name, "release")):
         raise ConfigError(f"release {name!r}: end it with no '.', and do not call it as a device of Windows")
-    _require_class_names(found)
-    if smaller and cut is not None:
-        raise ConfigError(f"{found.what}: halves are of the network as it was trained; leave out --{smaller.kind}")
-    inputs, parts = make_probes(found.model.layers, found.example, found.what)[0], dict[str, bytes]()
-    us = found, inputs, parts
-    made = _MAKERS[smaller.kind](*us, smaller.max_drop) if smaller else _make_whole(*us)
-    shown: Tree = {"inputs": inputs, "outputs": made.outputs}
+    _require_class_names(run_model)
+    if reduction and cut is not None:
+        raise ConfigError(f"{run_model.what}: halves are of the network as it was trained; leave out --{reduction.kind}")
+    inputs, parts = make_probes(run_model.model.layers, run_model.example, run_model.what)[0], dict[str, bytes]()
+    us = run_model, inputs, parts
+    content = _MAKERS[reduction.kind](*us, reduction.max_drop) if reduction else _make_whole(*us)
+    probe_tensors: Tree = {"inputs": inputs, "outputs": content.outputs}
     halves = None
     if cut is not None:
-        halves, shown["features"] = _halves(found, made.parameters, cut, (inputs, made.outputs), parts)
+        halves, probe_tensors["features"] = _halves(run_model, content.parameters, cut, (inputs, content.outputs), parts)
     manifest = ReleaseManifest(
         name=name,
         version=0,
         created=utc_stamp(),
-        model=found.plan.model,
-        source=found.source,
-        graph=made.graph,
+        model=run_model.plan.model,
+        source=run_model.source,
+        graph=content.graph,
         halves=halves,
-        reduction=made.reduction,
-        parameters=_part(made.parameters.data, parts),
-        tensors=made.parameters.tensors,
-        preprocessing=found.preprocessing,
-        classes=found.classes,
-        probes=_part(file.encode(State(shown)), parts),
+        reduction=content.reduction,
+        parameters=_part(content.parameters.data, parts),
+        tensors=content.parameters.tensors,
+        preprocessing=run_model.preprocessing,
+        classes=run_model.classes,
+        probes=_part(file.encode(State(probe_tensors)), parts),
         opset=OPSET,
-        ir_version=made.ir_version,
-        versions=versions() | {one: version(one) for one in ("onnx", "onnxruntime")},
+        ir_version=content.ir_version,
+        versions=versions() | {package: version(package) for package in ("onnx", "onnxruntime")},
     )
     return publish(data_dir, manifest, parts)
 
 
-def _require_class_names(found: RunModel) -> None:
+def _require_class_names(run_model: RunModel) -> None:
     """Refuse a network that has more or fewer outputs than its classes have names."""
-    outputs = make_probes(found.model.layers, found.example, found.what)[1]
-    if fault := describe_class_fault(found.classes, outputs.shape):
+    outputs = make_probes(run_model.model.layers, run_model.example, run_model.what)[1]
+    if fault := describe_class_fault(run_model.classes, outputs.shape):
         raise ConfigError(
-            f"{found.what}: {fault}: an output without a name, or a name without an output, is a wrong answer; set the "
-            f"number of classes in model.options of the plan to {len(found.classes)}, or name the classes of all "
+            f"{run_model.what}: {fault}: an output without a name, or a name without an output, is a wrong answer; set the "
+            f"number of classes in model.options of the plan to {len(run_model.classes)}, or name the classes of all "
             "outputs in data.classes, and train again"
         )
 
 
-def _make_whole(found: RunModel, inputs: Tensor, parts: dict[str, bytes]) -> _Made:
+def _make_whole(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes]) -> _Made:
     """Return the network as it was trained."""
-    parameters = _encode(found.tree)
+    parameters = _encode(run_model.tree)
     with torch.no_grad():
-        outputs = found.model.layers(inputs)
-    graph, ir_version = _graph(found, parameters, found.model.layers, (INPUT, OUTPUT), (inputs, outputs), parts)
+        outputs = run_model.model.layers(inputs)
+    graph, ir_version = _graph(run_model, parameters, run_model.model.layers, (INPUT, OUTPUT), (inputs, outputs), parts)
     return _Made(graph, ir_version, parameters, outputs)
 
 
-def _make_halved(found: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
+def _make_halved(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
     """Return the network with weights that travel as 16 bits; its graph is that of the network as it was trained."""
-    rounded, tree = halved(found)
-    made, parameters = _make_whole(rounded, inputs, parts), _encode(tree)
-    data, names = parts[made.graph.part.sha256], made.graph.parameters
-    graphs = [(data, {name: one.tree[name] for name in names}) for one in (found, rounded)]
-    sizes = len(made.parameters.data), len(parameters.data)
-    told = compare("float16", graphs, servers_examples(found), sizes)
-    require_accurate(told, max_drop, found.what)
-    return made._replace(parameters=parameters, reduction=told)
+    rounded, tree = halved(run_model)
+    content, parameters = _make_whole(rounded, inputs, parts), _encode(tree)
+    data, names = parts[content.graph.part.sha256], content.graph.parameters
+    graphs = [(data, {name: model.tree[name] for name in names}) for model in (run_model, rounded)]
+    sizes = len(content.parameters.data), len(parameters.data)
+    reduction = compare("float16", graphs, servers_examples(run_model), sizes)
+    require_accurate(reduction, max_drop, run_model.what)
+    return content._replace(parameters=parameters, reduction=reduction)
 
 
-def _make_quantized(found: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
+def _make_quantized(run_model: RunModel, inputs: Tensor, parts: dict[str, bytes], max_drop: float) -> _Made:
     """Return the network with weights and activations of 8 bits."""
-    examples, before = servers_examples(found), dict[str, bytes]()
-    whole = _make_whole(found, inputs, before)
-    small = quantize(found, examples.calibration)
+    examples, before = servers_examples(run_model), dict[str, bytes]()
+    original = _make_whole(run_model, inputs, before)
+    small = quantize(run_model, examples.calibration)
     parameters = _encode(small.tree)
     data = without_weights(small.graph, parameters.ranges)
-    trained = {name: found.tree[name] for name in whole.graph.parameters}
-    graphs = [(before[whole.graph.part.sha256], trained), (data, small.tree)]
-    told = compare("int8", graphs, examples, (len(whole.parameters.data), len(parameters.data)))
-    require_accurate(told, max_drop, found.what)
+    trained = {name: run_model.tree[name] for name in original.graph.parameters}
+    graphs = [(before[original.graph.part.sha256], trained), (data, small.tree)]
+    reduction = compare("int8", graphs, examples, (len(original.parameters.data), len(parameters.data)))
+    require_accurate(reduction, max_drop, run_model.what)
     outputs = torch.from_numpy(run_graph(data, inputs, small.tree))
     part, traced = _part(data, parts), small.graph
     graph = ReleaseGraph(part=part, input=traced.input, output=traced.output, parameters=traced.parameters)
-    return _Made(graph, traced.proto.ir_version, parameters, outputs, told)
+    return _Made(graph, traced.proto.ir_version, parameters, outputs, reduction)
 
 
 _MAKERS: Mapping[Kind, Callable[[RunModel, Tensor, dict[str, bytes], float], _Made]] = {
@@ -199,20 +199,20 @@ def _encode(tree: Tree) -> _Parameters:
     header = json.loads(data[HEADER_BYTES:begin])
     header.pop("__metadata__")
     ranges = {
-        name: ByteRange(PARAMETERS, begin + one["data_offsets"][0], one["data_offsets"][1] - one["data_offsets"][0])
-        for name, one in header.items()
+        name: ByteRange(PARAMETERS, begin + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0])
+        for name, entry in header.items()
     }
     tensors = tuple(
         ParameterSpec(
-            name=name, dtype=one["dtype"], shape=tuple(one["shape"]), sha256=sha256_of(_bytes_at(data, ranges[name]))
+            name=name, dtype=entry["dtype"], shape=tuple(entry["shape"]), sha256=sha256_of(_bytes_at(data, ranges[name]))
         )
-        for name, one in sorted(header.items())
+        for name, entry in sorted(header.items())
     )
     return _Parameters(data, ranges, tensors)
 
 
-def _bytes_at(data: bytes, place: ByteRange) -> memoryview:
-    return memoryview(data)[place.offset : place.offset + place.length]
+def _bytes_at(data: bytes, byte_range: ByteRange) -> memoryview:
+    return memoryview(data)[byte_range.offset : byte_range.offset + byte_range.length]
 
 
 def _part(data: bytes, parts: dict[str, bytes]) -> ReleasePart:
@@ -223,7 +223,7 @@ def _part(data: bytes, parts: dict[str, bytes]) -> ReleasePart:
 
 
 def _graph(
-    found: RunModel,
+    run_model: RunModel,
     parameters: _Parameters,
     layers: nn.Module,
     names: tuple[str, str],
@@ -232,9 +232,9 @@ def _graph(
 ) -> tuple[ReleaseGraph, int]:
     """Return the graph of some layers that computes what they do, and the version of its format."""
     example: Sequence[int] = probes[0].shape[1:]
-    traced = trace_graph(layers, example, names, found.what)
+    traced = trace_graph(layers, example, names, run_model.what)
     data = without_weights(traced, parameters.ranges)
-    require_parity(data, probes, found.what, {name: found.tree[name] for name in traced.parameters})
+    require_parity(data, probes, run_model.what, {name: run_model.tree[name] for name in traced.parameters})
     graph = ReleaseGraph(
         part=_part(data, parts), input=traced.input, output=traced.output, parameters=traced.parameters
     )
@@ -242,14 +242,14 @@ def _graph(
 
 
 def _halves(
-    found: RunModel, parameters: _Parameters, cut: int, probes: tuple[Tensor, Tensor], parts: dict[str, bytes]
+    run_model: RunModel, parameters: _Parameters, cut: int, probes: tuple[Tensor, Tensor], parts: dict[str, bytes]
 ) -> tuple[SplitHalves, Tensor]:
     """Return the graphs below and above a cut, and what the probes are at it."""
-    model, chosen = found.model, found.plan.algorithm.options.get("cut", 0)
-    cut = cut or (chosen if isinstance(chosen, int) else 0) or next(iter(model.cuts), 0)
+    model, plan_cut = run_model.model, run_model.plan.algorithm.options.get("cut", 0)
+    cut = cut or (plan_cut if isinstance(plan_cut, int) else 0) or next(iter(model.cuts), 0)
     below, above = model.below(cut).eval(), model.above(cut).eval()
     with torch.no_grad():
         features = below(probes[0])
-    bottom, _ = _graph(found, parameters, below, (INPUT, FEATURES), (probes[0], features), parts)
-    top, _ = _graph(found, parameters, above, (FEATURES, OUTPUT), (features, probes[1]), parts)
+    bottom, _ = _graph(run_model, parameters, below, (INPUT, FEATURES), (probes[0], features), parts)
+    top, _ = _graph(run_model, parameters, above, (FEATURES, OUTPUT), (features, probes[1]), parts)
     return SplitHalves(cut=cut, bottom=bottom, top=top), features

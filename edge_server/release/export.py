@@ -56,25 +56,25 @@ class ExportedFile(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
 
 
-def export_model(found: RunModel, form: str, out: Path) -> ExportedFile:
+def export_model(run_model: RunModel, file_format: str, out: Path) -> ExportedFile:
     """Write a model, whole or not at all.
 
     Args:
-        form: One of `SUFFIXES`.
+        file_format: One of `SUFFIXES`.
         out: The file; what it held is replaced.
 
     Raises:
         ConfigError: The network cannot be written so, or nothing can be written there.
         Unwritable: The disk takes nothing more.
     """
-    probes = make_probes(found.model.layers, found.example, found.what)
+    probes = make_probes(run_model.model.layers, run_model.example, run_model.what)
     write: Mapping[str, Callable[[], float | None]] = {
-        "onnx": lambda: _write_onnx(found, probes, out),
-        "safetensors": lambda: _write_safetensors(found, out),
-        "torchscript": lambda: _write_torchscript(found, probes, out),
+        "onnx": lambda: _write_onnx(run_model, probes, out),
+        "safetensors": lambda: _write_safetensors(run_model, out),
+        "torchscript": lambda: _write_torchscript(run_model, probes, out),
     }
     try:
-        error = write[form]()
+        error = write[file_format]()
     except Unwritable:
         raise
     except OSError as problem:
@@ -82,43 +82,43 @@ def export_model(found: RunModel, form: str, out: Path) -> ExportedFile:
     data = out.read_bytes()
     return ExportedFile(
         file=str(out),
-        format=form,
-        run=found.source.run,
-        round=found.source.round,
+        format=file_format,
+        run=run_model.source.run,
+        round=run_model.source.round,
         size=len(data),
         sha256=sha256_of(data),
-        input=found.example,
+        input=run_model.example,
         output=tuple(probes[1].shape[1:]),
         error=error,
     )
 
 
-def _write_onnx(found: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
-    graph = trace_graph(found.model.layers, found.example, (INPUT, OUTPUT), found.what)
-    data = with_weights(graph, found.tree)
-    error = require_parity(data, probes, found.what)
+def _write_onnx(run_model: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
+    graph = trace_graph(run_model.model.layers, run_model.example, (INPUT, OUTPUT), run_model.what)
+    data = with_weights(graph, run_model.tree)
+    error = require_parity(data, probes, run_model.what)
     replace_file(out, data)
     return error
 
 
-def _write_safetensors(found: RunModel, out: Path) -> None:
-    source = found.source
-    about: dict[str, Scalar] = {"run": source.run, "round": source.round, "model": found.plan.model.name}
-    file.save(out, State(found.tree), about=about)
+def _write_safetensors(run_model: RunModel, out: Path) -> None:
+    source = run_model.source
+    metadata: dict[str, Scalar] = {"run": source.run, "round": source.round, "model": run_model.plan.model.name}
+    file.save(out, State(run_model.tree), about=metadata)
 
 
-def _write_torchscript(found: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
+def _write_torchscript(run_model: RunModel, probes: tuple[Tensor, Tensor], out: Path) -> float:
     inputs, expected = probes
     buffer = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # that torch would rather have another format
-            traced = torch.jit.trace(found.model.layers, (inputs[:TRACED_EXAMPLES],), check_trace=False)
+            traced = torch.jit.trace(run_model.model.layers, (inputs[:TRACED_EXAMPLES],), check_trace=False)
             outputs = [traced(inputs[:count]).numpy() for count in (len(inputs), 1)]
             torch.jit.save(traced, buffer)
     except FAULTS as fault:
         problem = str(fault).partition("\n")[0]
-        raise ConfigError(f"{found.what} cannot be written as TorchScript: {problem}") from fault
-    error = require_same(outputs, expected, found.what)
+        raise ConfigError(f"{run_model.what} cannot be written as TorchScript: {problem}") from fault
+    error = require_same(outputs, expected, run_model.what)
     replace_file(out, buffer.getvalue())
     return error

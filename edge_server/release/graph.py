@@ -89,15 +89,15 @@ def trace_graph(layers: nn.Module, example: Sequence[int], names: tuple[str, str
     import onnx  # noqa: PLC0415 - of an extra; torch would name no package
 
     traced = _with_placeholders(layers)
-    given = torch.zeros((TRACED_EXAMPLES, *example))
+    inputs = torch.zeros((TRACED_EXAMPLES, *example))
     buffer = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.no_grad(), _muted():
             warnings.simplefilter("ignore")  # that this exporter is not the newest, and of constants not folded
-            outputs = traced(given)
+            outputs = traced(inputs)
             torch.onnx.export(
                 traced,
-                (given,),
+                (inputs,),
                 buffer,  # type: ignore[arg-type]  # this exporter writes into any file
                 dynamo=False,
                 opset_version=OPSET,
@@ -112,12 +112,12 @@ def trace_graph(layers: nn.Module, example: Sequence[int], names: tuple[str, str
     if not isinstance(outputs, Tensor):
         raise ConfigError(f"{what} cannot be written as ONNX: it returns a {type(outputs).__name__}, not one tensor")
     proto = onnx.load_model_from_string(buffer.getvalue())
-    own = {name for name, leaf in layers.state_dict().items() if leaf.is_floating_point()}
+    float_names = {name for name, leaf in layers.state_dict().items() if leaf.is_floating_point()}
     return TracedGraph(
         proto,
         TensorSpec(name=names[0], dtype="float32", shape=(-1, *example)),
         TensorSpec(name=names[1], dtype="float32", shape=(-1, *outputs.shape[1:])),
-        tuple(one.name for one in proto.graph.initializer if one.name in own),
+        tuple(initializer.name for initializer in proto.graph.initializer if initializer.name in float_names),
     )
 
 
@@ -125,21 +125,21 @@ def trace_graph(layers: nn.Module, example: Sequence[int], names: tuple[str, str
 def _muted() -> Iterator[None]:
     """Keep what torch writes there itself off the standard output: where it gives up it prints the whole graph."""
     sys.stdout.flush()
-    kept, sink = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout_copy, sink = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(sink, 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
         os.close(sink)
 
 
 def _reason(error: BaseException) -> str:
     """Return why the exporter gives up: the operator that it does not know, or the first line of what it says."""
     text = str(error).strip() or type(error).__name__
-    if found := re.search(r"operator '([^']+)'", text):
-        return f"operator {found[1]} is not known in opset {OPSET}; replace it in the network"
+    if match := re.search(r"operator '([^']+)'", text):
+        return f"operator {match[1]} is not known in opset {OPSET}; replace it in the network"
     return text.partition("\n")[0]
 
 
@@ -161,32 +161,32 @@ def with_weights(graph: TracedGraph, tree: Tree) -> bytes:
         graph: Without them; not changed.
     """
     proto = copy.deepcopy(graph.proto)
-    for one in _parameters(graph, proto):
-        one.raw_data = bytes(tensor_bytes(tree[one.name]))
+    for initializer in _parameters(graph, proto):
+        initializer.raw_data = bytes(tensor_bytes(tree[initializer.name]))
     return _serialised(proto)
 
 
-def without_weights(graph: TracedGraph, places: Mapping[str, ByteRange]) -> bytes:
+def without_weights(graph: TracedGraph, ranges: Mapping[str, ByteRange]) -> bytes:
     """Return a graph whose parameters lie in a file beside it, or are bound to it by their names.
 
     Args:
-        places: Where each parameter lies.
+        ranges: Where each parameter lies.
     """
     proto = copy.deepcopy(graph.proto)
-    for one in _parameters(graph, proto):
-        one.ClearField("raw_data")
-        one.data_location = EXTERNAL
-        place = places[one.name]
-        told = {"location": place.file, "offset": str(place.offset), "length": str(place.length)}
-        for key, value in told.items():
-            entry = one.external_data.add()
+    for initializer in _parameters(graph, proto):
+        initializer.ClearField("raw_data")
+        initializer.data_location = EXTERNAL
+        byte_range = ranges[initializer.name]
+        location = {"location": byte_range.file, "offset": str(byte_range.offset), "length": str(byte_range.length)}
+        for key, value in location.items():
+            entry = initializer.external_data.add()
             entry.key, entry.value = key, value
     return _serialised(proto)
 
 
 def _parameters(graph: TracedGraph, proto: Any) -> list[Any]:
-    own = set(graph.parameters)
-    return [one for one in proto.graph.initializer if one.name in own]
+    names = set(graph.parameters)
+    return [initializer for initializer in proto.graph.initializer if initializer.name in names]
 
 
 def _serialised(proto: Any) -> bytes:
@@ -232,16 +232,16 @@ def run_graph(data: bytes, inputs: Tensor, tree: Tree | None = None) -> NDArray[
     return run_session(open_graph(data, tree), inputs)
 
 
-def relative_error(found: NDArray[np.float32], expected: Tensor) -> float:
+def relative_error(outputs: NDArray[np.float32], expected: Tensor) -> float:
     """Return the largest difference as a share of the largest expected number; infinite where a shape differs or NaN.
 
     Args:
-        found: What another program computed.
+        outputs: What another program computed.
     """
-    if found.shape != tuple(expected.shape):
+    if outputs.shape != tuple(expected.shape):
         return math.inf
     largest = float(expected.abs().max())
-    error = float((torch.from_numpy(found) - expected).abs().max())
+    error = float((torch.from_numpy(outputs) - expected).abs().max())
     if error == 0:
         return 0.0
     return error / largest if largest and math.isfinite(error) else math.inf
@@ -260,26 +260,26 @@ def require_parity(data: bytes, probes: tuple[Tensor, Tensor], what: str, tree: 
     """
     inputs, expected = probes
     try:
-        found = [run_graph(data, inputs[:count], tree) for count in (len(inputs), 1)]
+        outputs = [run_graph(data, inputs[:count], tree) for count in (len(inputs), 1)]
     except ModuleNotFoundError:
         raise
     except Exception as error:  # of its C++ code, by no common class
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{what}: ONNX Runtime does not run its graph: {problem}") from error
-    return require_same(found, expected, what)
+    return require_same(outputs, expected, what)
 
 
-def require_same(found: Sequence[NDArray[np.float32]], expected: Tensor, what: str) -> float:
+def require_same(outputs: Sequence[NDArray[np.float32]], expected: Tensor, what: str) -> float:
     """Return by how much outputs differ from PyTorch's, as a share of the largest.
 
     Args:
-        found: Of batches of the first probes, each of shape (B, ...).
+        outputs: Of batches of the first probes, each of shape (B, ...).
         what: The network, for the error.
 
     Raises:
         ConfigError: They differ by more than `MOST_ERROR`.
     """
-    error = max(relative_error(one, expected[: len(one)]) for one in found)
+    error = max(relative_error(batch, expected[: len(batch)]) for batch in outputs)
     if error > MOST_ERROR:
         raise ConfigError(
             f"{what}: what was exported computes something else, by {error:.1e} of the largest output; what a network "

@@ -78,21 +78,21 @@ class Quantized(NamedTuple):
     tree: Tree
 
 
-def servers_examples(found: RunModel) -> ServersExamples:
+def servers_examples(run_model: RunModel) -> ServersExamples:
     """Return the test examples of a run's plan, in two parts that are drawn by one seed.
 
     Raises:
         ConfigError: There are none, or too few.
     """
-    if not found.plan.data:
-        raise ConfigError(f"{found.what}: what makes it smaller is measured on [data], and its plan has none")
-    examples = load(test_data(found.plan))
+    if not run_model.plan.data:
+        raise ConfigError(f"{run_model.what}: what makes it smaller is measured on [data], and its plan has none")
+    examples = load(test_data(run_model.plan))
     if len(examples) < LEAST_EXAMPLES:
-        raise ConfigError(f"{found.what}: {len(examples)} examples are too few to measure on, of {LEAST_EXAMPLES}")
+        raise ConfigError(f"{run_model.what}: {len(examples)} examples are too few to measure on, of {LEAST_EXAMPLES}")
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     count = min(CALIBRATED_ON, len(examples) // CALIBRATION_SHARE)
-    rest = order[count:].sort().values
-    return ServersExamples(examples.inputs[order[:count]], examples.inputs[rest], examples.labels[rest])
+    held_out = order[count:].sort().values
+    return ServersExamples(examples.inputs[order[:count]], examples.inputs[held_out], examples.labels[held_out])
 
 
 class _Calibration:
@@ -107,7 +107,7 @@ class _Calibration:
         return None if batch is None else {INPUT: batch.numpy()}
 
 
-def quantize(found: RunModel, calibration: Tensor) -> Quantized:
+def quantize(run_model: RunModel, calibration: Tensor) -> Quantized:
     """Quantize a network to 8 bits.
 
     Args:
@@ -121,12 +121,12 @@ def quantize(found: RunModel, calibration: Tensor) -> Quantized:
     from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
 
-    traced = trace_graph(found.model.layers, found.example, (INPUT, OUTPUT), found.what)
+    traced = trace_graph(run_model.model.layers, run_model.example, (INPUT, OUTPUT), run_model.what)
     with TemporaryDirectory() as folder:
-        whole, prepared, out = (Path(folder) / f"{name}.onnx" for name in ("whole", "prepared", "int8"))
-        whole.write_bytes(with_weights(traced, found.tree))
+        original, prepared, out = (Path(folder) / f"{name}.onnx" for name in ("whole", "prepared", "int8"))
+        original.write_bytes(with_weights(traced, run_model.tree))
         try:
-            quant_pre_process(whole, prepared, skip_symbolic_shape=True)
+            quant_pre_process(original, prepared, skip_symbolic_shape=True)
             quantize_static(
                 *(prepared, out, _Calibration(calibration)),
                 per_channel=True,
@@ -135,7 +135,7 @@ def quantize(found: RunModel, calibration: Tensor) -> Quantized:
             )
         except Exception as error:  # of its own and of protobuf's, by no common class
             problem = str(error).partition("\n")[0]
-            raise ConfigError(f"{found.what} cannot be quantized: {problem}") from error
+            raise ConfigError(f"{run_model.what} cannot be quantized: {problem}") from error
         proto = onnx.load(out)
     tree = _take_weights(proto)
     return Quantized(TracedGraph(proto, traced.input, traced.output, tuple(tree)), tree)
@@ -146,29 +146,29 @@ def _take_weights(proto: Any) -> Tree:
     from onnx import TensorProto, numpy_helper  # noqa: PLC0415
 
     tree: Tree = {}
-    for one in proto.graph.initializer:
-        if one.data_type == TensorProto.INT64 or not one.dims or one.name.endswith(NO_WEIGHTS):
+    for initializer in proto.graph.initializer:
+        if initializer.data_type == TensorProto.INT64 or not initializer.dims or initializer.name.endswith(NO_WEIGHTS):
             continue
-        array = numpy_helper.to_array(one).copy()
-        one.CopyFrom(numpy_helper.from_array(array, one.name))
-        tree[one.name] = torch.from_numpy(array)
+        array = numpy_helper.to_array(initializer).copy()
+        initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+        tree[initializer.name] = torch.from_numpy(array)
     return tree
 
 
-def halved(found: RunModel) -> tuple[RunModel, Tree]:
+def halved(run_model: RunModel) -> tuple[RunModel, Tree]:
     """Return a model whose weights are rounded to 16 bits, and these weights as they travel.
 
     Raises:
         ConfigError: A weight is too large for 16 bits.
     """
-    half = {name: leaf.half() if leaf.dtype == torch.float32 else leaf for name, leaf in found.tree.items()}
+    half = {name: leaf.half() if leaf.dtype == torch.float32 else leaf for name, leaf in run_model.tree.items()}
     if wrong := [name for name, leaf in half.items() if leaf.is_floating_point() and not leaf.isfinite().all()]:
-        raise ConfigError(f"{found.what}: {wrong[0]} holds numbers too large for 16 bits; leave --float16 out")
-    tree = {name: half[name].to(leaf.dtype) for name, leaf in found.tree.items()}
-    model = build_zeroed(found.plan.model)
+        raise ConfigError(f"{run_model.what}: {wrong[0]} holds numbers too large for 16 bits; leave --float16 out")
+    tree = {name: half[name].to(leaf.dtype) for name, leaf in run_model.tree.items()}
+    model = build_zeroed(run_model.plan.model)
     model.layers.load_state_dict(tree)
     model.layers.eval()
-    return replace(found, model=model, tree=tree), half
+    return replace(run_model, model=model, tree=tree), half
 
 
 def compare(
@@ -181,10 +181,10 @@ def compare(
         graphs: The trained network and the smaller one, each with what is bound to it.
         sizes: Bytes of the parameters' files, likewise.
     """
-    before, after = (open_graph(*one) for one in graphs)
-    expected, found = (_outputs(one, examples.inputs) for one in (before, after))
+    before, after = (open_graph(*graph) for graph in graphs)
+    expected, reduced = (_outputs(session, examples.inputs) for session in (before, after))
     labels = examples.labels.numpy()
-    accuracies = [float((one.argmax(1) == labels).mean()) for one in (expected, found)]
+    accuracies = [float((outputs.argmax(1) == labels).mean()) for outputs in (expected, reduced)]
     times = _seconds((before, after), examples.inputs[:1]) if kind == "int8" else (None, None)
     return Reduction(
         kind=kind,
@@ -192,7 +192,7 @@ def compare(
         accuracy=accuracies[1],
         examples=len(labels),
         calibrated_on=len(examples.calibration) if kind == "int8" else 0,
-        error=relative_error(found, torch.from_numpy(expected)),
+        error=relative_error(reduced, torch.from_numpy(expected)),
         bytes_before=sizes[0],
         bytes_after=sizes[1],
         seconds_before=times[0],
@@ -207,29 +207,29 @@ def _outputs(session: InferenceSession, inputs: Tensor) -> NDArray[np.float32]:
 def _seconds(sessions: tuple[InferenceSession, InferenceSession], example: Tensor) -> tuple[float, float]:
     """Return the median time of one example with each of two sessions, which take turns."""
     times: tuple[list[float], list[float]] = ([], [])
-    for number in range(WARM_UP + TIMED):
-        for session, own in zip(sessions, times, strict=True):
+    for repetition in range(WARM_UP + TIMED):
+        for session, session_times in zip(sessions, times, strict=True):
             began = monotonic()
             run_session(session, example)
-            if number >= WARM_UP:
-                own.append(monotonic() - began)
+            if repetition >= WARM_UP:
+                session_times.append(monotonic() - began)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def require_accurate(told: Reduction, most: float, what: str) -> None:
+def require_accurate(reduction: Reduction, max_drop: float, what: str) -> None:
     """Refuse a smaller release that is less accurate by more than it may be.
 
     Args:
-        most: Largest drop of accuracy, as a share of all examples.
+        max_drop: Largest drop of accuracy, as a share of all examples.
         what: The network, for the error.
 
     Raises:
         ConfigError: It is.
     """
-    drop = told.accuracy_before - told.accuracy
-    if drop > most:
+    drop = reduction.accuracy_before - reduction.accuracy
+    if drop > max_drop:
         raise ConfigError(
-            f"{what}: as {told.kind} its accuracy on {told.examples} examples is {told.accuracy:.4f}, "
-            f"{drop:.4f} less than {told.accuracy_before:.4f}, and --max-drop is {most:g}; raise that, or release it "
+            f"{what}: as {reduction.kind} its accuracy on {reduction.examples} examples is {reduction.accuracy:.4f}, "
+            f"{drop:.4f} less than {reduction.accuracy_before:.4f}, and --max-drop is {max_drop:g}; raise that, or release it "
             "as it is"
         )

@@ -78,10 +78,10 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
             such inputs; it is of a network that this process may not import.
         CorruptFile: The checkpoint is damaged.
     """
-    opened = run.opened
-    if opened is None:
+    start = run.opened
+    if start is None:
         raise ConfigError(f"run {run.folder.name} never began, so it has no model")
-    plan = opened.plan
+    plan = start.plan
     algorithm = build(ALGORITHMS, plan.algorithm, "algorithm")
     number = number or _usual_round(run, plan)
     try:
@@ -104,29 +104,29 @@ def read_model(run: Run, number: int | None = None, example: Sequence[int] = ())
 
 def _usual_round(run: Run, plan: Plan) -> int:
     """Return after which round the model is that stands for the run."""
-    kept = kept_rounds(run)
-    if not kept:
+    rounds = kept_rounds(run)
+    if not rounds:
         raise ConfigError(f"run {run.folder.name} keeps no model: no round of it was aggregated, or it was imported")
-    closed = [one for one in closed_rounds(run.records) if one.round in kept]
-    measured = [(one.accuracy, one.round) for one in closed if one.accuracy is not None]
+    closed = [record for record in closed_rounds(run.records) if record.round in rounds]
+    measured = [(record.accuracy, record.round) for record in closed if record.accuracy is not None]
     if plan.evaluation.keep == "best" and measured:
         return max(measured)[1]
-    return kept[-1]
+    return rounds[-1]
 
 
 def kept_rounds(run: Run) -> list[int]:
     """Return after which rounds the models are kept, in order; those of rounds that are void are left out."""
     folder = run.folder / FOLDER
     names = [path.name for pattern in (CHECKPOINTS, BEST) for path in folder.glob(pattern)]
-    found = {int(digits) for name in names if (digits := name.rpartition("-")[2].partition(".")[0]).isdecimal()}
-    closed = {one.round for one in closed_rounds(run.records) if one.outcome == "aggregated"}
-    return sorted((found | {checkpoints.good_number(folder)}) & closed)
+    numbers = {int(digits) for name in names if (digits := name.rpartition("-")[2].partition(".")[0]).isdecimal()}
+    closed = {record.round for record in closed_rounds(run.records) if record.outcome == "aggregated"}
+    return sorted((numbers | {checkpoints.good_number(folder)}) & closed)
 
 
 def _kept_path(run: Run, number: int) -> Path:
-    kept = kept_rounds(run)
-    if number not in kept:
-        some = ", ".join(map(str, kept)) or "none"
+    rounds = kept_rounds(run)
+    if number not in rounds:
+        some = ", ".join(map(str, rounds)) or "none"
         raise ConfigError(f"run {run.folder.name} keeps no model of round {number}; --round may be: {some}")
     folder = run.folder / FOLDER
     best = best_path(folder, number)
@@ -135,19 +135,19 @@ def _kept_path(run: Run, number: int) -> Path:
 
 def _whole(tree: Tree, like: Model, run: Run, number: int) -> Tree:
     """Return the network's own leaves of a state, all there, of its shapes and finite."""
-    own = like.tree()
-    if missing := sorted(own.keys() - tree.keys()):
+    expected = like.tree()
+    if missing := sorted(expected.keys() - tree.keys()):
         raise ConfigError(
-            f"run {run.folder.name}: its server holds no whole network, {len(missing)} of {len(own)} tensors, such as "
+            f"run {run.folder.name}: its server holds no whole network, {len(missing)} of {len(expected)} tensors, such as "
             f"{missing[0]!r}, are each device's own"
         )
-    found = {name: tree[name] for name in own}
+    state = {name: tree[name] for name in expected}
     try:
-        check_like(found, own)
+        check_like(state, expected)
     except WireError as error:
         remedy = "; another round may do, see --round" if error.reason == "not-finite" else ""
         raise ConfigError(f"run {run.folder.name}, round {number}: parameter {error}{remedy}") from error
-    return found
+    return state
 
 
 def test_examples(plan: Plan) -> Examples | None:
@@ -167,13 +167,13 @@ def _class_names(plan: Plan, examples: Examples | None, records: Iterable[AnyRec
         return normalise_class_names(plan.data.classes)
     if examples is not None and examples.classes:
         return normalise_class_names(examples.classes)
-    agreed = [one.classes for one in records if isinstance(one, RoundOpened) and one.classes]
+    agreed = [record.classes for record in records if isinstance(record, RoundOpened) and record.classes]
     return agreed[-1] if agreed else ()
 
 
 def _inputs(plan: Plan, records: Iterable[AnyRecord]) -> Inputs | None:
     """Return how inputs were prepared, as the devices agreed or the plan's data say; None where neither tells."""
-    agreed = [one.inputs for one in records if isinstance(one, RoundOpened) and one.inputs]
+    agreed = [record.inputs for record in records if isinstance(record, RoundOpened) and record.inputs]
     return agreed[-1] if agreed else planned_inputs(plan)
 
 
@@ -182,17 +182,17 @@ def _preprocessing(inputs: Inputs | None, example: Sequence[int]) -> Preprocessi
     size, layout = tuple(example[1:]) if is_picture else (), LAYOUTS.get(len(example), "")
     if inputs is None:
         return Preprocessing(size=size, layout=layout)
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if inputs.scale is not None:
-        told = {"byte_scale": inputs.scale, "dtype": "float32" if inputs.scale == 1 else "uint8"}
-    told |= {"mean": inputs.mean, "std": inputs.std, "features": inputs.features}
-    return Preprocessing(size=size, layout=layout, **told)
+        fields = {"byte_scale": inputs.scale, "dtype": "float32" if inputs.scale == 1 else "uint8"}
+    fields |= {"mean": inputs.mean, "std": inputs.std, "features": inputs.features}
+    return Preprocessing(size=size, layout=layout, **fields)
 
 
 def _source(run: Run, algorithm: Algorithm, number: int) -> ReleaseSource:
     assert run.opened
     plan, personal = run.opened.plan, algorithm.personal is not None
-    closed = {one.round: one for one in closed_rounds(run.records)}[number]
+    closed = {record.round: record for record in closed_rounds(run.records)}[number]
     accuracy, where = _accuracy(closed, drop_void(run.records))
     return ReleaseSource(
         run=run.opened.run,
@@ -209,9 +209,9 @@ def _accuracy(closed: RoundClosed, records: Iterable[AnyRecord]) -> tuple[float 
     """Return what was measured of the model after a round, and on whose examples."""
     if closed.accuracy is not None:
         return closed.accuracy, "server"
-    on_devices = [one for one in records if isinstance(one, Evaluated) and one.round == closed.round]
-    own = [one.accuracy for one in on_devices if not one.personal and one.accuracy is not None]
-    return (own[-1], "devices") if own else (None, "")
+    on_devices = [record for record in records if isinstance(record, Evaluated) and record.round == closed.round]
+    accuracies = [record.accuracy for record in on_devices if not record.personal and record.accuracy is not None]
+    return (accuracies[-1], "devices") if accuracies else (None, "")
 
 
 def make_probes(layers: nn.Module, example: Sequence[int], what: str) -> tuple[Tensor, Tensor]:

@@ -103,8 +103,8 @@ def publish(data_dir: Path, draft: ReleaseManifest, parts: Mapping[str, bytes]) 
             for digest, data in parts.items():
                 _keep(folder, digest, data)
             for version in _versions(folder, draft.name):
-                if (there := _readable(folder, draft.name, version)) and _is_same(there.manifest, draft):
-                    return there
+                if (existing := _readable(folder, draft.name, version)) and _is_same(existing.manifest, draft):
+                    return existing
             manifest = msgspec.structs.replace(draft, version=_next_version(names))
             data = write_manifest(manifest)
             digest = sha256_of(data)
@@ -127,18 +127,18 @@ def _keep(folder: Path, digest: str, data: bytes) -> None:
         path.chmod(READ_ONLY)
 
 
-def _is_same(there: ReleaseManifest, draft: ReleaseManifest) -> bool:
+def _is_same(existing: ReleaseManifest, draft: ReleaseManifest) -> bool:
     """Tell whether two say the same, but for when it was, and how fast it was that time."""
-    alike = msgspec.structs.replace(there, version=draft.version, created=draft.created)
-    if there.reduction and draft.reduction:
+    alike = msgspec.structs.replace(existing, version=draft.version, created=draft.created)
+    if existing.reduction and draft.reduction:
         times = {name: getattr(draft.reduction, name) for name in ("seconds_before", "seconds_after")}
-        alike = msgspec.structs.replace(alike, reduction=msgspec.structs.replace(there.reduction, **times))
+        alike = msgspec.structs.replace(alike, reduction=msgspec.structs.replace(existing.reduction, **times))
     return write_manifest(alike) == write_manifest(draft)
 
 
 def _next_version(names: Path) -> int:
-    given = [int(path.name.removesuffix(GONE)) for path in names.iterdir() if path.name.removesuffix(GONE).isdecimal()]
-    return max(given, default=0) + 1
+    numbers = [int(path.name.removesuffix(GONE)) for path in names.iterdir() if path.name.removesuffix(GONE).isdecimal()]
+    return max(numbers, default=0) + 1
 
 
 def _versions(folder: Path, name: str) -> list[int]:
@@ -156,10 +156,10 @@ def find_release(data_dir: Path, text: str) -> StoredRelease:
     """
     name, version = parse_reference(text)
     folder = data_dir / FOLDER
-    there = _versions(folder, name)
-    if not there or (version and version not in there):
+    versions = _versions(folder, name)
+    if not versions or (version and version not in versions):
         raise ConfigError(f"no release {text!r} in {folder}; `edge-server release list` lists those there are")
-    return _read(folder, name, version or there[-1])
+    return _read(folder, name, version or versions[-1])
 
 
 def _read(folder: Path, name: str, version: int) -> StoredRelease:
@@ -201,8 +201,8 @@ def all_releases(data_dir: Path) -> list[StoredRelease]:
     """Return every release whose manifest is whole, by name and version; others are reported and left alone."""
     folder = data_dir / FOLDER
     names = sorted(path.name for path in (folder / NAMES).iterdir()) if (folder / NAMES).is_dir() else []
-    found = (_readable(folder, name, version) for name in names for version in _versions(folder, name))
-    return [one for one in found if one]
+    releases = (_readable(folder, name, version) for name in names for version in _versions(folder, name))
+    return [release for release in releases if release]
 
 
 def verify(stored: StoredRelease) -> None:
@@ -270,9 +270,9 @@ def _collect(folder: Path) -> int:
     named = set[str]()
     for name in (folder / NAMES).iterdir():
         for version in _versions(folder, name.name):
-            if not (one := _readable(folder, name.name, version)):
+            if not (release := _readable(folder, name.name, version)):
                 return 0
-            named |= {one.sha256, *(part.sha256 for part in one.manifest.parts.values())}
+            named |= {release.sha256, *(part.sha256 for part in release.manifest.parts.values())}
     freed = 0
     for path in (folder / BLOBS).iterdir():
         if path.name not in named:

@@ -40,7 +40,7 @@ class AgentParts:
     @property
     def parts(self) -> Mapping[str, ReleasePart]:
         """Its packages, by their files' names."""
-        return {one.file: ReleasePart(sha256=one.sha256, size=one.size) for one in self.package.builds}
+        return {build.file: ReleasePart(sha256=build.sha256, size=build.size) for build in self.package.builds}
 
     @property
     def parameters(self) -> ReleasePart:
@@ -111,10 +111,10 @@ def find_agent(site: Path, version: str) -> StoredAgent:
     """
     index = read_index(site)
     manifests = index.manifests()
-    by_number = {AgentParts(one).reference: one for one in manifests}
-    found = by_number.get(version) or find_version(manifests, version.removeprefix(f"{AGENT}/"))
-    signed = index.releases[manifests.index(found)]
-    return StoredAgent(AgentParts(found), write_signed(signed), packages_folder(site))
+    by_number = {AgentParts(manifest).reference: manifest for manifest in manifests}
+    manifest = by_number.get(version) or find_version(manifests, version.removeprefix(f"{AGENT}/"))
+    signed = index.releases[manifests.index(manifest)]
+    return StoredAgent(AgentParts(manifest), write_signed(signed), packages_folder(site))
 
 
 def site_of(gateway: str) -> Path:

@@ -33,7 +33,7 @@ CLIENT = "_rollout"
 
 async def drive(
     config: ServerConfig,
-    known: Callable[[], KnownRollout],
+    load_rollout: Callable[[], KnownRollout],
     *,
     stays: bool = False,
     wait_s: float = math.inf,
@@ -44,7 +44,7 @@ async def drive(
 
     Args:
         config: The site, its broker, its folders.
-        known: Returns the rollout, once its folder is held and the broker is there.
+        load_rollout: Returns the rollout, once its folder is held and the broker is there.
         stays: Whether to go on for boards that are away.
         wait_s: Seconds for which it waits where nobody is there who could take it; then it stops.
         tell: Is told of every record.
@@ -64,7 +64,7 @@ async def drive(
         transport = MqttTransport(broker, f"{config.site}.{CLIENT}", probe=SessionProbe.of_server(config.site))
         async with transport.running(), background(keep_lock(lock)):
             await _connected(transport, config)
-            journal, state = known()
+            journal, state = load_rollout()
             stored = _find_offered(config, state.plan)
             if stored.sha256 != state.plan.sha256:
                 raise ConfigError(f"release {state.plan.release} is another one than when its rollout began")
@@ -93,6 +93,6 @@ async def _connected(transport: MqttTransport, config: ServerConfig) -> None:
         async with asyncio.timeout(CONNECT_S):
             await transport.connected.wait()
     except TimeoutError:
-        told = f"no broker answers at {config.broker.host}:{config.broker.port}"
+        problem = f"no broker answers at {config.broker.host}:{config.broker.port}"
         remedy = "start it, `systemctl start mosquitto`; `edge-server doctor` says what is wrong with it"
-        raise Unreachable(f"{told}: {remedy}") from None
+        raise Unreachable(f"{problem}: {remedy}") from None

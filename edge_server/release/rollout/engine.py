@@ -180,8 +180,8 @@ class RolloutEngine:
             CorruptFile: The journal is damaged.
             Unwritable: The disk takes nothing more.
         """
-        heard = {channel: CHANNELS[channel] for channel in ("status", "report", "lacks", self._channels[0])}
-        admission = Admission(self.clock, self._refuse, window_bytes=0, channels=heard)
+        channels = {channel: CHANNELS[channel] for channel in ("status", "report", "lacks", self._channels[0])}
+        admission = Admission(self.clock, self._refuse, window_bytes=0, channels=channels)
         known = self.transport, self.site, admission, lambda: {*self.fleet.statuses, *self.models}, self.closed_topics
         async with Subscriptions(*known).open(), background(self._hear(admission), self.parts.run()):
             await asyncio.sleep(LOOK_S)  # what the broker has retained comes first
@@ -214,9 +214,9 @@ class RolloutEngine:
         limits = time_limits(self.state, boards, self.parts.wanted_bytes)
         for device, cause in self._patience.overdue(limits, self.clock()).items():
             self._pending.append(BoardGivenUp(at=utc_stamp(), device=device, cause=cause))
-        away = {device: limit for device, limit in limits.items() if not boards[device].online}
+        offline_limits = {device: limit for device, limit in limits.items() if not boards[device].online}
         self._until = {
-            device: self._until.get(device) or self._time_of(device, limit) for device, limit in away.items()
+            device: self._until.get(device) or self._time_of(device, limit) for device, limit in offline_limits.items()
         }
 
     def _time_of(self, device: str, limit: TimeLimit) -> str:
@@ -226,20 +226,20 @@ class RolloutEngine:
 
     def _decide(self) -> Decision:
         """Decide what to do; where nobody has been there for long, that is to stop."""
-        found, now = decide(self.state, self.boards()), self.clock()
-        if isinstance(found, OpenWave) and (new := self._newcomers(found.devices, now)):
+        decision, now = decide(self.state, self.boards()), self.clock()
+        if isinstance(decision, OpenWave) and (new := self._newcomers(decision.devices, now)):
             return AwaitBoards(f"waiting for the first report of {', '.join(new[:MOST_NAMED])}")
-        if not (isinstance(found, AwaitBoards) and found.is_deserted):
+        if not (isinstance(decision, AwaitBoards) and decision.is_deserted):
             self._deserted_since = None
-            return found
+            return decision
         self._deserted_since = now if self._deserted_since is None else self._deserted_since
         if now - self._deserted_since < self.wait_s:
-            return found
-        return ChangeCourse("stop", f"nobody came within {self.wait_s:g} s: {found.why}")
+            return decision
+        return ChangeCourse("stop", f"nobody came within {self.wait_s:g} s: {decision.why}")
 
     def _newcomers(self, devices: Mapping[str, str], now: float) -> list[str]:
         """Return the boards that have just come, and of which nobody knows yet what they are."""
-        return [one for one, profile in devices.items() if not profile and now - self._heard_at[one] < PROFILE_S]
+        return [device for device, profile in devices.items() if not profile and now - self._heard_at[device] < PROFILE_S]
 
     def _note_wait(self, decision: Decision) -> None:
         why = decision.why if isinstance(decision, AwaitBoards) else ""
@@ -252,9 +252,9 @@ class RolloutEngine:
         now = utc_stamp()
         match decision:
             case OpenWave():
-                known = [(device, self.models[device]) for device in decision.devices]
-                told = [BoardTold(at=now, device=device, status=status) for device, status in known if status.name]
-                return [*told, WaveOpened(at=now, devices=decision.devices, canary=decision.canary)]
+                reports = [(device, self.models[device]) for device in decision.devices]
+                records = [BoardTold(at=now, device=device, status=status) for device, status in reports if status.name]
+                return [*records, WaveOpened(at=now, devices=decision.devices, canary=decision.canary)]
             case ChangeCourse():
                 return [RolloutOrdered(at=now, order=decision.order, cause=decision.cause)]
             case EndRollout() if (self.state.outcome, self.state.behind) != (decision.outcome, decision.behind):
@@ -274,8 +274,8 @@ class RolloutEngine:
 
     async def _say(self) -> None:
         """Tell boards what they are to hear and may not have heard yet."""
-        for device, word in due_words(self.state, self.boards(), self._manifest, self._is_news, self.prepared):
-            await self._publish(device, word)
+        for device, message in due_words(self.state, self.boards(), self._manifest, self._is_news, self.prepared):
+            await self._publish(device, message)
 
     def _is_news(self, device: str) -> bool:
         """Tell whether a board, or this process, has started since the offer was made: it may have forgotten that."""
@@ -284,19 +284,19 @@ class RolloutEngine:
     async def _publish(self, device: str, message: Message) -> None:
         """Say something to a board, not often."""
         now = self.clock()
-        said = device, type(message).__name__
-        if now - self._said_at.get(said, -AGAIN_S) < AGAIN_S:
+        message_key = device, type(message).__name__
+        if now - self._said_at.get(message_key, -AGAIN_S) < AGAIN_S:
             return
         try:
             await self.transport.publish(topic(self.site, device, self._channels[1]), wire.encode(message))
-            self._said_at[said] = now
+            self._said_at[message_key] = now
         except Unreachable as error:
             log.debug("said again later: %s", error)
 
     def _dismiss(self) -> None:
         """Send no more parts to boards that have them, or are gone."""
-        wanted = self._fetching() if self.state.mode in ("going", "paused") else set()
-        for device in self.models.keys() - wanted:
+        recipients = self._fetching() if self.state.mode in ("going", "paused") else set()
+        for device in self.models.keys() - recipients:
             self.parts.forget(device)
 
     async def _hear(self, admission: Admission) -> None:
@@ -351,7 +351,7 @@ class RolloutEngine:
         device = message.device
         if device not in self.models and len(self.models) >= MOST_BOARDS:
             raise WireError(f"{device} is one name too many", reason="too-many-devices")
-        status = next((one for one in message.models if one.name == self.plan.name), ModelStatus(name=""))
+        status = next((model for model in message.models if model.name == self.plan.name), ModelStatus(name=""))
         before = self.models.get(device)
         self._heard_at.setdefault(device, self.clock())
         self.models[device], self.prepared[device] = status, message.ahead
@@ -361,8 +361,8 @@ class RolloutEngine:
     def _note_told(self, device: str) -> None:
         """Record how a board stands where that is news; later, where it says too much."""
         self._untold.discard(device)
-        known, status = self.state.statuses.get(device), self.models[device]
-        if not status.name or device not in self.state.offered_boards or (known and _facts(known) == _facts(status)):
+        recorded, status = self.state.statuses.get(device), self.models[device]
+        if not status.name or device not in self.state.offered_boards or (recorded and _facts(recorded) == _facts(status)):
             return
         if self._told.take(device, self.clock()):
             self._pending.append(BoardTold(at=utc_stamp(), device=device, status=status))

@@ -115,10 +115,10 @@ def require_none_under_way(data_dir: Path) -> list[RolloutState]:
 
 def _next_number(data_dir: Path) -> int:
     numbers = (name.partition("-")[0] for name in rollout_names(data_dir))
-    return 1 + max((int(one) for one in numbers if one.isdecimal()), default=0)
+    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def give_order(known: KnownRollout, order: Order) -> None:
+def give_order(rollout: KnownRollout, order: Order) -> None:
     """Write an order down, if it makes sense.
 
     Args:
@@ -128,7 +128,7 @@ def give_order(known: KnownRollout, order: Order) -> None:
         ConfigError: It does not.
         Unwritable: The disk takes nothing more.
     """
-    state, name = known.state, known.state.plan.deployment
+    state, name = rollout.state, rollout.state.plan.deployment
     is_over = state.outcome is not None
     if order == "abort" and state.mode == "aborted" and (state.behind or not is_over):
         return  # it goes on: who drove it was killed, or boards that were away are to hear of it
@@ -138,7 +138,7 @@ def give_order(known: KnownRollout, order: Order) -> None:
         )
     if order == "resume" and (state.mode in ("going", "going-back")):
         return
-    for record in known.journal.append(RolloutOrdered(at=utc_stamp(), order=order)):
+    for record in rollout.journal.append(RolloutOrdered(at=utc_stamp(), order=order)):
         state.apply(record)
 
 
@@ -164,14 +164,14 @@ def boards_with(data_dir: Path, reference: str) -> list[str]:
         reference: `NAME/VERSION`.
     """
     name, version = parse_reference(reference)
-    found = []
+    devices = []
     for device, models in sorted(boards_of_models(data_dir).items()):
         if (status := models.get(name)) is None:
             continue
         under_way = status.state in PENDING | {"trial"} and status.candidate == version
         if status.committed == version or under_way:
-            found.append(device)
-    return found
+            devices.append(device)
+    return devices
 
 
 def require_unused(data_dir: Path, reference: str) -> None:

@@ -51,12 +51,12 @@ def cut_bundle(stored: StoredRelease | StoredAgent, lacking: Lacking, frame_byte
             or int.from_bytes(data[:LENGTH_BYTES], "little") + LENGTH_BYTES != size
         ):
             raise CorruptFile(f"release {manifest.reference}: its parameters are not as its manifest says")
-        found = tensor_places(data[LENGTH_BYTES:size])
+        offsets = tensor_places(data[LENGTH_BYTES:size])
         places[HEADER] = data[:size]
         for tensor in manifest.tensors:
-            start, stop = found.get(tensor.name, (0, 0))
+            start, stop = offsets.get(tensor.name, (0, 0))
             places[tensor.sha256] = data[size + start : size + stop]
-    parts = [places[one.sha256] if one.sha256 in places else view(stored.path(one.sha256)) for one in pieces]
+    parts = [places[piece.sha256] if piece.sha256 in places else view(stored.path(piece.sha256)) for piece in pieces]
     for piece, part in zip(pieces, parts, strict=True):
         if part.nbytes != piece.size:
             raise CorruptFile(f"release {manifest.reference}: {piece.sha256[:12]} is not as its manifest says")
@@ -151,7 +151,7 @@ class PartsOut:
                 self._wake.clear()
                 for lacking, devices in self._due().items():
                     await self._ship(lacking, devices)
-                for device in [one for one in self._asked if one in self._shipments]:
+                for device in [device for device in self._asked if device in self._shipments]:
                     del self._asked[device]
                     await self._tell(device)
                 try:
@@ -161,8 +161,8 @@ class PartsOut:
                     continue
         finally:
             running = {shipment.running for shipment in self._shipments.values()}
-            for one in running:
-                one.cancel()
+            for task in running:
+                task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
     def _fresh(self) -> list[str]:
@@ -171,14 +171,14 @@ class PartsOut:
 
     def _left_s(self) -> float | None:
         fresh = self._fresh()
-        return max(0.01, min(self._asked[one] for one in fresh) + GATHER_S - self.clock()) if fresh else None
+        return max(0.01, min(self._asked[device] for device in fresh) + GATHER_S - self.clock()) if fresh else None
 
     def _due(self) -> dict[Lacking, list[str]]:
         """Return who is to be served now, by what they lack: once nobody else is expected to ask, or it is time."""
         if not (fresh := self._fresh()):
             return {}
         others = self.expected() - self._lacking.keys()
-        if others and min(self._asked[one] for one in fresh) + GATHER_S > self.clock():
+        if others and min(self._asked[device] for device in fresh) + GATHER_S > self.clock():
             return {}
         groups: dict[Lacking, list[str]] = {}
         for device in sorted(fresh):
@@ -186,7 +186,7 @@ class PartsOut:
         return groups
 
     async def _ship(self, lacking: Lacking, devices: list[str]) -> None:
-        if len({id(one) for one in self._shipments.values()}) >= MOST_BUNDLES:
+        if len({id(shipment) for shipment in self._shipments.values()}) >= MOST_BUNDLES:
             for device in devices:
                 self._asked[device] = self.clock()  # their turn comes when another payload is done with
             return

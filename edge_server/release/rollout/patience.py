@@ -82,14 +82,14 @@ def time_limits(
         boards: All that serve releases, by name.
         wanted_bytes: Returns what a board is to fetch.
     """
-    found = {}
-    for device in (one for one in state.offered_boards if one in boards and one not in state.given_up):
+    step_limits = {}
+    for device in (name for name in state.offered_boards if name in boards and name not in state.given_up):
         status, plan = boards[device].status, state.plan
         is_there = boards[device].online
         limit = time_limit(plan, status, wanted_bytes(device)) if is_there else away_limit(plan, status)
         if limit:
-            found[device] = limit
-    return found
+            step_limits[device] = limit
+    return step_limits
 
 
 class Patience:
@@ -109,10 +109,10 @@ class Patience:
         passed_s = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at, late = now, dict[str, str]()
         for device, limit in limits.items():
-            place = device, limit.step
+            step = device, limit.step
             # what came before somebody first looked at a step is not of it
-            taken_s = self._taken[place] + passed_s if place in self._taken else 0.0
-            self._taken[place] = taken_s
+            taken_s = self._taken[step] + passed_s if step in self._taken else 0.0
+            self._taken[step] = taken_s
             if taken_s > limit.seconds:
                 late[device] = limit.cause
         return late

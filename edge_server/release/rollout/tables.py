@@ -75,8 +75,8 @@ def record_line(state: RolloutState, record: AnyRolloutRecord) -> str:
             line = f"{kind} {len(state.waves)}: {_named(tuple(record.devices))}"
         case BoardTold() if record.device in state.offered_boards:
             status = record.status
-            word = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
-            line = f"{record.device}: {word} {printable_text(status.reason)}".rstrip()
+            text = f"{status.state or 'nothing'} {status.name}/{status.candidate}"
+            line = f"{record.device}: {text} {printable_text(status.reason)}".rstrip()
         case BoardGivenUp():
             line = f"{record.device}: given up: {record.cause}"
         case PartsSent():

@@ -77,12 +77,12 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     Args:
         boards: All that serve releases, by name.
     """
-    taken = {device: boards[device] for device in state.offered_boards if device in boards}
+    offered = {device: boards[device] for device in state.offered_boards if device in boards}
     behind = _behind(state, boards)
     if state.mode == "going-back":
-        there = (one for one in to_take_back(state, boards) if one in boards and boards[one].online)
-        left = [device for device in there if state.stands(device, boards[device].status) != "failed"]
-        return AwaitBoards(_waiting("to go back", left)) if left else EndRollout("taken-back", behind)
+        online = (device for device in to_take_back(state, boards) if device in boards and boards[device].online)
+        remaining = [device for device in online if state.stands(device, boards[device].status) != "failed"]
+        return AwaitBoards(_waiting("to go back", remaining)) if remaining else EndRollout("taken-back", behind)
     if state.mode in _OUTCOMES:
         return EndRollout(_OUTCOMES[state.mode], behind)
     if len(failures := state.failures) >= state.plan.max_failures:
@@ -93,31 +93,31 @@ def decide(state: RolloutState, boards: Mapping[str, Board]) -> Decision:
     trying = {"taking", "trial"} if state.plan.name == AGENT else set()  # it restarts into its trial: away is under way
     active = [
         device
-        for device, one in taken.items()
-        if (stands := state.stands(device, one.status)) in under_way and (one.online or stands in trying)
+        for device, board in offered.items()
+        if (stands := state.stands(device, board.status)) in under_way and (board.online or stands in trying)
     ]
     if active:
-        return AwaitBoards(_waiting("to commit it", active) + _away(taken))
+        return AwaitBoards(_waiting("to commit it", active) + _away(offered))
     return AwaitBoards("it is paused") if state.mode == "paused" else _next_wave(state, boards, behind)
 
 
 def _next_wave(state: RolloutState, boards: Mapping[str, Board], behind: tuple[str, ...]) -> Decision:
-    plan, taken = state.plan, state.offered_boards
-    fitting = {device: one for device, one in boards.items() if fnmatchcase(device, plan.devices)}
-    fresh = {device: one for device, one in fitting.items() if one.online and device not in taken}
-    has_it = {device for device, one in fresh.items() if board_standing(plan, one.status) == "committed"}
+    plan, offered = state.plan, state.offered_boards
+    fitting = {device: board for device, board in boards.items() if fnmatchcase(device, plan.devices)}
+    fresh = {device: board for device, board in fitting.items() if board.online and device not in offered}
+    has_it = {device for device, board in fresh.items() if board_standing(plan, board.status) == "committed"}
     candidates = {device: fresh[device].profile for device in sorted(fresh.keys() - has_it)}
     if not candidates:
-        return EndRollout("finished", behind) if taken or has_it else _await_anybody(plan, boards)
+        return EndRollout("finished", behind) if offered or has_it else _await_anybody(plan, boards)
     if plan.canary and (unproven := _unproven(state, boards, candidates)):
         if first := _canaries(state, boards, unproven):
             return OpenWave(first, canary=True)
         candidates = {device: profile for device, profile in candidates.items() if profile not in unproven}
         if not candidates:
             return _await_first(state, unproven)
-    known = len(taken) + len(fresh)
+    total = len(offered) + len(fresh)
     for share in plan.waves:
-        if (room := ceil_share(share, known) - len(taken) - len(has_it)) > 0:
+        if (room := ceil_share(share, total) - len(offered) - len(has_it)) > 0:
             return OpenWave(dict(list(candidates.items())[:room]), canary=False)
     return EndRollout("finished", behind)
 
@@ -128,28 +128,28 @@ def to_prepare(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
     Args:
         boards: All that serve releases, by name.
     """
-    plan, taken = state.plan, state.offered_boards
-    if not (plan.ahead and taken and state.mode == "going"):
+    plan, offered = state.plan, state.offered_boards
+    if not (plan.ahead and offered and state.mode == "going"):
         return []
     fresh = sorted(
         device
-        for device, one in boards.items()
-        if one.online and device not in taken and fnmatchcase(device, plan.devices)
+        for device, board in boards.items()
+        if board.online and device not in offered and fnmatchcase(device, plan.devices)
     )
     lacking = [device for device in fresh if board_standing(plan, boards[device].status) == "waiting"]
-    room = ceil_share(plan.waves[-1], len(taken) + len(fresh)) - len(taken) - (len(fresh) - len(lacking))
+    room = ceil_share(plan.waves[-1], len(offered) + len(fresh)) - len(offered) - (len(fresh) - len(lacking))
     return lacking[: max(0, room)]
 
 
 def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoards:
     """Say whom a rollout waits for that has nobody to begin with."""
     pattern = plan.devices
-    away = [device for device in boards if fnmatchcase(device, pattern)]
-    if away:
-        return AwaitBoards(_waiting("to come back", away), is_deserted=True)
+    offline = [device for device in boards if fnmatchcase(device, pattern)]
+    if offline:
+        return AwaitBoards(_waiting("to come back", offline), is_deserted=True)
     if boards:
-        there = _named(sorted(boards))
-        return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {there}", is_deserted=True)
+        names = _named(sorted(boards))
+        return AwaitBoards(f"waiting for boards named like {pattern!r}; there are {names}", is_deserted=True)
     if plan.name == AGENT:
         return AwaitBoards("waiting for boards: none has been here whose agent tells its version", is_deserted=True)
     why = "waiting for boards that serve releases: a board does whose agent.toml has [serve], and none has been here"
@@ -158,18 +158,18 @@ def _await_anybody(plan: RolloutPlan, boards: Mapping[str, Board]) -> AwaitBoard
 
 def _await_first(state: RolloutState, unproven: set[str]) -> AwaitBoards:
     """Say whom a rollout waits for after the first boards of some profiles went away."""
-    gone = [
-        one for one, profile in state.offered_boards.items() if profile in unproven and not _has_committed(state, one)
+    missing = [
+        device for device, profile in state.offered_boards.items() if profile in unproven and not _has_committed(state, device)
     ]
     why = (
-        f"{_waiting('to come back', gone)}: the first boards of {_named(sorted(unproven))}, which have not committed it"
+        f"{_waiting('to come back', missing)}: the first boards of {_named(sorted(unproven))}, which have not committed it"
     )
     return AwaitBoards(why, is_deserted=True)
 
 
 def _unproven(state: RolloutState, boards: Mapping[str, Board], candidates: Mapping[str, str]) -> set[str]:
     """Return the profiles of candidates of which no board has committed the release."""
-    proven = {one.profile for one in boards.values() if board_standing(state.plan, one.status) == "committed"}
+    proven = {board.profile for board in boards.values() if board_standing(state.plan, board.status) == "committed"}
     proven |= {profile for device, profile in state.offered_boards.items() if _has_committed(state, device)}
     return set(candidates.values()) - proven
 
@@ -180,24 +180,24 @@ def _has_committed(state: RolloutState, device: str) -> bool:
 
 def _canaries(state: RolloutState, boards: Mapping[str, Board], unproven: set[str]) -> dict[str, str]:
     """Return the first boards of profiles; none of one whose first boards went away, one after the other."""
-    plan, found = state.plan, dict[str, str]()
+    plan, canaries = state.plan, dict[str, str]()
     for wanted in sorted(unproven):
-        gone = [
+        missing = [
             one for one, profile in state.offered_boards.items() if profile == wanted and not _has_committed(state, one)
         ]
-        if len(gone) > plan.max_failures:
+        if len(missing) > plan.max_failures:
             continue
         fresh = (
             device
-            for device, one in sorted(boards.items())
-            if one.online
-            and one.profile == wanted
+            for device, board in sorted(boards.items())
+            if board.online
+            and board.profile == wanted
             and device not in state.offered_boards
             and fnmatchcase(device, plan.devices)
-            and board_standing(plan, one.status) != "committed"
+            and board_standing(plan, board.status) != "committed"
         )
-        found |= dict.fromkeys(list(fresh)[: plan.canary], wanted)
-    return found
+        canaries |= dict.fromkeys(list(fresh)[: plan.canary], wanted)
+    return canaries
 
 
 def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
@@ -205,27 +205,27 @@ def to_take_back(state: RolloutState, boards: Mapping[str, Board]) -> list[str]:
 
     A board that served nothing before has nothing to go back to, once it has committed it.
     """
-    found = []
+    devices = []
     for device in state.offered_boards:
         status = boards[device].status if device in boards else state.statuses.get(device)
         has_it = board_standing(state.plan, status) in ("committed", "trial", "taking")
         is_first = status is not None and status.committed == state.plan.version and not status.previous
         if has_it and not is_first and state.before.get(device) != state.plan.version:
-            found.append(device)
-    return found
+            devices.append(device)
+    return devices
 
 
 def _behind(state: RolloutState, boards: Mapping[str, Board]) -> tuple[str, ...]:
     """Return the boards that are away and do not stand where they are to."""
-    away = {device for device, one in boards.items() if not one.online}
+    offline = {device for device, board in boards.items() if not board.online}
     if state.mode == "going-back":
-        return tuple(device for device in to_take_back(state, boards) if device in away or device not in boards)
-    away |= state.offered_boards.keys() - boards.keys()
+        return tuple(device for device in to_take_back(state, boards) if device in offline or device not in boards)
+    offline |= state.offered_boards.keys() - boards.keys()
     if state.mode == "aborted":  # who has it keeps it, and who was never offered it lacks nothing
-        asked, short = away & state.offered_boards.keys(), {"waiting", "taking"}
+        affected, short = offline & state.offered_boards.keys(), {"waiting", "taking"}
     else:
-        asked, short = {one for one in away if fnmatchcase(one, state.plan.devices)}, {"waiting", "taking", "trial"}
-    last = {device: boards[device].status if device in boards else state.statuses.get(device) for device in asked}
+        affected, short = {device for device in offline if fnmatchcase(device, state.plan.devices)}, {"waiting", "taking", "trial"}
+    last = {device: boards[device].status if device in boards else state.statuses.get(device) for device in affected}
     return tuple(sorted(device for device, status in last.items() if state.stands(device, status) in short))
 
 
@@ -233,10 +233,10 @@ def _waiting(what: str, devices: list[str]) -> str:
     return f"waiting for {_named(devices)} {what}"
 
 
-def _away(taken: Mapping[str, Board]) -> str:
+def _away(offered: Mapping[str, Board]) -> str:
     """Return which boards are away for a trial, and for how long they are waited for."""
-    away = [f"{device} until {one.until}" for device, one in taken.items() if one.until]
-    return f"; away, and waited for: {_named(away)}" if away else ""
+    trials = [f"{device} until {board.until}" for device, board in offered.items() if board.until]
+    return f"; away, and waited for: {_named(trials)}" if trials else ""
 
 
 def _named(devices: list[str]) -> str:

@@ -36,7 +36,7 @@ def due_words(
     """
     if state.mode in ("going", "paused"):
         offers = _of_going(state, boards, _make_offer(state, manifest), is_news)
-        return [*offers, *(Word(one, _make_ahead(state, manifest)) for one in preparing(state, boards, prepared))]
+        return [*offers, *(Word(device, _make_ahead(state, manifest)) for device in preparing(state, boards, prepared))]
     return _of_end(state, boards, prepared)
 
 
@@ -57,8 +57,8 @@ def fetching(state: RolloutState, boards: Mapping[str, Board]) -> set[str]:
     Args:
         boards: All that serve releases, by name.
     """
-    there = (device for device in state.offered_boards if device in boards and boards[device].online)
-    return {device for device in there if state.stands(device, boards[device].status) in ("waiting", "taking")}
+    online = (device for device in state.offered_boards if device in boards and boards[device].online)
+    return {device for device in online if state.stands(device, boards[device].status) in ("waiting", "taking")}
 
 
 def _of_going(
@@ -78,9 +78,9 @@ def _of_going(
 
 def _of_end(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[str, str]) -> list[Word]:
     """Return who is to go back, and who is to fetch nothing more; what boards have of one that stopped they keep."""
-    online = {device for device, one in boards.items() if one.online}
+    online = {device for device, board in boards.items() if board.online}
     back = {
-        one for one in state.given_up if one in boards and board_standing(state.plan, boards[one].status) in UNDER_WAY
+        device for device in state.given_up if device in boards and board_standing(state.plan, boards[device].status) in UNDER_WAY
     }
     later = online - state.offered_boards.keys() if state.plan.ahead and state.offered_boards else set()
     if state.mode == "stopped":
@@ -88,8 +88,8 @@ def _of_end(state: RolloutState, boards: Mapping[str, Board], prepared: Mapping[
     else:
         quiet = later | fetching(state, boards)
         back |= set(to_take_back(state, boards)) if state.mode == "going-back" else set()
-    words = [Word(device, _withdrawal(state, back=True)) for device in sorted(back & online)]
-    return words + [Word(device, _withdrawal(state, back=False)) for device in sorted((quiet - back) & online)]
+    messages = [Word(device, _withdrawal(state, back=True)) for device in sorted(back & online)]
+    return messages + [Word(device, _withdrawal(state, back=False)) for device in sorted((quiet - back) & online)]
 
 
 def _make_offer(state: RolloutState, manifest: bytes) -> Offer:

@@ -48,8 +48,8 @@ class TopFigures:
         if total == self._told:
             return ""
         self._told = total
-        waited = [one.waited_s for one in self.recent]
-        compute = [one.compute_s for one in self.recent]
+        waited = [timing.waited_s for timing in self.recent]
+        compute = [timing.compute_s for timing in self.recent]
         seconds = [
             f"{name}_p50_s={quantile(values, MEDIAN):.4f} {name}_p95_s={quantile(values, TAIL):.4f}"
             for name, values in (("waited", waited), ("compute", compute))

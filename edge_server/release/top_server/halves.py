@@ -85,16 +85,16 @@ class Halves:
     def _find(self, request: TopRequest) -> StoredRelease:
         reference = f"{request.name}/{request.version}"
         try:
-            found = find_release(self.data_dir, reference)
+            release = find_release(self.data_dir, reference)
         except (ConfigError, CorruptFile, OSError) as error:
             log.debug("%s", error)
             raise WireError(f"no release {reference} here that can be served", reason="unknown-release") from error
-        if found.manifest.halves is None:
+        if release.manifest.halves is None:
             raise WireError(
                 f"release {reference} has no halves: `edge-server release create --halves` makes one that has",
                 reason="unknown-release",
             )
-        return found
+        return release
 
     def run(self, request: TopRequest, data: memoryview) -> bytes:
         """Return the outputs of a request that was `require`d, as a payload in one piece; blocks.

@@ -71,7 +71,7 @@ class Intake:
     @property
     def held_bytes(self) -> int:
         """Bytes that the features of all requests take, or will when they are here."""
-        return sum(one.request.params.size for one in self.held.values())
+        return sum(pending.request.params.size for pending in self.held.values())
 
     def awaits(self, device: str) -> bool:
         """Tell whether frames of a device may come: it has offered features, or was told that it may send some."""
@@ -106,44 +106,44 @@ class Intake:
         Raises:
             WireError: It is damaged or does not fit; or the whole is not what was offered.
         """
-        frame, held = frames.decode(data), self.held.get(device)
+        frame, pending = frames.decode(data), self.held.get(device)
         is_expected = device in self._expected and self._expected[device].take(frame.data.nbytes)
-        if held is None or held.receiver is None or frame.digest != held.receiver.transfer.digest:
+        if pending is None or pending.receiver is None or frame.digest != pending.receiver.transfer.digest:
             return is_expected, None  # of a request that is over
         self.bytes_in += len(data)
-        is_new = held.receiver.take(frame, self.clock())
-        if not held.receiver.complete:
-            await self._ask(device, held.receiver)
+        is_new = pending.receiver.take(frame, self.clock())
+        if not pending.receiver.complete:
+            await self._ask(device, pending.receiver)
             return is_new or is_expected, None
-        await self._finish(device, held, held.receiver)
-        return True, held if held.features is not None else None
+        await self._finish(device, pending, pending.receiver)
+        return True, pending if pending.features is not None else None
 
-    async def _finish(self, device: str, held: Held, receiver: Receiver[MemorySink]) -> None:
+    async def _finish(self, device: str, pending: Held, receiver: Receiver[MemorySink]) -> None:
         """Take the whole payload; ask for all of it anew where its digest does not hold.
 
         Raises:
             WireError: It came damaged as often as is tried.
         """
         try:
-            held.features = receiver.finish()
+            pending.features = receiver.finish()
         except WireError:
             if receiver.is_hopeless:
                 self.drop(device)
                 raise
             await self._ask(device, receiver)
         else:
-            held.receiver, held.whole_at = None, self.clock()
+            pending.receiver, pending.whole_at = None, self.clock()
 
     async def look(self) -> list[str]:
         """Ask anew for what does not come, and drop what nobody waits for; return the devices whose requests were."""
         now = self.clock()
-        late = [device for device, held in self.held.items() if held.receiver and held.due <= now]
+        late = [device for device, pending in self.held.items() if pending.receiver and pending.due <= now]
         for device in late:
             self.drop(device)
-        for device, held in list(self.held.items()):
-            if held.receiver and not held.receiver.remaining_s(now):
-                held.receiver.time_out(now)
-                await self._ask(device, held.receiver)
+        for device, pending in list(self.held.items()):
+            if pending.receiver and not pending.receiver.remaining_s(now):
+                pending.receiver.time_out(now)
+                await self._ask(device, pending.receiver)
         return late
 
     def drop(self, device: str) -> None:
@@ -152,13 +152,13 @@ class Intake:
 
     def room(self, device: str) -> Room:
         """Return what a device may send unasked of its next features; that much is expected of it then."""
-        told = push_credit(self._pace(device), self._window)
-        self._expect(device).ask((0, told.blocks))
-        return told
+        room = push_credit(self._pace(device), self._window)
+        self._expect(device).ask((0, room.blocks))
+        return room
 
     @property
     def _window(self) -> int:
-        return self.policy.share(sum(1 for held in self.held.values() if held.receiver))
+        return self.policy.share(sum(1 for pending in self.held.values() if pending.receiver))
 
     def _pace(self, device: str) -> Pace:
         if device not in self._paces:

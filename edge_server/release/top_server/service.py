@@ -157,40 +157,40 @@ class TopServer:
                 raise
 
     async def _take(self, device: str, data: bytes) -> bool:
-        held = self.intake.held.get(device)
+        pending = self.intake.held.get(device)
         try:
-            is_of_use, whole = await self.intake.take(device, data)
+            is_of_use, complete = await self.intake.take(device, data)
         except WireError as error:
-            if held and device not in self.intake.held:
-                self._answer(device, held.request, error=error)
+            if pending and device not in self.intake.held:
+                self._answer(device, pending.request, error=error)
             raise
-        if whole:
-            self._ready.put_nowait((device, whole))
+        if complete:
+            self._ready.put_nowait((device, complete))
         return is_of_use
 
     async def _serve(self) -> None:
         """Run halves on features, one request after the other, in the order in which they were whole."""
         while True:
-            device, held = await self._ready.get()
-            if self.intake.held.get(device) is not held:
+            device, pending = await self._ready.get()
+            if self.intake.held.get(device) is not pending:
                 continue  # a newer one has taken its place
             began = self.clock()
-            if held.due <= began:
+            if pending.due <= began:
                 self.intake.drop(device)
-                self._answer(device, held.request, error=WireError("its time was over", reason="late"))
+                self._answer(device, pending.request, error=WireError("its time was over", reason="late"))
                 continue
-            assert held.features is not None
-            run = partial(self.halves.run, held.request, held.features)
+            assert pending.features is not None
+            run = partial(self.halves.run, pending.request, pending.features)
             try:
                 outputs, error = await self.worker(run), None
             except WireError as problem:
                 outputs, error = b"", problem
-            timing = TopTiming(waited_s=began - held.whole_at, compute_s=self.clock() - began)
-            self._finish(device, held, timing, outputs, error)
+            timing = TopTiming(waited_s=began - pending.whole_at, compute_s=self.clock() - began)
+            self._finish(device, pending, timing, outputs, error)
 
-    def _finish(self, device: str, held: Held, timing: TopTiming, outputs: bytes, error: WireError | None) -> None:
+    def _finish(self, device: str, pending: Held, timing: TopTiming, outputs: bytes, error: WireError | None) -> None:
         """Answer a request, unless a newer one of its device has come meanwhile."""
-        if self.intake.held.get(device) is not held:
+        if self.intake.held.get(device) is not pending:
             return
         self.intake.drop(device)
         if error:
@@ -198,8 +198,8 @@ class TopServer:
             if self._admission:
                 self._admission.penalize(device)
         else:
-            self.figures.served(timing, held.request.params.size, len(outputs))
-        self._answer(device, held.request, timing=timing, outputs=outputs, error=error)
+            self.figures.served(timing, pending.request.params.size, len(outputs))
+        self._answer(device, pending.request, timing=timing, outputs=outputs, error=error)
 
     def _answer(
         self,
